@@ -1,0 +1,253 @@
+"""The additive predictor: ordered groups of components and the prior of their sum."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import gpytorch
+import torch
+from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from gpytorch.means import Mean, ZeroMean
+from linear_operator.operators import BlockDiagLinearOperator, CatLinearOperator, LinearOperator, SumBatchLinearOperator
+from torch import Tensor
+
+from .component_group import ComponentGroup
+
+
+class AdditivePredictor(gpytorch.Module):
+    r"""
+    A sum of Gaussian processes, :math:`\rho(\mathbf x) = m(\mathbf x) + \sum_{c=1}^C f_c(\mathbf x_c)`.
+
+    It owns the components (their kernels, inducing points and names), an optional mean module, and the order of the
+    inducing variables :math:`U = (\mathbf u_1, \dots, \mathbf u_C)`. Components are numbered in the order of the
+    groups.
+
+    Called on ``x``, it returns the prior of :math:`\rho`, so it can also be the body of an
+    :class:`~gpytorch.models.ExactGP`. For a likelihood with several parameters, groups name the predictor they belong
+    to, and the call returns a :class:`~gpytorch.distributions.MultitaskMultivariateNormal` with one task a predictor.
+
+    :param groups: The component groups.
+    :param mean: Mean module of :math:`\rho` on the raw columns of ``x``, or one (or None) for each predictor. It is the
+        only mean: components have mean zero.
+    :raises ValueError: If names repeat, or the predictors are not numbered 0, 1, ... without gaps.
+
+    Example:
+        >>> predictor = AdditivePredictor(
+        >>>     ComponentGroup(kernel, columns=[[0], [1]], inducing_points=regular_grid(0.0, 1.0, 16)),
+        >>>     constant(),
+        >>> )
+        >>> predictor(x)  # MultivariateNormal: prior of rho at the rows of x
+    """
+
+    groups: Sequence[ComponentGroup]
+    means: Sequence[Mean]
+
+    def __init__(self, *groups: ComponentGroup, mean: Mean | Sequence[Mean | None] | None = None) -> None:
+        super().__init__()
+        if not groups:
+            raise ValueError("AdditivePredictor needs at least one ComponentGroup")
+        for group in groups:
+            if not isinstance(group, ComponentGroup):
+                raise ValueError(f"AdditivePredictor takes ComponentGroups, got {type(group).__name__}")
+        self.groups = torch.nn.ModuleList(groups)  # type: ignore[assignment]
+        self._validate_names()
+        self._validate_predictors()
+        means = [mean] if mean is None or isinstance(mean, Mean) else list(mean)
+        if len(means) not in (1, self.num_predictors):
+            raise ValueError(f"mean has {len(means)} entries for {self.num_predictors} predictors")
+        means = means + [None] * (self.num_predictors - len(means))
+        self.means = torch.nn.ModuleList(  # type: ignore[assignment]
+            ZeroMean() if module is None else module for module in means
+        )
+
+    def _validate_names(self) -> None:
+        repeated = [name for name, count in Counter(self.names).items() if count > 1]
+        if repeated:
+            raise ValueError(
+                f"component names must be unique, got {repeated} more than once; pass names=... to ComponentGroup"
+            )
+
+    def _validate_predictors(self) -> None:
+        used = sorted({group.predictor for group in self.groups})
+        if used != list(range(len(used))):
+            raise ValueError(f"predictors must be numbered 0, 1, ... without gaps, the groups name {used}")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the components, in order."""
+        return tuple(name for group in self.groups for name in group.names)
+
+    @property
+    def num_components(self) -> int:
+        """Number of components :math:`C`."""
+        return sum(group.num_components for group in self.groups)
+
+    @property
+    def num_predictors(self) -> int:
+        """Number of additive predictors."""
+        return max(group.predictor for group in self.groups) + 1
+
+    @property
+    def num_inducing(self) -> tuple[int, ...]:
+        """Number of inducing points of each component."""
+        return tuple(group.num_inducing for group in self.groups for _ in range(group.num_components))
+
+    @property
+    def num_inducing_total(self) -> int:
+        """Length :math:`Q` of the inducing vector."""
+        return sum(self.num_inducing)
+
+    @property
+    def group_shapes(self) -> tuple[tuple[int, int], ...]:
+        """For each group the number of components and the number of inducing points of each."""
+        return tuple((group.num_components, group.num_inducing) for group in self.groups)
+
+    @property
+    def predictor_of(self) -> tuple[int, ...]:
+        """The predictor that each component belongs to."""
+        return tuple(group.predictor for group in self.groups for _ in range(group.num_components))
+
+    @property
+    def inducing_slices(self) -> dict[str, slice]:
+        """Where the inducing variables of each component stand in the inducing vector."""
+        slices, start = {}, 0
+        for name, size in zip(self.names, self.num_inducing, strict=True):
+            slices[name] = slice(start, start + size)
+            start += size
+        return slices
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """Batch shape of independent models."""
+        return torch.broadcast_shapes(*(group.batch_shape for group in self.groups))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype that inputs must have."""
+        return self.groups[0].inducing_points.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Device that inputs must be on."""
+        return self.groups[0].inducing_points.device
+
+    def component_indices(self, names: Sequence[str] | str | None) -> list[int]:
+        """
+        Positions of components given by name.
+
+        :param names: Names, one name, or None for all components.
+        :raises ValueError: If a name is unknown.
+        """
+        if names is None:
+            return list(range(self.num_components))
+        names = [names] if isinstance(names, str) else list(names)
+        unknown = [name for name in names if name not in self.names]
+        if unknown or not names:
+            raise ValueError(f"unknown components {unknown}; the components are {list(self.names)}")
+        return [self.names.index(name) for name in names]
+
+    def check_inputs(self, x: Tensor, check_finite: bool = True) -> None:
+        """
+        Raise a clear error for inputs that the components cannot read.
+
+        :param x: Inputs ``(*batch, n, D)``.
+        :param check_finite: Also look for NaN and infinity, which waits for the device.
+        :raises ValueError: For a wrong type, dtype, device or shape, an empty batch, too few columns, or NaN and
+            infinity in a column that a component uses.
+        """
+        if not torch.is_tensor(x):
+            raise ValueError(f"x must be a torch.Tensor, got {type(x).__name__}")
+        if not x.is_floating_point():
+            raise ValueError(f"x has dtype {x.dtype}, but the model computes in {self.dtype}: pass x.to({self.dtype})")
+        kinds = {(group.inducing_points.dtype, group.inducing_points.device) for group in self.groups}
+        if len(kinds) > 1:
+            raise ValueError(
+                f"the inducing points of the groups differ in dtype or device, {sorted(map(str, kinds))}: "
+                "convert the whole model with model.to(...)"
+            )
+        if x.device != self.device:
+            raise ValueError(f"x is on {x.device}, but the model is on {self.device}: move one of them with .to(...)")
+        if x.dtype != self.dtype:
+            raise ValueError(
+                f"x has dtype {x.dtype}, but the inducing points have {self.dtype}: pass x.to({self.dtype}) or convert "
+                "the model (for float64: model.double())"
+            )
+        if x.dim() < 2:
+            raise ValueError(f"x must have shape (*batch, n, D), got {tuple(x.shape)}")
+        for group in self.groups:
+            if group.max_column >= x.shape[-1]:
+                raise ValueError(
+                    f"columns of components {list(group.names)} name column {group.max_column}, "
+                    f"but x has {x.shape[-1]} columns"
+                )
+        if x.shape[-2] == 0 or (x.numel() == 0 and x.shape[-1] > 0):
+            raise ValueError(f"x is empty, shape {tuple(x.shape)}: it needs at least one row")
+        if check_finite:
+            self._check_finite(x)
+
+    def _check_finite(self, x: Tensor) -> None:
+        # A sum is finite unless an entry is not (or it overflows): one cheap reduction for the usual case.
+        if torch.isfinite(x.detach().sum()):
+            return
+        bad = ~torch.isfinite(x.detach())
+        columns = bad.flatten(0, -2).any(dim=0).nonzero().flatten().tolist()
+        used = {int(c) for group in self.groups for c in group.columns.flatten()}
+        used |= {int(c) for group in self.groups for c in group.by_columns[group._has_by]}
+        culprits = [column for column in columns if column in used]
+        if culprits:
+            rows = int(bad[..., culprits].any(dim=-1).sum())
+            raise ValueError(
+                f"x has NaN or infinity in {rows} of {bad.shape[:-1].numel()} rows, in columns {culprits}; "
+                "drop or impute these rows"
+            )
+
+    def prior_means(self, x: Tensor) -> Tensor:
+        """
+        Mean modules of all predictors at ``x``.
+
+        :param x: Inputs ``(*batch, n, D)``.
+        :return: ``(*batch, P, n)``.
+        """
+        means = torch.broadcast_tensors(*(module(x) for module in self.means))
+        return torch.stack(means, dim=-2)
+
+    def prior_covariances(self, x: Tensor) -> list[LinearOperator]:
+        """
+        Prior covariance of each predictor over the rows of ``x``, lazily.
+
+        :param x: Inputs ``(*batch, n, D)``.
+        :return: For each predictor ``(*batch, n, n)``.
+        """
+        totals: list[LinearOperator | None] = [None] * self.num_predictors
+        for group in self.groups:
+            covariance = SumBatchLinearOperator(group.prior_covariance(x), block_dim=-3)
+            total = totals[group.predictor]
+            totals[group.predictor] = covariance if total is None else total + covariance
+        return [total for total in totals if total is not None]
+
+    def forward(self, x: Tensor, **kwargs: object) -> MultivariateNormal:
+        """
+        Prior of the predictor at the rows of ``x``.
+
+        :param x: Inputs ``(*batch, n, D)``.
+        :return: A multivariate normal over ``n`` rows; with several predictors a multitask one over ``n x P``.
+        """
+        self.check_inputs(x, check_finite=gpytorch.settings.debug.on())
+        means, covariance = self.prior_means(x), join_covariances(self.prior_covariances(x))
+        if self.num_predictors == 1:
+            return MultivariateNormal(means.squeeze(-2), covariance)
+        return MultitaskMultivariateNormal(means.mT, covariance, interleaved=False)
+
+
+def join_covariances(covariances: list[LinearOperator]) -> LinearOperator:
+    """
+    Joint prior covariance of a priori independent predictors.
+
+    :param covariances: For each of P predictors ``(*batch, n, n)``.
+    :return: ``(*batch, P n, P n)``, rows running over (predictor, row of x).
+    """
+    if len(covariances) == 1:
+        return covariances[0]
+    stacked = CatLinearOperator(*(covariance.unsqueeze(-3) for covariance in covariances), dim=-3)
+    return BlockDiagLinearOperator(stacked, block_dim=-3)

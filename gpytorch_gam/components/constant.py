@@ -1,0 +1,33 @@
+"""The constant component."""
+
+from __future__ import annotations
+
+import torch
+from gpytorch.kernels import ConstantKernel
+
+from .component_group import ComponentGroup
+
+
+def constant(
+    variance: float = 1.0, *, name: str = "constant", predictor: int = 0, batch_shape: torch.Size | tuple[int, ...] = ()
+) -> ComponentGroup:
+    r"""
+    The constant component :math:`f(\mathbf x) = \beta` with :math:`\beta \sim N(0, \sigma^2)`.
+
+    It has one inducing variable, :math:`\beta` itself, so nothing is approximated. With ANOVA kernels, whose
+    components have mean zero under their measure, it is the overall mean. With kernels that contain constants
+    (a plain RBF kernel), the constant and those components share one constant and only their sum is identified.
+
+    :param variance: Initial prior variance :math:`\sigma^2`, a trainable hyperparameter. The prior mean is zero: shift
+        the response, or give :class:`AdditivePredictor` a mean module, if zero is far away.
+    :param name: Name of the component.
+    :param predictor: Which additive predictor of a multi-parameter likelihood it belongs to.
+    :param batch_shape: Batch shape of independent models.
+    :return: A group of one component without columns.
+    """
+    if not variance > 0:
+        raise ValueError(f"variance of the constant component must be positive, got {variance}")
+    kernel = ConstantKernel(batch_shape=torch.Size([*batch_shape, 1]))
+    kernel.constant = torch.full((*batch_shape, 1, 1), float(variance))
+    points = torch.zeros(*batch_shape, 1, 1, 0)
+    return ComponentGroup(kernel, columns=[[]], inducing_points=points, names=[name], predictor=predictor, exact=True)

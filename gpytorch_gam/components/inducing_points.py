@@ -1,0 +1,101 @@
+"""Where to put inducing points: grids, quantiles of the data, k-means."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+
+import torch
+from scipy.cluster.vq import kmeans2
+from torch import Tensor
+
+Bounds = float | Sequence[float]
+
+
+def regular_grid(low: Bounds, high: Bounds, num: int | Sequence[int]) -> Tensor:
+    """
+    Regularly spaced points on an interval, or the product grid on a box.
+
+    :param low: Lower end, or one for each dimension.
+    :param high: Upper end, or one for each dimension.
+    :param num: Number of points along each dimension (one integer, or one for each dimension).
+    :return: ``(M, d)`` with ``M`` the product of the numbers.
+    """
+    lows, highs = _as_floats(low), _as_floats(high)
+    nums = [num] * len(lows) if isinstance(num, int) else list(num)
+    if not len(lows) == len(highs) == len(nums):
+        raise ValueError(f"low, high and num must have one entry a dimension, got {low!r}, {high!r} and {num!r}")
+    for lower, upper, count in zip(lows, highs, nums, strict=True):
+        if count < 1:
+            raise ValueError(f"num must be at least 1, got {num!r}")
+        if not (math.isfinite(lower) and math.isfinite(upper) and lower < upper):
+            raise ValueError(f"low must be below high and both finite, got low={low!r} and high={high!r}")
+    axes = [torch.linspace(lower, upper, count) for lower, upper, count in zip(lows, highs, nums, strict=True)]
+    return torch.cartesian_prod(*axes).reshape(-1, len(axes))
+
+
+def quantile_points(values: Tensor, num: int) -> Tensor:
+    """
+    Equally spaced quantiles of one column, minimum and maximum included, each value once.
+
+    A column with fewer distinct values than ``num`` gives all its distinct values: inducing points that are then exact
+    on the data.
+
+    :param values: ``(n,)`` or ``(n, 1)``.
+    :param num: Largest number of points.
+    :return: ``(M, 1)`` with ``M <= num``, ascending.
+    """
+    column = _validated_data(values, num)
+    if column.shape[-1] != 1:
+        raise ValueError(f"values must be one column, got shape {tuple(values.shape)}; use kmeans_points for more")
+    distinct = column.flatten().unique()  # sorted
+    if len(distinct) > num:
+        ordered = column.flatten().sort().values
+        positions = torch.linspace(0, len(ordered) - 1, num, dtype=torch.float64, device=ordered.device)
+        distinct = ordered[positions.round().long()].unique()
+    return distinct.unsqueeze(-1)
+
+
+def kmeans_points(values: Tensor, num: int, seed: int = 0) -> Tensor:
+    """
+    Centres of k-means clusters of the data, for components of two and more columns.
+
+    Columns are brought to unit standard deviation for the clustering. Data with fewer distinct rows than ``num`` give
+    all their distinct rows.
+
+    :param values: ``(n, d)``.
+    :param num: Largest number of points.
+    :param seed: Seed of the starting centres (k-means++).
+    :return: ``(M, d)`` with ``M <= num``.
+    """
+    rows = _validated_data(values, num)
+    distinct = rows.unique(dim=0)
+    if len(distinct) <= num:
+        return distinct
+    scale = distinct.std(dim=0).clamp_min(torch.finfo(rows.dtype).tiny)
+    scaled = (rows / scale).double().cpu().numpy()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a cluster that ran empty is dropped below
+        centres, labels = kmeans2(scaled, num, iter=50, minit="++", seed=seed)
+    centres = torch.as_tensor(centres[sorted(set(labels.tolist()))], dtype=rows.dtype, device=rows.device)
+    return (centres * scale).unique(dim=0)
+
+
+def _as_floats(value: Bounds) -> list[float]:
+    return [float(v) for v in value] if isinstance(value, Sequence) else [float(value)]
+
+
+def _validated_data(values: Tensor, num: int) -> Tensor:
+    if num < 1:
+        raise ValueError(f"num must be at least 1, got {num}")
+    if values.dim() == 1:
+        values = values.unsqueeze(-1)
+    if values.dim() != 2 or values.shape[0] == 0:
+        raise ValueError(f"values must be a non-empty tensor (n, d), got shape {tuple(values.shape)}")
+    if not values.is_floating_point():
+        values = values.to(torch.get_default_dtype())
+    finite = torch.isfinite(values).all(dim=-1)
+    if not finite.all():
+        raise ValueError(f"values contain NaN or infinity in {int((~finite).sum())} of {len(values)} rows; drop them")
+    return values.detach()

@@ -1,0 +1,169 @@
+"""The evidence lower bound of a Gaussian likelihood with its optimal posterior inserted."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import gpytorch
+import torch
+from gpytorch.likelihoods import GaussianLikelihood
+from torch import Tensor
+
+from gpytorch_gam.variational import AdditiveVariationalStrategy
+
+
+class GaussianStatistics(NamedTuple):
+    r"""
+    What a Gaussian likelihood needs to know of the data, in float64. Statistics of disjoint rows add up.
+
+    With features :math:`\phi` and residuals :math:`r = y - \mu(x)`:
+
+    :ivar gram: :math:`\sum_n \phi_n \phi_n^\top`, ``(*batch, Q, Q)``.
+    :ivar projected: :math:`\sum_n \phi_n r_n`, ``(*batch, Q)``.
+    :ivar residual_square: :math:`\sum_n r_n^2`, ``(*batch)``.
+    :ivar unexplained: :math:`\sum_n (k(x_n, x_n) - \phi_n^\top \phi_n)`, ``(*batch)``.
+    :ivar num_rows: number of rows.
+    """
+
+    gram: Tensor
+    projected: Tensor
+    residual_square: Tensor
+    unexplained: Tensor
+    num_rows: int
+
+    def plus(self, other: GaussianStatistics) -> GaussianStatistics:
+        """Statistics of the rows of both."""
+        return GaussianStatistics(
+            self.gram + other.gram,
+            self.projected + other.projected,
+            self.residual_square + other.residual_square,
+            self.unexplained + other.unexplained,
+            self.num_rows + other.num_rows,
+        )
+
+
+class GaussianOptimum(NamedTuple):
+    r"""
+    The optimal posterior :math:`N(m, P^{-1})` of the whitened inducing variables at fixed hyperparameters, in float64.
+
+    :ivar mean: :math:`m`, ``(*batch, Q)``.
+    :ivar precision: :math:`P = I + \Phi\Phi^\top / \sigma^2`, ``(*batch, Q, Q)``.
+    :ivar bound: the collapsed bound in nats, summed over the data, ``(*batch)``.
+    """
+
+    mean: Tensor
+    precision: Tensor
+    bound: Tensor
+
+
+class CollapsedELBO(gpytorch.Module):
+    r"""
+    The collapsed bound of Titsias (2009): the evidence lower bound of a Gaussian likelihood at the optimal posterior
+    over the inducing variables of all components,
+
+    .. math::
+        \log N(\mathbf y; \boldsymbol\mu, \Phi^\top\Phi + \sigma^2 I)
+        - \frac{1}{2\sigma^2} \sum_n \big(k(\mathbf x_n, \mathbf x_n) - \phi_n^\top\phi_n\big),
+
+    an objective in the hyperparameters alone. No variational posterior reaches a higher bound with the same
+    hyperparameters and inducing points. Cost :math:`O(NQ^2 + Q^3)` a call.
+
+    :param likelihood: A Gaussian likelihood with one noise variance.
+    :param model: A model whose ``variational_strategy`` is an :class:`AdditiveVariationalStrategy`.
+    :param chunk_size: Rows processed at a time by :meth:`optimum`.
+    :raises ValueError: If the likelihood is not Gaussian, or the model is not additive with one predictor.
+
+    Example:
+        >>> objective = CollapsedELBO(likelihood, model)
+        >>> loss = -objective(x, y)              # train the hyperparameters; q is not used
+        >>> optimum = objective.optimum(x, y)    # posterior at the hyperparameters found
+        >>> model.variational_strategy.set_whitened_posterior(optimum.mean, optimum.precision)
+    """
+
+    def __init__(
+        self, likelihood: GaussianLikelihood, model: gpytorch.models.ApproximateGP, chunk_size: int = 8192
+    ) -> None:
+        super().__init__()
+        if not isinstance(likelihood, GaussianLikelihood):
+            raise ValueError(
+                f"likelihood must be a GaussianLikelihood, got {type(likelihood).__name__}: other likelihoods have no "
+                "collapsed bound, use gpytorch.mlls.VariationalELBO"
+            )
+        strategy = getattr(model, "variational_strategy", None)
+        if not isinstance(strategy, AdditiveVariationalStrategy):
+            raise ValueError("model must have an AdditiveVariationalStrategy as its variational_strategy")
+        if strategy.predictor.num_predictors != 1:
+            raise ValueError(f"model has {strategy.predictor.num_predictors} predictors, a Gaussian likelihood takes 1")
+        if chunk_size < 1:
+            raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")
+        self.likelihood = likelihood
+        self.model = model
+        self.chunk_size = chunk_size
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """
+        The bound per row, on the scale of :class:`gpytorch.mlls.VariationalELBO`; differentiable.
+
+        :param x: Inputs ``(*batch, n, D)``, all rows of the data.
+        :param y: Responses ``(*batch, n)``.
+        :return: ``(*batch)``.
+        """
+        bound = self._solve(self.statistics(x, y)).bound / y.shape[-1]
+        for _, module, prior, closure, _ in self.named_priors():
+            bound = bound + prior.log_prob(closure(module)).sum() / y.shape[-1]
+        return bound
+
+    @torch.no_grad()
+    def optimum(self, x: Tensor, y: Tensor) -> GaussianOptimum:
+        """
+        The optimal posterior and its bound (priors of hyperparameters left out), in chunks of rows.
+
+        :param x: Inputs ``(*batch, n, D)``, all rows of the data.
+        :param y: Responses ``(*batch, n)``.
+        """
+        chunks = zip(x.split(self.chunk_size, dim=-2), y.split(self.chunk_size, dim=-1), strict=True)
+        total: GaussianStatistics | None = None
+        for x_chunk, y_chunk in chunks:
+            statistics = self.statistics(x_chunk, y_chunk)
+            total = statistics if total is None else total.plus(statistics)
+        assert total is not None  # split returns at least one chunk
+        return self._solve(total)
+
+    def statistics(self, x: Tensor, y: Tensor) -> GaussianStatistics:
+        """
+        Statistics of some rows.
+
+        :param x: Inputs ``(*batch, n, D)``.
+        :param y: Responses ``(*batch, n)``.
+        """
+        strategy = self.model.variational_strategy
+        strategy.check_inputs(x)
+        if y.shape[-1] != x.shape[-2]:
+            raise ValueError(f"y has {y.shape[-1]} entries, but x has {x.shape[-2]} rows")
+        if not torch.isfinite(y.detach().sum()):
+            raise ValueError(f"y has NaN or infinity in {int((~torch.isfinite(y)).sum())} of {y.numel()} entries")
+        features = strategy.features(x)
+        residual = (y - strategy.predictor.prior_means(x).squeeze(-2)).unsqueeze(-1)
+        prior = sum(group.prior_variance(x).double().sum((-2, -1)) for group in strategy.predictor.groups)
+        return GaussianStatistics(
+            gram=(features @ features.mT).double(),
+            projected=(features @ residual).squeeze(-1).double(),
+            residual_square=residual.double().square().sum((-2, -1)),
+            unexplained=prior - features.double().square().sum((-2, -1)),
+            num_rows=x.shape[-2],
+        )
+
+    def _solve(self, statistics: GaussianStatistics) -> GaussianOptimum:
+        noise = self.likelihood.noise.double().squeeze(-1)
+        eye = torch.eye(statistics.gram.shape[-1], dtype=torch.float64, device=statistics.gram.device)
+        precision = eye + statistics.gram / noise[..., None, None]
+        cholesky = torch.linalg.cholesky(precision)
+        scaled = (statistics.projected / noise[..., None]).unsqueeze(-1)
+        half = torch.linalg.solve_triangular(cholesky, scaled, upper=False)  # L_P^-1 Phi r / noise
+        mean = torch.linalg.solve_triangular(cholesky.mT, half, upper=True).squeeze(-1)
+        logdet = 2.0 * cholesky.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        # log N(r; 0, Phi' Phi + noise I) by the matrix inversion and determinant lemmas
+        fit = (statistics.residual_square + statistics.unexplained) / noise - half.square().sum((-2, -1))
+        bound = -0.5 * (statistics.num_rows * (math.log(2 * math.pi) + noise.log()) + logdet + fit)
+        return GaussianOptimum(mean, precision, bound)

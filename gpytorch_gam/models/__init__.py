@@ -1,0 +1,5 @@
+"""Ready models."""
+
+from .additive_gp import AdditiveGP
+
+__all__ = ["AdditiveGP"]

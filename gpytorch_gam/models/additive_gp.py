@@ -1,0 +1,101 @@
+"""A ready model: an additive predictor with a variational posterior."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.models import ApproximateGP
+from gpytorch.variational import CholeskyVariationalDistribution, DeltaVariationalDistribution
+from gpytorch.variational._variational_distribution import _VariationalDistribution
+from torch import Tensor
+
+from gpytorch_gam.components import AdditivePredictor
+from gpytorch_gam.variational import (
+    AdditiveVariationalStrategy,
+    BlockLowRankPrecisionVariationalDistribution,
+    ComponentPosterior,
+    LowRankPrecisionVariationalDistribution,
+)
+
+FAMILIES = ("block_low_rank", "low_rank", "mean_field", "coupled", "delta")
+
+
+class AdditiveGP(ApproximateGP):
+    r"""
+    An additive Gaussian process :math:`\rho(\mathbf x) = m(\mathbf x) + \sum_c f_c(\mathbf x_c)` with a sparse
+    variational posterior, for those who do not want to write the class. Train it like any
+    :class:`~gpytorch.models.ApproximateGP`.
+
+    :param predictor: Components and their prior.
+    :param family: The posterior over the inducing variables of all components:
+
+        - ``"block_low_rank"``: :class:`BlockLowRankPrecisionVariationalDistribution`, the default;
+        - ``"low_rank"``: :class:`LowRankPrecisionVariationalDistribution`, the paper's; needs a large ``rank``;
+        - ``"mean_field"``: independent components, each with a full covariance;
+        - ``"coupled"``: one full covariance over all inducing variables, for small models;
+        - ``"delta"``: a point estimate (maximum a posteriori).
+    :param rank: Columns of the low-rank factor; only for the first two families. Default 32 for ``"block_low_rank"``
+        and 64 for ``"low_rank"``, or the number of inducing points if that is smaller.
+    :param batch_shape: Batch shape of independent models; default the predictor's.
+    :param jitter_val: Absolute jitter, see :class:`AdditiveVariationalStrategy`.
+    :raises ValueError: If the family is unknown, or a rank is given to a family without one.
+
+    Example:
+        >>> model = AdditiveGP(predictor, family="block_low_rank", rank=32)
+        >>> mll = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=len(x))
+        >>> loss = -mll(model(x), y)
+    """
+
+    def __init__(
+        self,
+        predictor: AdditivePredictor,
+        family: str = "block_low_rank",
+        rank: int | None = None,
+        batch_shape: torch.Size | None = None,
+        jitter_val: float | None = None,
+    ) -> None:
+        distribution = _make_distribution(
+            predictor, family, rank, predictor.batch_shape if batch_shape is None else batch_shape
+        )
+        super().__init__(AdditiveVariationalStrategy(self, predictor, distribution, jitter_val=jitter_val))
+
+    @property
+    def predictor(self) -> AdditivePredictor:
+        """The components and their prior."""
+        return self.variational_strategy.predictor
+
+    def forward(self, x: Tensor) -> MultivariateNormal:
+        """Prior of the predictor at the rows of ``x`` ``(*batch, n, D)``."""
+        return self.predictor(x)
+
+    def components(self, x: Tensor, names: Sequence[str] | str | None = None) -> ComponentPosterior:
+        """
+        Joint posterior of the components, see :meth:`AdditiveVariationalStrategy.components`.
+
+        :param x: Inputs ``(*batch, n, D)``.
+        :param names: Which components; default all.
+        """
+        return self.variational_strategy.components(x, names)
+
+
+def _make_distribution(
+    predictor: AdditivePredictor, family: str, rank: int | None, batch_shape: torch.Size
+) -> _VariationalDistribution:
+    if family not in FAMILIES:
+        raise ValueError(f"family must be one of {list(FAMILIES)}, got {family!r}")
+    if rank is not None and family not in ("block_low_rank", "low_rank"):
+        raise ValueError(f"family {family!r} has no rank, got rank={rank!r}")
+    total = predictor.num_inducing_total
+    if family == "low_rank":
+        rank = min(64, total) if rank is None else rank
+        return LowRankPrecisionVariationalDistribution(total, rank=rank, batch_shape=batch_shape)
+    if family == "coupled":
+        return CholeskyVariationalDistribution(total, batch_shape=batch_shape)
+    if family == "delta":
+        return DeltaVariationalDistribution(total, batch_shape=batch_shape)
+    if family == "mean_field":
+        rank = 0
+    rank = min(32, total) if rank is None else rank
+    return BlockLowRankPrecisionVariationalDistribution(predictor.num_inducing, rank=rank, batch_shape=batch_shape)

@@ -1,0 +1,15 @@
+"""Variational distributions with structured precision, and the strategy for sums of Gaussian processes."""
+
+from .additive_variational_strategy import AdditiveVariationalStrategy, PredictorMoments
+from .block_low_rank_precision_variational_distribution import BlockLowRankPrecisionVariationalDistribution
+from .component_posterior import ComponentPosterior, ComponentSamples
+from .low_rank_precision_variational_distribution import LowRankPrecisionVariationalDistribution
+
+__all__ = [
+    "AdditiveVariationalStrategy",
+    "BlockLowRankPrecisionVariationalDistribution",
+    "ComponentPosterior",
+    "ComponentSamples",
+    "LowRankPrecisionVariationalDistribution",
+    "PredictorMoments",
+]

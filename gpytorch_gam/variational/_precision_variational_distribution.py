@@ -1,0 +1,98 @@
+"""Base of the variational distributions with a structured precision."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import torch
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.variational._variational_distribution import _VariationalDistribution
+from torch import Tensor
+
+from ._precision_algebra import CovarianceFactors, kl_from_standard_normal, precision_covariance_factors
+
+
+class _PrecisionVariationalDistribution(_VariationalDistribution):
+    r"""
+    A Gaussian over the whitened inducing variables with precision :math:`D + BB^\top`.
+
+    Linear algebra on the parameters runs in float64 whatever their dtype: it is small beside the work on the data, and
+    in float32 capacitances lose their positive definiteness when ``B`` is large.
+    """
+
+    variational_mean: Tensor
+    precision_factor: Tensor | None
+
+    def __init__(self, num_inducing_points: int, batch_shape: torch.Size, mean_init_std: float, init_scale: float):
+        super().__init__(num_inducing_points, batch_shape=torch.Size(batch_shape), mean_init_std=mean_init_std)
+        self.init_scale = init_scale
+        self.register_parameter(
+            "variational_mean", torch.nn.Parameter(torch.zeros(*self.batch_shape, num_inducing_points))
+        )
+
+    def _register_precision_factor(self, rank: int) -> None:
+        """Register B with small random entries: its gradient at B = 0 is exactly zero. Rank 0 registers nothing."""
+        _validate_rank(rank, self.num_inducing_points)
+        self.rank = rank
+        factor = None
+        if rank > 0:
+            factor = torch.nn.Parameter(self.init_scale * torch.randn(*self.shape(), rank))
+        self.register_parameter("precision_factor", factor)
+
+    @abstractmethod
+    def block_factors(self, group_shapes: Sequence[tuple[int, int]] | None = None) -> list[Tensor] | None:
+        """
+        The factors :math:`E_c`, cut along groups of components.
+
+        :param group_shapes: ``(C_g, M_g)`` of each group; default the distribution's own runs of equal blocks.
+        :return: For each group ``(*batch, C_g, M_g, r_g)``, or None where D is the identity.
+        """
+
+    def _factors(self, group_shapes: Sequence[tuple[int, int]] | None) -> tuple[CovarianceFactors, Tensor]:
+        blocks = self.block_factors(group_shapes)
+        return precision_covariance_factors(
+            self.variational_mean.double(),
+            None if self.precision_factor is None else self.precision_factor.double(),
+            None if blocks is None else [block.double() for block in blocks],
+        )
+
+    def covariance_factors(self, group_shapes: Sequence[tuple[int, int]]) -> CovarianceFactors:
+        """
+        The distribution as the strategy reads it, in float64.
+
+        :param group_shapes: ``(C_g, M_g)`` of each group of components.
+        """
+        return self._factors(group_shapes)[0]
+
+    def kl_divergence(self) -> Tensor:
+        """
+        Kullback-Leibler divergence to the standard normal, which is the prior of the whitened variables.
+
+        Closed form through the R x R capacitance; computed from the present parameters at each call.
+
+        :return: ``(*batch)``.
+        """
+        return kl_from_standard_normal(*self._factors(None)).to(self.variational_mean.dtype)
+
+    @torch.no_grad()
+    def initialize_variational_distribution(self, prior_dist: MultivariateNormal) -> None:
+        """
+        Set the mean to the prior's plus noise of ``mean_init_std``, and the factors to noise of ``init_scale``.
+
+        :param prior_dist: The prior of the whitened inducing variables.
+        """
+        self.variational_mean.copy_(prior_dist.mean)
+        self.variational_mean.add_(torch.randn_like(self.variational_mean), alpha=self.mean_init_std)
+        for name, parameter in self.named_parameters():
+            if name != "variational_mean":
+                parameter.copy_(self.init_scale * torch.randn_like(parameter))
+
+
+def _validate_rank(rank: int, num_inducing_points: int) -> None:
+    if isinstance(rank, bool) or not isinstance(rank, int):
+        raise ValueError(f"rank must be an integer, got {rank!r}")
+    if not 0 <= rank <= num_inducing_points:
+        raise ValueError(
+            f"rank must lie between 0 and the number of inducing points, {num_inducing_points}, got {rank}"
+        )

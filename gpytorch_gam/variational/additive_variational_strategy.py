@@ -1,0 +1,530 @@
+"""The variational strategy for a sum of Gaussian processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import gpytorch
+import torch
+from gpytorch.distributions import Delta, MultitaskMultivariateNormal, MultivariateNormal
+from gpytorch.variational import CholeskyVariationalDistribution
+from gpytorch.variational._variational_distribution import _VariationalDistribution
+from gpytorch.variational._variational_strategy import _VariationalStrategy
+from linear_operator.operators import (
+    BlockDiagLinearOperator,
+    DenseLinearOperator,
+    DiagLinearOperator,
+    LinearOperator,
+    MatmulLinearOperator,
+    ZeroLinearOperator,
+)
+from linear_operator.utils.cholesky import psd_safe_cholesky
+from torch import Tensor
+
+from gpytorch_gam.components import AdditivePredictor, ComponentGroup
+from gpytorch_gam.components.additive_predictor import join_covariances
+from gpytorch_gam.components.projection import project_components, project_sum, whitened_weights
+from gpytorch_gam.operators import BlockDiagonalCholeskyLinearOperator, LowRankPrecisionInverseLinearOperator
+
+from ._precision_algebra import CovarianceFactors, split_groups
+from ._precision_variational_distribution import _PrecisionVariationalDistribution
+from .block_low_rank_precision_variational_distribution import BlockLowRankPrecisionVariationalDistribution
+from .component_posterior import ComponentPosterior, GroupPosterior
+from .low_rank_precision_variational_distribution import LowRankPrecisionVariationalDistribution
+
+
+class PredictorMoments(NamedTuple):
+    """
+    Moments of the predictors in each row.
+
+    :ivar mean: ``(*batch, n, P)``.
+    :ivar covariance: covariance between the predictors of one row, ``(*batch, n, P, P)``.
+    """
+
+    mean: Tensor
+    covariance: Tensor
+
+
+class _GroupWeights(NamedTuple):
+    shared: Tensor  # (*batch, C_g, M, R + 1): columns of F, then the mean
+    block: Tensor | None  # (*batch, C_g, M, r)
+
+
+class AdditiveVariationalStrategy(_VariationalStrategy):
+    r"""
+    Sparse variational inference for a sum of Gaussian processes with one joint Gaussian posterior over the inducing
+    variables of **all** components (`Adam, Durrande and John, 2018`_).
+
+    With whitened inducing variables :math:`\mathbf v = L^{-1}\mathbf u`, features
+    :math:`\phi_c(\mathbf x) = L_c^{-1} k_c(Z_c, \mathbf x)` and :math:`q(\mathbf v) = N(\mathbf m, S)`,
+
+    .. math::
+        \rho(\mathbf x) \sim N\Big(\mu(\mathbf x) + \sum_c \phi_c^\top \mathbf m_c, \;
+        \sum_c k_c(\mathbf x, \mathbf x) + \phi^\top (S - I) \phi\Big).
+
+    The covariance :math:`S = I - VV^\top - FF^\top` enters through its factors only, so every variance is the prior's
+    minus squares. Marginals cost :math:`O(N C M (R + r) + N R^2)`, linear in the number of components like mean-field.
+
+    It is an ordinary GPyTorch strategy: it works with :class:`~gpytorch.mlls.VariationalELBO`, every likelihood,
+    model batch shapes, and inside the multitask wrappers. In train mode calls return variances only (unless
+    ``diag=False``), in eval mode the full covariance, lazily.
+
+    The jitter, ``gpytorch.settings.variational_cholesky_jitter``, is relative to the mean prior variance of each
+    component's inducing variables; since these are factorised in float64 whatever the model's dtype, the setting's
+    float64 value applies. An explicit ``jitter_val`` is absolute.
+
+    :param model: The model that owns the strategy; its ``forward`` serves ``prior=True``.
+    :param predictor: The components and their prior. Registered here: ``strategy.predictor``.
+    :param variational_distribution: Any distribution over ``predictor.num_inducing_total`` whitened variables:
+        :class:`LowRankPrecisionVariationalDistribution`, :class:`BlockLowRankPrecisionVariationalDistribution`, or
+        GPyTorch's own. The Cholesky distribution is the coupled covariance of Adam (2017): exact, but
+        :math:`O(NQ^2)`. GPyTorch's ``MeanFieldVariationalDistribution`` (a diagonal covariance) costs as much here.
+    :param jitter_val: Absolute jitter on the covariance of each component's inducing variables.
+    :raises ValueError: If the distribution's size or blocks do not match the predictor.
+
+    Example:
+        >>> class GAM(gpytorch.models.ApproximateGP):
+        >>>     def __init__(self, predictor):
+        >>>         q = LowRankPrecisionVariationalDistribution(predictor.num_inducing_total, rank=64)
+        >>>         super().__init__(AdditiveVariationalStrategy(self, predictor, q))
+        >>>     def forward(self, x):
+        >>>         return self.variational_strategy.predictor(x)
+
+    .. _Adam, Durrande and John, 2018:
+        https://arxiv.org/abs/1812.11106
+    """
+
+    variational_params_initialized: Tensor
+    predictor: AdditivePredictor
+
+    def __init__(
+        self,
+        model: gpytorch.models.ApproximateGP,
+        predictor: AdditivePredictor,
+        variational_distribution: _VariationalDistribution,
+        jitter_val: float | None = None,
+    ) -> None:
+        gpytorch.Module.__init__(self)  # upstream's constructor wants a single tensor of inducing points
+        object.__setattr__(self, "model", model)
+        _validate_distribution(predictor, variational_distribution)
+        if jitter_val is not None and jitter_val < 0:
+            raise ValueError(f"jitter_val must not be negative, got {jitter_val}")
+        self._jitter_val = jitter_val
+        self.predictor = predictor
+        self._variational_distribution = variational_distribution
+        self.register_buffer("variational_params_initialized", torch.tensor(0))
+        self._initialized = False  # mirrors the buffer: reading that one waits for the device
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._initialized = bool(self.variational_params_initialized)
+
+    # ------------------------------------------------------------------ the prior of the inducing variables
+
+    @property
+    def inducing_points(self) -> Tensor:
+        """Inducing points of the first group; ``predictor.groups`` has those of all groups."""
+        return self.predictor.groups[0].inducing_points
+
+    @property
+    def jitter_val(self) -> float:
+        """The jitter: absolute if it was given, otherwise relative to each component's mean variance."""
+        if self._jitter_val is None:
+            return gpytorch.settings.variational_cholesky_jitter.value(torch.float64)
+        return self._jitter_val
+
+    @jitter_val.setter
+    def jitter_val(self, jitter_val: float | None) -> None:
+        self._jitter_val = jitter_val
+
+    @property
+    def prior_distribution(self) -> MultivariateNormal:
+        """Standard normal: the prior of the whitened inducing variables of all components."""
+        zeros = torch.zeros(
+            self._variational_distribution.shape(),
+            dtype=self._variational_distribution.dtype,
+            device=self._variational_distribution.device,
+        )
+        return MultivariateNormal(zeros, DiagLinearOperator(torch.ones_like(zeros)))
+
+    @property
+    def variational_distribution(self) -> MultivariateNormal | Delta:
+        """The distribution of the whitened inducing variables, from the present parameters (never cached)."""
+        return self._variational_distribution()
+
+    def inducing_choleskys(self) -> list[Tensor]:
+        """
+        Cholesky factors of the covariance of each component's inducing variables, in float64, jitter included.
+
+        :return: For each group ``(*batch, C_g, M, M)``.
+        """
+        return [self._inducing_cholesky(group) for group in self.predictor.groups]
+
+    def _inducing_cholesky(self, group: ComponentGroup) -> Tensor:
+        covariance = group.inducing_covariance(torch.float64)
+        diagonal = covariance.diagonal(dim1=-2, dim2=-1)
+        if self._jitter_val is not None:
+            jitter = torch.full_like(diagonal, self._jitter_val)
+        elif group.exact:
+            return psd_safe_cholesky(covariance)
+        else:
+            jitter = (self.jitter_val * diagonal.mean(-1, keepdim=True)).expand_as(diagonal)
+        return psd_safe_cholesky(covariance + torch.diag_embed(jitter))
+
+    # ------------------------------------------------------------------ the posterior of the inducing variables
+
+    def covariance_factors(self) -> CovarianceFactors:
+        """The variational distribution as mean and factors of its covariance, in float64."""
+        shapes = self.predictor.group_shapes
+        if isinstance(self._variational_distribution, _PrecisionVariationalDistribution):
+            return self._variational_distribution.covariance_factors(shapes)
+        distribution = self.variational_distribution
+        mean = distribution.mean.double()
+        # S = I - I I' + T T': the same form with all of the prior taken away and a root added.
+        prior = tuple(
+            torch.eye(size, dtype=mean.dtype, device=mean.device).expand(count, size, size) for count, size in shapes
+        )
+        root = None
+        if not isinstance(distribution, Delta):
+            root = distribution.lazy_covariance_matrix.cholesky().to_dense().double()
+        return CovarianceFactors(mean, prior, root, shared_sign=1)
+
+    def kl_divergence(self) -> Tensor:
+        """
+        Kullback-Leibler divergence from the variational distribution to the prior, over all components at once.
+
+        :return: ``(*batch)``.
+        """
+        if isinstance(self._variational_distribution, _PrecisionVariationalDistribution):
+            return self._variational_distribution.kl_divergence()
+        return super().kl_divergence()
+
+    def inducing_posterior(self) -> MultivariateNormal:
+        r"""
+        Posterior :math:`q(\mathbf u)` of the inducing variables in function space, :math:`\mathbf u = L\mathbf v`.
+
+        For the paper's family the covariance is a lazy :math:`(K^{-1} + B_u B_u^\top)^{-1}`, otherwise it is dense.
+
+        :return: A multivariate normal of event size Q.
+        """
+        choleskys = self.inducing_choleskys()
+        prior = BlockDiagonalCholeskyLinearOperator(*choleskys)
+        distribution = self.variational_distribution
+        dtype = distribution.mean.dtype
+        mean = prior.root_matmul(distribution.mean.double().unsqueeze(-1)).squeeze(-1).to(dtype)
+        q = self._variational_distribution
+        if isinstance(q, LowRankPrecisionVariationalDistribution) and q.precision_factor is not None:
+            base = BlockDiagonalCholeskyLinearOperator(*(chol.to(dtype) for chol in choleskys), inverse=True)
+            covariance = LowRankPrecisionInverseLinearOperator(base, self.paper_parameters()[1])
+            return MultivariateNormal(mean, covariance)
+        if isinstance(distribution, Delta):
+            return MultivariateNormal(mean, ZeroLinearOperator(*mean.shape, mean.shape[-1], dtype=dtype))
+        whitened = distribution.lazy_covariance_matrix.to_dense().double()
+        dense = prior.root_matmul(prior.root_matmul(whitened).mT).to(dtype)
+        return MultivariateNormal(mean, DenseLinearOperator(dense))
+
+    def paper_parameters(self) -> tuple[Tensor, Tensor]:
+        r"""
+        The parameters in the paper's coordinates: mean :math:`K\boldsymbol\alpha`, precision
+        :math:`K^{-1} + B_u B_u^\top` (plus :math:`L^{-\top} \mathrm{blockdiag}(E_c E_c^\top) L^{-1}` in the block
+        family).
+
+        :return: :math:`\boldsymbol\alpha`, ``(*batch, Q)``, and :math:`B_u`, ``(*batch, Q, R)``.
+        :raises TypeError: If the distribution has no low-rank precision.
+        """
+        q = self._structured_distribution()
+        stacked = torch.cat([q.variational_mean.unsqueeze(-1), q.precision_factor], dim=-1).double()
+        unwhitened = self._map_groups(whitened_weights, stacked).to(q.variational_mean.dtype)
+        return unwhitened[..., 0], unwhitened[..., 1:]
+
+    @torch.no_grad()
+    def set_paper_parameters(self, alpha: Tensor, factor: Tensor) -> None:
+        r"""
+        Set the distribution from the paper's coordinates: :math:`\mathbf m = L^\top\boldsymbol\alpha`,
+        :math:`B = L^\top B_u`.
+
+        The conversion uses the present kernel hyperparameters; changing them later keeps the whitened parameters.
+
+        :param alpha: :math:`\boldsymbol\alpha`, ``(*batch, Q)``.
+        :param factor: :math:`B_u`, ``(*batch, Q, R)``.
+        :raises TypeError: If the distribution has no low-rank precision.
+        :raises ValueError: If shapes differ from the distribution's.
+        """
+        q = self._structured_distribution()
+        if alpha.shape != q.variational_mean.shape or factor.shape != q.precision_factor.shape:
+            raise ValueError(
+                f"alpha and factor must have shapes {tuple(q.variational_mean.shape)} and "
+                f"{tuple(q.precision_factor.shape)}, got {tuple(alpha.shape)} and {tuple(factor.shape)}"
+            )
+        stacked = torch.cat([alpha.unsqueeze(-1), factor], dim=-1).double()
+        whitened = self._map_groups(lambda cholesky, columns: cholesky.mT @ columns, stacked)
+        q.variational_mean.copy_(whitened[..., 0])
+        q.precision_factor.copy_(whitened[..., 1:])
+        self._mark_initialized()
+
+    @torch.no_grad()
+    def set_whitened_posterior(self, mean: Tensor, precision: Tensor) -> None:
+        """
+        Set a coupled (Cholesky) distribution to a Gaussian given by mean and precision.
+
+        :param mean: Mean of the whitened inducing variables, ``(*batch, Q)``.
+        :param precision: Their precision, ``(*batch, Q, Q)``.
+        :raises TypeError: If the distribution is not GPyTorch's ``CholeskyVariationalDistribution``.
+        """
+        q = self._variational_distribution
+        if not isinstance(q, CholeskyVariationalDistribution):
+            raise TypeError(
+                f"setting a dense precision needs a CholeskyVariationalDistribution, got {type(q).__name__}"
+            )
+        # With the rows and columns reversed, the inverse of a lower Cholesky factor becomes lower triangular again.
+        reversed_cholesky = torch.linalg.cholesky(precision.double().flip(-2, -1))
+        eye = torch.eye(precision.shape[-1], dtype=torch.float64, device=precision.device)
+        root = torch.linalg.solve_triangular(reversed_cholesky.mT, eye, upper=True).flip(-2, -1)
+        q.variational_mean.copy_(mean)
+        q.chol_variational_covar.copy_(root)
+        self._mark_initialized()
+
+    def _structured_distribution(self) -> Any:
+        q = self._variational_distribution
+        if not isinstance(q, _PrecisionVariationalDistribution) or q.precision_factor is None:
+            raise TypeError(
+                f"the paper's coordinates need a distribution with a low-rank precision, this is a {type(q).__name__}"
+                " without one"
+            )
+        return q
+
+    def _map_groups(self, function: Any, stacked: Tensor) -> Tensor:
+        """Apply ``function(L_c, part)`` to the parts of ``(*batch, Q, k)`` that belong to each group."""
+        parts = split_groups(stacked, self.predictor.group_shapes)
+        mapped = [function(chol, part) for chol, part in zip(self.inducing_choleskys(), parts, strict=True)]
+        return torch.cat([part.flatten(-3, -2) for part in mapped], dim=-2)
+
+    # ------------------------------------------------------------------ the posterior at the data
+
+    def _projection_weights(self, factors: CovarianceFactors, dtype: torch.dtype) -> list[_GroupWeights]:
+        r""":math:`L_c^{-\top} [V_c, F_c, m_c]` of each group: float64 solves, handed over in the dtype of the data."""
+        columns = factors.mean.unsqueeze(-1)
+        if factors.shared_root is not None:
+            columns = torch.cat([factors.shared_root, columns], dim=-1)
+        weights = []
+        for index, cholesky in enumerate(self.inducing_choleskys()):
+            part = split_groups(columns, self.predictor.group_shapes)[index]
+            shared = whitened_weights(cholesky, part).to(dtype)
+            block = None
+            if factors.block_roots is not None:
+                block = whitened_weights(cholesky, factors.block_roots[index]).to(dtype)
+            weights.append(_GroupWeights(shared, block))
+        return weights
+
+    def features(self, x: Tensor) -> Tensor:
+        r"""
+        Features :math:`\phi_c(\mathbf x) = L_c^{-1} k_c(Z_c, \mathbf x)` of all components, stacked.
+
+        They hold Q numbers a row: training and prediction do without them.
+
+        :param x: Inputs ``(*batch, n, D)``.
+        :return: ``(*batch, Q, n)``.
+        """
+        parts = [
+            torch.linalg.solve_triangular(cholesky.to(x.dtype), group.cross_covariance(x), upper=False).flatten(-3, -2)
+            for group, cholesky in zip(self.predictor.groups, self.inducing_choleskys(), strict=True)
+        ]
+        batch = torch.broadcast_shapes(*(part.shape[:-2] for part in parts))
+        return torch.cat([part.expand(*batch, *part.shape[-2:]) for part in parts], dim=-2)
+
+    def predictor_moments(self, x: Tensor) -> PredictorMoments:
+        """
+        Posterior mean and covariance of the predictors in each row.
+
+        :param x: Inputs ``(*batch, n, D)``.
+        :return: Mean ``(*batch, n, P)`` and covariance between predictors ``(*batch, n, P, P)``.
+        """
+        self.check_inputs(x)
+        mean, variance, shared, sign = self._marginals(x)
+        if self.predictor.num_predictors == 1:
+            return PredictorMoments(mean.mT, variance.mT.unsqueeze(-1))
+        shared = shared.movedim(-1, -3)  # (*batch, n, P, R)
+        between = sign * (shared @ shared.mT)
+        # The diagonal comes from the marginal variances, where it is kept positive.
+        within = between.diagonal(dim1=-2, dim2=-1)
+        return PredictorMoments(mean.mT, between + torch.diag_embed(variance.mT - within))
+
+    def _marginals(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
+        """Mean and variance ``(*batch, P, n)``, shared projections ``(*batch, P, R, n)`` and their sign."""
+        factors = self.covariance_factors()
+        weights = self._projection_weights(factors, x.dtype)
+        shared: list[Any] = [0] * self.predictor.num_predictors
+        prior: list[Any] = [0] * self.predictor.num_predictors
+        removed: list[Any] = [0] * self.predictor.num_predictors
+        for group, weight in zip(self.predictor.groups, weights, strict=True):
+            projected, squares = project_sum(group, x, weight.shared, weight.block)
+            shared[group.predictor] = shared[group.predictor] + projected
+            prior[group.predictor] = prior[group.predictor] + group.prior_variance(x).sum(-2)
+            if squares is not None:
+                removed[group.predictor] = removed[group.predictor] + squares
+        columns = torch.stack(torch.broadcast_tensors(*shared), dim=-3)  # (*batch, P, R + 1, n)
+        coupled = columns[..., :-1, :]
+        mean = self.predictor.prior_means(x) + columns[..., -1, :]
+        prior_variance = _stack_predictors(prior, mean)
+        variance = prior_variance - _stack_predictors(removed, mean) + factors.shared_sign * coupled.square().sum(-2)
+        return mean, _keep_positive(variance, prior_variance), coupled, factors.shared_sign
+
+    def forward(self, x: Tensor, diag: bool = True, **kwargs: Any) -> MultivariateNormal:
+        """
+        Posterior of the predictor at the rows of ``x``.
+
+        :param x: Inputs ``(*batch, n, D)``.
+        :param diag: In train mode, return variances only (with several predictors: their covariance in each row). In
+            eval mode the full covariance is always available, lazily.
+        :return: A multivariate normal over n rows; with P > 1 predictors a multitask one over n x P.
+        """
+        if gpytorch.settings.skip_posterior_variances.on():
+            return self._mean_only(x)
+        if self.training and diag:
+            return self._marginal_distribution(x)
+        return self._joint_distribution(x)
+
+    def _mean_only(self, x: Tensor) -> MultivariateNormal:
+        means = self._marginals(x)[0]
+        size = means.shape[-2] * means.shape[-1]
+        zero = ZeroLinearOperator(*means.shape[:-2], size, size, dtype=means.dtype, device=means.device)
+        return self._predictor_distribution(means, zero)
+
+    def _predictor_distribution(self, means: Tensor, covariance: LinearOperator) -> MultivariateNormal:
+        """From means ``(*batch, P, n)`` and a covariance whose rows run over (predictor, row of x)."""
+        dense = covariance.to_dense() if gpytorch.settings.trace_mode.on() else covariance
+        if self.predictor.num_predictors == 1:
+            return MultivariateNormal(means.squeeze(-2), dense)
+        return MultitaskMultivariateNormal(means.mT, dense, interleaved=False)
+
+    def _marginal_distribution(self, x: Tensor) -> MultivariateNormal:
+        if self.predictor.num_predictors == 1:
+            mean, variance, *_ = self._marginals(x)
+            return MultivariateNormal(mean.squeeze(-2), DiagLinearOperator(variance.squeeze(-2)))
+        moments = self.predictor_moments(x)
+        rows = BlockDiagLinearOperator(DenseLinearOperator(moments.covariance), block_dim=-3)
+        return MultitaskMultivariateNormal(moments.mean, rows, interleaved=True)
+
+    def _joint_distribution(self, x: Tensor) -> MultivariateNormal:
+        """Prior covariance (lazy) minus the squares of projections, over the rows of all predictors."""
+        factors = self.covariance_factors()
+        weights = self._projection_weights(factors, x.dtype)
+        num_predictors = self.predictor.num_predictors
+        shared: list[Any] = [0] * num_predictors
+        removed = []  # rows over (predictor, row of x)
+        for group, weight in zip(self.predictor.groups, weights, strict=True):
+            projected, block = project_components(group, x, weight.shared, weight.block)
+            shared[group.predictor] = shared[group.predictor] + projected.sum(-3)
+            if block is not None:
+                before, after = group.predictor, num_predictors - 1 - group.predictor
+                n = x.shape[-2]
+                removed.append(torch.nn.functional.pad(block.flatten(-3, -2), (before * n, after * n)))
+        columns = torch.stack(torch.broadcast_tensors(*shared), dim=-3)  # (*batch, P, R + 1, n)
+        means = self.predictor.prior_means(x) + columns[..., -1, :]
+        coupled = columns[..., :-1, :].movedim(-3, -2).flatten(-2, -1)  # (*batch, R, P n)
+        covariance = join_covariances(self.predictor.prior_covariances(x))
+        for rows in removed:
+            covariance = covariance + MatmulLinearOperator(-rows.mT, rows)
+        if coupled.shape[-2] > 0:
+            covariance = covariance + MatmulLinearOperator(factors.shared_sign * coupled.mT, coupled)
+        return self._predictor_distribution(means, covariance)
+
+    def components(self, x: Tensor, names: Sequence[str] | str | None = None) -> ComponentPosterior:
+        """
+        Joint posterior of the components at the rows of ``x``.
+
+        :param x: Inputs ``(*batch, n, D)``.
+        :param names: Which components; default all.
+        :return: Means, variances, covariances and samples of the components, see :class:`ComponentPosterior`.
+        :raises ValueError: If a name is unknown.
+        """
+        indices = self.predictor.component_indices(names)
+        self.check_inputs(x)
+        self._initialize_once()
+        factors = self.covariance_factors()
+        weights = self._projection_weights(factors, x.dtype)
+        groups = []
+        for group, weight in zip(self.predictor.groups, weights, strict=True):
+            projected, block = project_components(group, x, weight.shared, weight.block)
+            groups.append(
+                GroupPosterior(
+                    mean=projected[..., -1, :],
+                    prior_variance=group.prior_variance(x),
+                    shared=projected[..., :-1, :],
+                    block=block,
+                )
+            )
+        return ComponentPosterior(self, x, indices, groups, factors.shared_sign)
+
+    # ------------------------------------------------------------------ calls
+
+    def __call__(self, x: Tensor, prior: bool = False, diag: bool = True, **kwargs: Any) -> MultivariateNormal:
+        """
+        Posterior (or, with ``prior=True``, prior) of the predictor at the rows of ``x``.
+
+        :param x: Inputs ``(*batch, n, D)``.
+        :param prior: Return the prior of the sum of the components.
+        :param diag: See :meth:`forward`.
+        :raises ValueError: For inputs that the components cannot read.
+        """
+        if prior:
+            return self.model.forward(x, **kwargs)
+        self.check_inputs(x)
+        self._initialize_once()
+        return gpytorch.Module.__call__(self, x, diag=diag, **kwargs)
+
+    def check_inputs(self, x: Tensor) -> None:
+        """
+        Raise a clear error for inputs that the model cannot read, see :meth:`AdditivePredictor.check_inputs`.
+
+        :param x: Inputs ``(*batch, n, D)``.
+        """
+        q, predictor = self._variational_distribution, self.predictor
+        if q.dtype != predictor.dtype or q.device != predictor.device:
+            raise ValueError(
+                f"variational_distribution is {q.dtype} on {q.device}, but the inducing points are "
+                f"{predictor.dtype} on {predictor.device}: convert the whole model with model.to(...)"
+            )
+        # Looking for NaN waits for the device, which a training loop on a GPU cannot afford at each step.
+        on_hot_path = self.training and torch.is_tensor(x) and x.is_cuda
+        self.predictor.check_inputs(x, check_finite=gpytorch.settings.debug.on() and not on_hot_path)
+
+    def _initialize_once(self) -> None:
+        if not self._initialized:
+            self._variational_distribution.initialize_variational_distribution(self.prior_distribution)
+            self._mark_initialized()
+
+    def _mark_initialized(self) -> None:
+        self.variational_params_initialized.fill_(1)
+        self._initialized = True
+
+
+def _stack_predictors(values: list[Any], like: Tensor) -> Tensor:
+    """Stack one ``(*batch, n)`` a predictor (or the number 0 for none) to ``(*batch, P, n)``."""
+    zero = like.new_zeros(like.shape[:-2] + like.shape[-1:])
+    return torch.stack([zero + value for value in values], dim=-2)
+
+
+def _keep_positive(variance: Tensor, prior_variance: Tensor) -> Tensor:
+    """Rounding can carry a variance that is tiny beside the prior's below zero: hold it at the size of rounding."""
+    floor = torch.finfo(variance.dtype).eps * prior_variance
+    return torch.maximum(variance, floor)
+
+
+def _validate_distribution(predictor: AdditivePredictor, q: _VariationalDistribution) -> None:
+    if not isinstance(predictor, AdditivePredictor):
+        raise ValueError(f"predictor must be an AdditivePredictor, got {type(predictor).__name__}")
+    if not isinstance(q, _VariationalDistribution):
+        raise ValueError(f"variational_distribution must be a variational distribution, got {type(q).__name__}")
+    total = predictor.num_inducing_total
+    if q.num_inducing_points != total:
+        raise ValueError(
+            f"variational_distribution has size {q.num_inducing_points}, but the predictor has {total} inducing "
+            "points: use predictor.num_inducing_total"
+        )
+    if isinstance(q, BlockLowRankPrecisionVariationalDistribution) and q.block_sizes != predictor.num_inducing:
+        raise ValueError(
+            f"variational_distribution has block_sizes {list(q.block_sizes)}, but the components have "
+            f"{list(predictor.num_inducing)} inducing points: use predictor.num_inducing"
+        )

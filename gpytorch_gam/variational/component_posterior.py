@@ -1,0 +1,255 @@
+"""Joint posterior of the additive components at given inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from linear_operator.utils.cholesky import psd_safe_cholesky
+from torch import Tensor
+
+from gpytorch_gam.components import ComponentGroup
+from gpytorch_gam.components.projection import whitened_weights
+
+from ._precision_algebra import split_groups
+
+if TYPE_CHECKING:
+    from .additive_variational_strategy import AdditiveVariationalStrategy
+
+
+class GroupPosterior(NamedTuple):
+    """
+    Projections of one group of components at n rows.
+
+    :ivar mean: ``(*batch, C_g, n)``.
+    :ivar prior_variance: ``(*batch, C_g, n)``.
+    :ivar shared: coupled directions, ``(*batch, C_g, R, n)``.
+    :ivar block: directions of each component's own, ``(*batch, C_g, r, n)`` or None.
+    """
+
+    mean: Tensor
+    prior_variance: Tensor
+    shared: Tensor
+    block: Tensor | None
+
+
+class ComponentSamples(NamedTuple):
+    """
+    Joint draws of components and their sum.
+
+    :ivar components: ``(*sample_shape, *batch, C, n)``.
+    :ivar total: mean module plus the sum of the drawn components, ``(*sample_shape, *batch, n)``; with several
+        predictors ``(*sample_shape, *batch, P, n)``.
+    """
+
+    components: Tensor
+    total: Tensor
+
+
+class ComponentPosterior:
+    r"""
+    Joint posterior of C components :math:`f_1, \dots, f_C` at n rows of ``x``, made by
+    :meth:`AdditiveVariationalStrategy.components`.
+
+    With :math:`s_i(\mathbf x) = F_i^\top \phi_i(\mathbf x)` the coupled part and :math:`V_i^\top \phi_i` the part of
+    each component's own,
+
+    .. math::
+        \mathrm{cov}(f_i(\mathbf x), f_j(\mathbf x')) = \delta_{ij} [k_i(\mathbf x, \mathbf x')
+        - (V_i^\top\phi_i(\mathbf x))^\top (V_i^\top\phi_i(\mathbf x'))] - s_i(\mathbf x)^\top s_j(\mathbf x').
+
+    :ivar names: names of the components, in order.
+    :ivar mean: posterior means, ``(*batch, C, n)``.
+    :ivar variance: posterior variances, ``(*batch, C, n)``.
+
+    Example:
+        >>> parts = model.variational_strategy.components(x)
+        >>> parts["x0"].mean, parts["x0"].stddev     # effect of x0 with its standard deviation, (1, n) each
+        >>> parts.cross_covariance()                 # n x C x C: how the components trade off in each row
+        >>> parts.sample(torch.Size([100])).components  # 100 x C x n
+    """
+
+    def __init__(
+        self,
+        strategy: AdditiveVariationalStrategy,
+        x: Tensor,
+        indices: Sequence[int],
+        groups: Sequence[GroupPosterior],
+        shared_sign: int,
+    ) -> None:
+        self._strategy, self._x, self._groups, self._sign = strategy, x, groups, shared_sign
+        self._indices = list(indices)
+        names = strategy.predictor.names
+        self.names = tuple(names[index] for index in self._indices)
+        self.mean = self._gather([group.mean for group in groups])
+        self._prior_variance = self._gather([group.prior_variance for group in groups])
+        self._shared = self._gather([group.shared for group in groups], dim=-3)  # (*batch, C, R, n)
+        own = [_own_variance(group) for group in groups]
+        self._own_variance = self._gather(own)
+        variance = self._own_variance + shared_sign * self._shared.square().sum(-2)
+        self.variance = torch.maximum(variance, torch.finfo(variance.dtype).eps * self._prior_variance)
+
+    def _gather(self, parts: Sequence[Tensor], dim: int = -2) -> Tensor:
+        """Join a quantity of all groups along the component dimension and take the chosen components."""
+        batch = torch.broadcast_shapes(*(part.shape[:dim] for part in parts))
+        joined = torch.cat([part.expand(*batch, *part.shape[dim:]) for part in parts], dim=dim)
+        return (
+            joined if self._is_complete else joined.index_select(dim, torch.tensor(self._indices, device=joined.device))
+        )
+
+    @property
+    def _is_complete(self) -> bool:
+        return self._indices == list(range(self._strategy.predictor.num_components))
+
+    def __getitem__(self, names: str | Sequence[str]) -> ComponentPosterior:
+        """
+        The joint posterior of some of the components.
+
+        :param names: One name, or several.
+        :raises ValueError: If a name is not among :attr:`names`.
+        """
+        names = [names] if isinstance(names, str) else list(names)
+        unknown = [name for name in names if name not in self.names]
+        if unknown or not names:
+            raise ValueError(f"unknown components {unknown}; these are the components {list(self.names)}")
+        indices = self._strategy.predictor.component_indices(names)
+        return ComponentPosterior(self._strategy, self._x, indices, self._groups, self._sign)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __repr__(self) -> str:
+        return f"ComponentPosterior(names={list(self.names)}, mean={tuple(self.mean.shape)})"
+
+    @property
+    def stddev(self) -> Tensor:
+        """Posterior standard deviations, ``(*batch, C, n)``."""
+        return self.variance.sqrt()
+
+    def confidence_region(self, num_stddevs: float = 1.96) -> tuple[Tensor, Tensor]:
+        """
+        Pointwise band around the means; the default is the central 95%.
+
+        :param num_stddevs: Half-width in standard deviations.
+        :return: Lower and upper end, ``(*batch, C, n)`` each.
+        """
+        half_width = num_stddevs * self.stddev
+        return self.mean - half_width, self.mean + half_width
+
+    def cross_covariance(self) -> Tensor:
+        """
+        Covariance between the components in each row.
+
+        :return: ``(*batch, n, C, C)``.
+        """
+        rows = self._shared.movedim(-1, -3)  # (*batch, n, C, R)
+        coupled = self._sign * (rows @ rows.mT)
+        within = coupled.diagonal(dim1=-2, dim2=-1)
+        return coupled + torch.diag_embed(self.variance.mT - within)
+
+    def covariance(self) -> Tensor:
+        """
+        Covariance of each component over the rows.
+
+        :return: ``(*batch, C, n, n)``.
+        """
+        return self._own_covariance() + self._sign * (self._shared.mT @ self._shared)
+
+    def full_cross_covariance(self) -> Tensor:
+        """
+        Covariance of every component in every row with every other. It has :math:`(Cn)^2` entries.
+
+        :return: ``(*batch, C, n, C, n)``; entry ``[i, a, j, b]`` belongs to component i in row a and j in row b.
+        """
+        num_components, _, num_rows = self._shared.shape[-3:]
+        stacked = self._shared.mT.flatten(-3, -2)  # (*batch, C n, R)
+        full = (self._sign * (stacked @ stacked.mT)).unflatten(-2, (num_components, num_rows))
+        full = full.unflatten(-1, (num_components, num_rows))
+        own = torch.diag_embed(self._own_covariance().movedim(-3, -1), dim1=-4, dim2=-2)
+        return full + own
+
+    def _own_covariance(self) -> Tensor:
+        """Covariance over the rows without the coupled part, ``(*batch, C, n, n)``."""
+        parts = []
+        for group, posterior in zip(self._strategy.predictor.groups, self._groups, strict=True):
+            own = group.prior_covariance(self._x).to_dense()
+            parts.append(own if posterior.block is None else own - posterior.block.mT @ posterior.block)
+        return self._gather(parts, dim=-3)
+
+    def total(self) -> tuple[Tensor, Tensor]:
+        """
+        Mean and variance of the sum of the components in each row, covariances between them included.
+
+        The mean module is left out.
+
+        :return: ``(*batch, n)`` each.
+        """
+        variance = self._own_variance.sum(-2) + self._sign * self._shared.sum(-3).square().sum(-2)
+        floor = torch.finfo(variance.dtype).eps * self._prior_variance.sum(-2)
+        return self.mean.sum(-2), torch.maximum(variance, floor)
+
+    def sample(self, sample_shape: torch.Size | Sequence[int] = ()) -> ComponentSamples:
+        """:meth:`rsample` without gradients."""
+        with torch.no_grad():
+            return self.rsample(sample_shape)
+
+    def rsample(self, sample_shape: torch.Size | Sequence[int] = ()) -> ComponentSamples:
+        r"""
+        Draw functions from the joint posterior: first the inducing variables of all components, then each component
+        given its own. Draws are consistent: their total is the sum of the components, with its posterior distribution.
+
+        The conditional draw factorises an n x n matrix for each component: meant for grids of up to about a thousand
+        rows.
+
+        :param sample_shape: Shape of independent draws.
+        :return: Draws of the components and of their sum.
+        """
+        sample_shape = torch.Size(sample_shape)
+        whitened = self._strategy.variational_distribution.rsample(sample_shape)
+        # One draw of the inducing variables serves every batch of x: line its batch dimensions up with those of x.
+        own_batch = whitened.shape[len(sample_shape) : -1]
+        missing = (1,) * (self.mean.dim() - 2 - len(own_batch))
+        whitened = whitened.reshape(*sample_shape, *missing, *own_batch, whitened.shape[-1])
+        columns = split_groups(whitened.double().unsqueeze(-1), self._strategy.predictor.group_shapes)
+        drawn = []
+        for group, cholesky, values in zip(
+            self._strategy.predictor.groups, self._strategy.inducing_choleskys(), columns, strict=True
+        ):
+            drawn.append(_sample_group(group, self._x, cholesky, values))
+        components = self._gather(drawn).to(self.mean.dtype)
+        return ComponentSamples(components, self._sample_totals(components))
+
+    def _sample_totals(self, components: Tensor) -> Tensor:
+        predictor = self._strategy.predictor
+        owner = torch.tensor([predictor.predictor_of[index] for index in self._indices], device=components.device)
+        totals = torch.stack(
+            [components[..., owner == index, :].sum(-2) for index in range(predictor.num_predictors)], dim=-2
+        )
+        totals = totals + predictor.prior_means(self._x)
+        return totals.squeeze(-2) if predictor.num_predictors == 1 else totals
+
+
+def _own_variance(group: GroupPosterior) -> Tensor:
+    return group.prior_variance if group.block is None else group.prior_variance - group.block.square().sum(-2)
+
+
+def _sample_group(group: ComponentGroup, x: Tensor, cholesky: Tensor, whitened: Tensor) -> Tensor:
+    r"""
+    Draw :math:`f_c \mid \mathbf v_c \sim N(\phi_c^\top \mathbf v_c, k_c - \phi_c^\top \phi_c)` in float64.
+
+    :param cholesky: :math:`L_c`, ``(*batch, C_g, M, M)``.
+    :param whitened: draws of :math:`\mathbf v_c`, ``(*sample_shape, *batch, C_g, M, 1)``.
+    :return: ``(*sample_shape, *batch, C_g, n)``.
+    """
+    inputs = group.select(x).double()
+    covariance = group.kernel(group.inducing_points.double(), inputs).to_dense()
+    mean = (whitened_weights(cholesky, whitened).mT @ covariance).squeeze(-2)
+    multiplier = group.multiplier(x)
+    if not group.exact:
+        features = torch.linalg.solve_triangular(cholesky, covariance, upper=False)
+        residual = group.kernel(inputs).to_dense() - features.mT @ features
+        root = psd_safe_cholesky(residual)
+        noise = torch.randn(*mean.shape, 1, dtype=mean.dtype, device=mean.device)
+        mean = mean + (root @ noise).squeeze(-1)
+    return mean if multiplier is None else mean * multiplier

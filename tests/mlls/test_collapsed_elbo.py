@@ -1,0 +1,69 @@
+"""The collapsed bound against the reference cases and against the ELBO of the coupled family."""
+
+from __future__ import annotations
+
+import gpytorch
+import pytest
+import torch
+from gpytorch.variational import CholeskyVariationalDistribution
+
+from gpytorch_gam.mlls import CollapsedELBO
+from tests import reference
+
+
+def make_objective(case: dict, chunk_size: int = 8192) -> CollapsedELBO:
+    predictor = reference.make_predictor(case)
+    distribution = CholeskyVariationalDistribution(predictor.num_inducing_total).double()
+    model = reference.Model(predictor, distribution, jitter=case["jitter_on_Kuu"])
+    likelihood = gpytorch.likelihoods.GaussianLikelihood().double()
+    likelihood.noise = reference.tensor([case["noise"]])
+    return CollapsedELBO(likelihood, model, chunk_size=chunk_size)
+
+
+@pytest.mark.parametrize("case", reference.cases())
+def test_bound_matches_the_reference(case: dict) -> None:
+    x, y = reference.tensor(case["X"]), reference.tensor(case["y"])
+    bound = make_objective(case)(x, y) * len(y)
+    assert bound.item() == pytest.approx(case["expected"]["collapsed_bound"], rel=1e-8)
+
+
+@pytest.mark.parametrize("case", reference.cases())
+@pytest.mark.parametrize("chunk_size", [1, 4, 8192])
+def test_optimum_set_into_the_coupled_family_reaches_the_bound(case: dict, chunk_size: int) -> None:
+    x, y = reference.tensor(case["X"]), reference.tensor(case["y"])
+    objective = make_objective(case, chunk_size)
+    optimum, strategy = objective.optimum(x, y), objective.model.variational_strategy
+    strategy.set_whitened_posterior(optimum.mean, optimum.precision)
+    expected = case["expected"]["gaussian_optimum"]
+    posterior = strategy.inducing_posterior()
+    torch.testing.assert_close(posterior.mean, reference.tensor(expected["inducing_mean"]), rtol=1e-7, atol=1e-8)
+    torch.testing.assert_close(
+        posterior.covariance_matrix, reference.tensor(expected["inducing_covariance"]), rtol=1e-7, atol=1e-8
+    )
+    elbo = gpytorch.mlls.VariationalELBO(objective.likelihood, objective.model.train(), num_data=len(y))
+    assert (elbo(objective.model(x), y) * len(y)).item() == pytest.approx(optimum.bound.item(), rel=1e-8)
+
+
+def test_bound_is_differentiable_in_every_hyperparameter() -> None:
+    case = reference.cases()[2]
+    objective = make_objective(case)
+    named = {n: p for n, p in objective.named_parameters() if "_variational_distribution" not in n}
+    x, y = reference.tensor(case["X"]), reference.tensor(case["y"])
+
+    def bound(*values: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(objective, dict(zip(named, values, strict=True)), (x, y))
+
+    assert torch.autograd.gradcheck(bound, tuple(p.detach().clone().requires_grad_() for p in named.values()))
+
+
+def test_errors_name_what_is_wrong() -> None:
+    case = reference.cases()[0]
+    objective = make_objective(case)
+    with pytest.raises(ValueError, match="GaussianLikelihood"):
+        CollapsedELBO(gpytorch.likelihoods.BernoulliLikelihood(), objective.model)
+    x, y = reference.tensor(case["X"]), reference.tensor(case["y"])
+    with pytest.raises(ValueError, match="y has 2 entries"):
+        objective(x, y[:2])
+    y[1] = float("nan")
+    with pytest.raises(ValueError, match="NaN or infinity in 1 of"):
+        objective(x, y)
