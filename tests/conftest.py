@@ -3,6 +3,9 @@
 import pytest
 import torch
 
+# Matrices here are small: more threads only get into each other's way, badly so on a busy machine.
+torch.set_num_threads(1)
+
 
 @pytest.fixture(autouse=True)
 def fixed_seed() -> None:

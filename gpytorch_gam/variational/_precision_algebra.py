@@ -19,6 +19,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gpytorch_gam.operators._capacitance import add_identity, capacitance_log_determinant, explained_factor
+
 
 class CovarianceFactors(NamedTuple):
     r"""
@@ -56,9 +58,8 @@ def block_covariance_root(block_factor: Tensor) -> tuple[Tensor, Tensor]:
     :param block_factor: :math:`E_c`, ``(*batch, C, M, r)``.
     :return: ``(*batch, C, M, r)`` and ``(*batch, C)``.
     """
-    cholesky = torch.linalg.cholesky(identity_plus(block_factor.mT @ block_factor))
-    root = torch.linalg.solve_triangular(cholesky, block_factor.mT, upper=False).mT
-    return root, log_determinant(cholesky)
+    cholesky = torch.linalg.cholesky(add_identity(block_factor.mT @ block_factor))
+    return explained_factor(block_factor, cholesky), capacitance_log_determinant(cholesky)
 
 
 def apply_block_inverse(block_roots: Sequence[Tensor], factor: Tensor) -> Tensor:
@@ -73,38 +74,6 @@ def apply_block_inverse(block_roots: Sequence[Tensor], factor: Tensor) -> Tensor
     parts = split_groups(factor, shapes)
     solved = [part - root @ (root.mT @ part) for root, part in zip(block_roots, parts, strict=True)]
     return torch.cat([part.flatten(-3, -2) for part in solved], dim=-2)
-
-
-def capacitance_cholesky(factor: Tensor, solved_factor: Tensor) -> Tensor:
-    r"""
-    :math:`\mathrm{chol}(I + B^\top D^{-1} B)`.
-
-    :param factor: :math:`B`, ``(*batch, Q, R)``.
-    :param solved_factor: :math:`D^{-1} B`, the same shape.
-    :return: ``(*batch, R, R)``, lower triangular.
-    """
-    return torch.linalg.cholesky(identity_plus(factor.mT @ solved_factor))
-
-
-def shared_covariance_root(solved_factor: Tensor, capacitance_chol: Tensor) -> Tensor:
-    r"""
-    :math:`F = D^{-1} B L_A^{-\top}`.
-
-    :param solved_factor: :math:`D^{-1} B`, ``(*batch, Q, R)``.
-    :param capacitance_chol: :math:`L_A`, ``(*batch, R, R)``.
-    :return: ``(*batch, Q, R)``.
-    """
-    return torch.linalg.solve_triangular(capacitance_chol, solved_factor.mT, upper=False).mT
-
-
-def identity_plus(matrix: Tensor) -> Tensor:
-    """Add one to the diagonal of ``(*batch, k, k)``."""
-    return matrix + torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
-
-
-def log_determinant(cholesky: Tensor) -> Tensor:
-    """Log determinant ``(*batch)`` of the matrix with this Cholesky factor ``(*batch, k, k)``."""
-    return 2.0 * cholesky.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
 
 def precision_covariance_factors(
@@ -129,9 +98,9 @@ def precision_covariance_factors(
     shared_root = None
     if factor is not None:
         solved = factor if block_roots is None else apply_block_inverse(block_roots, factor)
-        cholesky = capacitance_cholesky(factor, solved)
-        shared_root = shared_covariance_root(solved, cholesky)
-        logdet = logdet + log_determinant(cholesky)
+        cholesky = torch.linalg.cholesky(add_identity(factor.mT @ solved))  # A = I + B' D^-1 B
+        shared_root = explained_factor(solved, cholesky)  # F = D^-1 B L_A^-T
+        logdet = logdet + capacitance_log_determinant(cholesky)
     return CovarianceFactors(mean, block_roots, shared_root, shared_sign=-1), logdet
 
 

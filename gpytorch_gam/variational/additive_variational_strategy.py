@@ -16,7 +16,6 @@ from linear_operator.operators import (
     DenseLinearOperator,
     DiagLinearOperator,
     LinearOperator,
-    MatmulLinearOperator,
     ZeroLinearOperator,
 )
 from linear_operator.utils.cholesky import psd_safe_cholesky
@@ -27,6 +26,7 @@ from gpytorch_gam.components.additive_predictor import join_covariances
 from gpytorch_gam.components.projection import project_components, project_sum, whitened_weights
 from gpytorch_gam.operators import BlockDiagonalCholeskyLinearOperator, LowRankPrecisionInverseLinearOperator
 
+from ._posterior_covariance import posterior_covariance
 from ._precision_algebra import CovarianceFactors, split_groups
 from ._precision_variational_distribution import _PrecisionVariationalDistribution
 from .block_low_rank_precision_variational_distribution import BlockLowRankPrecisionVariationalDistribution
@@ -71,8 +71,10 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
     ``diag=False``), in eval mode the full covariance, lazily.
 
     The jitter, ``gpytorch.settings.variational_cholesky_jitter``, is relative to the mean prior variance of each
-    component's inducing variables; since these are factorised in float64 whatever the model's dtype, the setting's
-    float64 value applies. An explicit ``jitter_val`` is absolute.
+    component's inducing variables; an explicit ``jitter_val`` is absolute. It leaves a share of about its size of each
+    component's prior variance that no amount of data removes. That is nothing in float64 (1e-6), but the 1e-4 of
+    float32, which rounding on the data's side calls for, shows in the bands of large data sets: use float64 for
+    those.
 
     :param model: The model that owns the strategy; its ``forward`` serves ``prior=True``.
     :param predictor: The components and their prior. Registered here: ``strategy.predictor``.
@@ -131,7 +133,7 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
     def jitter_val(self) -> float:
         """The jitter: absolute if it was given, otherwise relative to each component's mean variance."""
         if self._jitter_val is None:
-            return gpytorch.settings.variational_cholesky_jitter.value(torch.float64)
+            return gpytorch.settings.variational_cholesky_jitter.value(self.predictor.dtype)
         return self._jitter_val
 
     @jitter_val.setter
@@ -423,11 +425,8 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
         columns = torch.stack(torch.broadcast_tensors(*shared), dim=-3)  # (*batch, P, R + 1, n)
         means = self.predictor.prior_means(x) + columns[..., -1, :]
         coupled = columns[..., :-1, :].movedim(-3, -2).flatten(-2, -1)  # (*batch, R, P n)
-        covariance = join_covariances(self.predictor.prior_covariances(x))
-        for rows in removed:
-            covariance = covariance + MatmulLinearOperator(-rows.mT, rows)
-        if coupled.shape[-2] > 0:
-            covariance = covariance + MatmulLinearOperator(factors.shared_sign * coupled.mT, coupled)
+        prior = join_covariances(self.predictor.prior_covariances(x))
+        covariance = posterior_covariance(prior, removed, coupled, factors.shared_sign)
         return self._predictor_distribution(means, covariance)
 
     def components(self, x: Tensor, names: Sequence[str] | str | None = None) -> ComponentPosterior:

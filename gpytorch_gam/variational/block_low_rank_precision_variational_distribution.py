@@ -10,8 +10,8 @@ from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
 from gpytorch_gam.operators import BlockDiagonalCholeskyLinearOperator, LowRankPrecisionInverseLinearOperator
+from gpytorch_gam.operators._capacitance import add_identity
 
-from ._precision_algebra import identity_plus
 from ._precision_variational_distribution import _PrecisionVariationalDistribution
 
 
@@ -88,7 +88,7 @@ class BlockLowRankPrecisionVariationalDistribution(_PrecisionVariationalDistribu
         :return: A multivariate normal of event size Q whose covariance is a lazy :math:`(D + BB^\top)^{-1}`.
         """
         choleskys = [
-            torch.linalg.cholesky(identity_plus(factor.double() @ factor.double().mT)).to(self.dtype)
+            torch.linalg.cholesky(add_identity(factor.double() @ factor.double().mT)).to(self.dtype)
             for factor in self.run_factors
         ]
         blocks = BlockDiagonalCholeskyLinearOperator(*choleskys)

@@ -1,0 +1,48 @@
+"""The predictive covariance as prior minus squares, factorised safely."""
+
+from __future__ import annotations
+
+import torch
+from linear_operator.operators import (
+    LinearOperator,
+    MatmulLinearOperator,
+    SumLinearOperator,
+    TriangularLinearOperator,
+)
+from linear_operator.utils.cholesky import psd_safe_cholesky
+from torch import Tensor
+
+
+class PosteriorCovariance(SumLinearOperator):
+    r"""
+    :math:`K - G^\top G \pm T^\top T` over n rows, lazily: a prior covariance and products of projections.
+
+    Rounding in the difference can make it slightly indefinite. What reads it (variances, products) gets it as it is; a
+    Cholesky factor, which sampling needs, is that of the matrix with rounding's size added to the diagonal.
+
+    :param linear_ops: The prior covariance ``(*batch, n, n)`` first, then the updates.
+    """
+
+    def _cholesky(self, upper: bool = False) -> TriangularLinearOperator:
+        dense = self.to_dense()
+        prior_scale = self.linear_ops[0].diagonal(dim1=-1, dim2=-2).mean(-1)
+        jitter = torch.finfo(dense.dtype).eps * dense.shape[-1] * prior_scale
+        identity = torch.eye(dense.shape[-1], dtype=dense.dtype, device=dense.device)
+        return TriangularLinearOperator(
+            psd_safe_cholesky(dense + jitter[..., None, None] * identity, upper=upper), upper=upper
+        )
+
+
+def posterior_covariance(prior: LinearOperator, removed: list[Tensor], coupled: Tensor, sign: int) -> LinearOperator:
+    r"""
+    Prior covariance minus :math:`\sum G^\top G`, plus ``sign`` times :math:`T^\top T`.
+
+    :param prior: ``(*batch, n, n)``.
+    :param removed: factors :math:`G`, each ``(*batch, k, n)``.
+    :param coupled: :math:`T`, ``(*batch, R, n)``.
+    :param sign: -1 or 1.
+    """
+    updates = [MatmulLinearOperator(-rows.mT, rows) for rows in removed]
+    if coupled.shape[-2] > 0:
+        updates.append(MatmulLinearOperator(sign * coupled.mT, coupled))
+    return PosteriorCovariance(prior, *updates)
