@@ -1,0 +1,309 @@
+r"""The interface between an input measure and the kernels that are centred under it.
+
+The RBF kernel :math:`k(x, y) = \exp(-(x - y)^2 / 2 \ell^2)` gets its own functions here, because the integrals that
+centre it cancel catastrophically at long lengthscales. They are written about the measure's mean :math:`c`, with
+
+.. math::
+
+    \alpha(x) = e^{-(x - c)^2 / 2 \ell^2}, \qquad
+    k(x, y) = \alpha(x) \alpha(y) (1 + h(x, y)), \qquad h(x, y) = e^{(x - c)(y - c) / \ell^2} - 1,
+
+so that :math:`\alpha(x) \alpha(y)`, the part that hardly depends on the inputs, can be removed before anything is
+subtracted.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+# The order K of the expansion in (x - c)(s - c) / l^2, and the largest magnitude of that where the expansion is used:
+# the first term left out is below 1e-15 of those kept.
+_NUM_TERMS = 24
+_LARGEST_PRODUCT = 3.0
+
+# The nodes a panel that the default RBF integrals use.
+_NUM_NODES = 64
+
+# exp() of the square of this is finite in float64, and exp(-x) is 0 to working precision for any such square.
+_LARGEST_SCALED_OFFSET = 25.0
+
+
+class RBFConstants(NamedTuple):
+    r"""Integrals of an RBF kernel under a measure, each of shape `(*batch, 1)`, float64.
+
+    :ivar double_mean: :math:`\nu = E_{st} k(s, t)`.
+    :ivar factor_mean: :math:`G = E_s \alpha(s)`.
+    :ivar remainder: :math:`P = E_{st} \alpha(s) \alpha(t) h(s, t) = \nu - G^2 > 0`, without the subtraction.
+        Only meaningful where :meth:`Measure.is_long` holds.
+    """
+
+    double_mean: Tensor
+    factor_mean: Tensor
+    remainder: Tensor
+
+
+class Measure(torch.nn.Module, ABC):
+    r"""A probability distribution of one input variable, or a batch of them (one per additive component).
+
+    Parameters are buffers, so that they move and convert with the kernel that owns the measure; numbers given as
+    Python floats are kept in float64. All integrals are computed in float64 whatever the buffers' dtype.
+
+    A subclass must implement :attr:`mean`, :attr:`standard_deviation` and :meth:`quadrature`. The remaining methods
+    have defaults that sum over the quadrature nodes, exact for a discrete measure and a starting point for any other:
+    override
+    :meth:`split_quadrature` for a continuous measure (kernels may have a kink at zero distance), and the ``rbf_``
+        methods where
+    closed forms exist.
+
+    All buffers must have the shape `(*batch, ...)` with :attr:`num_event_dims` trailing dimensions.
+    """
+
+    #: Number of trailing dimensions of each buffer that are not batch dimensions.
+    num_event_dims: int = 0
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """The batch shape of the measure; its last dimension counts the components."""
+        buffer = next(self.buffers(recurse=False))
+        return buffer.shape[: buffer.dim() - self.num_event_dims]
+
+    @property
+    @abstractmethod
+    def mean(self) -> Tensor:
+        """The mean, of shape `(*batch)`, float64."""
+
+    @property
+    @abstractmethod
+    def standard_deviation(self) -> Tensor:
+        """The standard deviation, of shape `(*batch)`, float64."""
+
+    @abstractmethod
+    def quadrature(self, num_nodes: int) -> tuple[Tensor, Tensor]:
+        """Nodes and weights for the mean of a smooth function.
+
+        :param num_nodes: The number of nodes a panel (ignored by a discrete measure).
+        :return: Nodes and weights, each of shape `(*batch, J)`, float64. The weights sum to one.
+        """
+
+    def split_quadrature(self, x: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
+        """Nodes and weights for the mean of a function that is smooth except at one point.
+
+        :param x: The points of non-smoothness (`*batch x n`), float64.
+        :param num_nodes: The number of nodes a panel (ignored by a discrete measure).
+        :return: Nodes and weights, each broadcastable with `(*batch, n, J)`, float64.
+        """
+        nodes, weights = self.quadrature(num_nodes)
+        return nodes.unsqueeze(-2), weights.unsqueeze(-2)
+
+    @property
+    def panel_width(self) -> Tensor:
+        """The length of input that the panels of :meth:`split_quadrature` cover (`*batch`); zero where it is exact."""
+        return torch.zeros_like(self.mean)
+
+    def is_long(self, lengthscale: Tensor) -> Tensor:
+        """Whether a lengthscale is so long that the RBF kernel should be expanded about the measure's mean.
+
+        :param lengthscale: The lengthscale (`*batch x 1`), float64.
+        :return: A boolean tensor (`*batch x 1`).
+        """
+        return lengthscale > self.standard_deviation.unsqueeze(-1)
+
+    def rbf_constants(self, lengthscale: Tensor) -> RBFConstants:
+        """The integrals of the RBF kernel that do not depend on an input.
+
+        :param lengthscale: The lengthscale (`*batch x 1`), float64.
+        """
+        moments, is_compact = self._moments(lengthscale)
+        factor_mean = moments[..., :1]
+        nodes, weights = self.quadrature(_NUM_NODES)
+        double_mean = (weights * self._rbf_mean(nodes, lengthscale)).sum(-1, keepdim=True)
+        series = (moments[..., 1:].square() * _inverse_factorials(moments)).sum(-1, keepdim=True)
+        remainder = torch.where(is_compact, series, double_mean - factor_mean.square())
+        return RBFConstants(double_mean, factor_mean, remainder)
+
+    def rbf_embedding(self, x: Tensor, lengthscale: Tensor) -> tuple[Tensor, Tensor]:
+        r"""The mean embedding of the RBF kernel and its remainder.
+
+        :param x: The inputs (`*batch x n`), float64.
+        :param lengthscale: The lengthscale (`*batch x 1`), float64.
+        :return: :math:`\mu(x) = E_s k(x, s)`, and :math:`\mu(x) - G \alpha(x) = \alpha(x) E_s \alpha(s) h(x, s)`
+            computed without that subtraction (only meaningful where :meth:`is_long` holds). Both `*batch x n`.
+        """
+        embedding = self._rbf_mean(x, lengthscale)
+        moments, is_compact = self._moments(lengthscale)
+        offset, reach = self._offset(x), self._reach()
+        scaled = offset / lengthscale
+        is_near = is_compact & (scaled.abs() * reach / lengthscale < _LARGEST_PRODUCT)
+        near = torch.where(is_near, scaled, torch.zeros_like(scaled))
+        series = power_series(near, moments[..., 1:] * _inverse_factorials(moments))
+        factor = torch.exp(-0.5 * scaled.square())
+        return embedding, torch.where(is_near, factor * series, embedding - moments[..., :1] * factor)
+
+    def expand(self, batch_shape: torch.Size) -> Measure:
+        """A copy of the measure with a larger batch shape.
+
+        :param batch_shape: The new batch shape, to which the present one must broadcast.
+        """
+        num_batch_dims = len(self.batch_shape)
+        return self._map_buffers(
+            lambda buffer: buffer.expand(*batch_shape, *buffer.shape[num_batch_dims:]).contiguous()
+        )
+
+    def __getitem__(self, index: Any) -> Measure:
+        """A copy of the measure with its batch dimensions indexed.
+
+        :param index: An index, or a tuple of them, into the batch dimensions.
+        """
+        index = index if isinstance(index, tuple) else (index,)
+        if any(part is Ellipsis for part in index):
+            index = (*index, *[slice(None)] * self.num_event_dims)
+        return self._map_buffers(lambda buffer: buffer[index])
+
+    def _map_buffers(self, function: Callable[[Tensor], Tensor]) -> Measure:
+        new_measure = deepcopy(self)
+        for name, buffer in self.named_buffers(recurse=False):
+            setattr(new_measure, name, function(buffer))
+        return new_measure
+
+    def _offset(self, x: Tensor) -> Tensor:
+        return x - self.mean.unsqueeze(-1)
+
+    def _reach(self) -> Tensor:
+        """The largest distance of a node from the mean (`*batch x 1`)."""
+        return self._offset(self.quadrature(_NUM_NODES)[0]).abs().amax(-1, keepdim=True)
+
+    def _rbf_mean(self, x: Tensor, lengthscale: Tensor) -> Tensor:
+        """The mean of k(x, s) over the nodes (`*batch x n`)."""
+        nodes, weights = self.quadrature(_NUM_NODES)
+        scale = math.sqrt(0.5) / lengthscale
+        scaled, scaled_nodes = self._offset(x) * scale, self._offset(nodes) * scale
+        distance = scaled.unsqueeze(-1) - scaled_nodes.unsqueeze(-2)  # (*batch, n, J)
+        return (torch.exp(-distance.square()) @ weights.unsqueeze(-1)).squeeze(-1)
+
+    def _moments(self, lengthscale: Tensor) -> tuple[Tensor, Tensor]:
+        r""":math:`E \alpha(s) ((s - c) / \ell)^k` for k = 0, ..., K (`*batch x (K + 1)`), and where to use them.
+
+        Where the nodes reach too far for the series, long lengthscales still are only a few times the spread, and the
+        differences that it replaces are harmless in float64.
+        """
+        nodes, weights = self.quadrature(_NUM_NODES)
+        reach = self._reach()
+        is_compact = (reach / lengthscale).square() < _LARGEST_PRODUCT
+        scaled = self._offset(nodes) / torch.where(is_compact, lengthscale, reach)
+        deviation = torch.expm1(-0.5 * scaled.square())
+        # The mean of s - c is zero, so that the first moment is of third order: rounding must not give it a
+        # first-order part.
+        first = (weights * deviation * scaled).sum(-1, keepdim=True)
+        powers = scaled.unsqueeze(-1).expand(*scaled.shape, _NUM_TERMS).cumprod(-1)[..., 1:]  # (*batch, J, K - 1)
+        higher = ((weights * (1 + deviation)).unsqueeze(-1) * powers).sum(-2)
+        # Where the series isn't used, the factor's mean is that of the true lengthscale.
+        factor = torch.exp(-0.5 * (self._offset(nodes) / lengthscale).square())
+        zeroth = (weights * factor).sum(-1, keepdim=True)
+        return torch.cat([zeroth, first, higher], -1), is_compact
+
+
+def power_series(x: Tensor, coefficients: Tensor) -> Tensor:
+    """The sum over k = 1, ..., K of c_k x^k.
+
+    :param x: The arguments (`*batch x n`).
+    :param coefficients: The coefficients (`*batch x K`).
+    """
+    exponents = torch.arange(1, coefficients.shape[-1] + 1, dtype=x.dtype, device=x.device)
+    return (x.unsqueeze(-1).pow(exponents) @ coefficients.unsqueeze(-1)).squeeze(-1)
+
+
+def _inverse_factorials(like: Tensor) -> Tensor:
+    """1 / k! for k = 1, ..., K."""
+    values = [1 / math.factorial(k) for k in range(1, _NUM_TERMS + 1)]
+    return torch.tensor(values, dtype=like.dtype, device=like.device)
+
+
+def rbf_without_factor(squared_distance: Tensor, product: Tensor) -> Tensor:
+    r""":math:`\alpha(x) \alpha(y) h(x, y)` as :math:`-k(x, y) (e^{-xy / \ell^2} - 1)`: no cancellation, no overflow.
+
+    :param squared_distance: :math:`(x - y)^2 / 2 \ell^2`.
+    :param product: :math:`(x - c) (y - c) / \ell^2` of offsets cut off at :func:`largest_scaled_offset`; the kernel
+        vanishes wherever that makes a difference.
+    """
+    return -torch.exp(-squared_distance) * torch.expm1(-product)
+
+
+def largest_scaled_offset(dtype: torch.dtype) -> float:
+    """The offset, in lengthscales, at which :func:`rbf_without_factor` must cut off to stay finite in a dtype."""
+    return min(_LARGEST_SCALED_OFFSET, math.sqrt(0.9 * math.log(torch.finfo(dtype).max)))
+
+
+def gauss_legendre(num_nodes: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Gauss-Legendre nodes and weights on (0, 1), float64.
+
+    :param num_nodes: The number of nodes.
+    :param device: The device to put them on.
+    """
+    nodes, weights = torch.tensor(_gauss_legendre_table(num_nodes), dtype=torch.float64, device=device)
+    return nodes, weights
+
+
+@torch.compiler.assume_constant_result
+def _gauss_legendre_table(num_nodes: int) -> tuple[list[float], list[float]]:
+    # Two functions, because the compiler looks through the cache, and cannot trace NumPy's.
+    return _cached_gauss_legendre_table(num_nodes)
+
+
+@functools.lru_cache(maxsize=16)
+def _cached_gauss_legendre_table(num_nodes: int) -> tuple[list[float], list[float]]:
+    nodes, weights = np.polynomial.legendre.leggauss(num_nodes)
+    return ((nodes + 1) / 2).tolist(), (weights / 2).tolist()
+
+
+def panels(edges: tuple[Tensor, ...], num_nodes: int) -> tuple[Tensor, Tensor]:
+    """Composite Gauss-Legendre nodes and weights for the integral over adjacent intervals.
+
+    :param edges: Their end points in ascending order, each of shape `(*shape)`, float64.
+    :param num_nodes: The number of nodes an interval.
+    :return: Nodes and weights, each `(*shape, (len(edges) - 1) * num_nodes)`.
+    """
+    nodes, weights = gauss_legendre(num_nodes, edges[0].device)
+    starts = torch.stack(torch.broadcast_tensors(*edges[:-1]), -1).unsqueeze(-1)  # (*shape, intervals, 1)
+    widths = torch.stack(torch.broadcast_tensors(*edges[1:]), -1).unsqueeze(-1) - starts
+    return (starts + widths * nodes).flatten(-2), (widths * weights).flatten(-2)
+
+
+def as_parameter(owner: str, name: str, value: Any) -> Tensor:
+    """A measure's argument as a floating-point tensor that carries no gradient.
+
+    :param owner: The measure's name, for the error message.
+    :param name: The argument's name, for the error message.
+    :param value: A number, a nested list, an array, or a tensor.
+    :raises ValueError: If a value is NaN or infinite.
+    """
+    tensor = value.detach().clone() if torch.is_tensor(value) else torch.as_tensor(value, dtype=torch.float64).clone()
+    if not tensor.is_floating_point():
+        tensor = tensor.double()
+    if not bool(torch.isfinite(tensor).all()):
+        raise ValueError(f"{owner}: {name} must be finite, got {value}.")
+    return tensor
+
+
+def broadcast_parameters(owner: str, **tensors: Tensor) -> list[Tensor]:
+    """Broadcast a measure's arguments to one shape.
+
+    :param owner: The measure's name, for the error message.
+    :param tensors: The arguments by name.
+    :raises ValueError: If their shapes do not broadcast.
+    """
+    try:
+        return [tensor.contiguous() for tensor in torch.broadcast_tensors(*tensors.values())]
+    except RuntimeError:
+        shapes = ", ".join(f"{name} has shape {tuple(tensor.shape)}" for name, tensor in tensors.items())
+        raise ValueError(
+            f"{owner}: {shapes}, which do not broadcast; give one value a component, or one for all."
+        ) from None

@@ -1,0 +1,122 @@
+"""The uniform distribution on an interval."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from .measure import Measure, RBFConstants, as_parameter, broadcast_parameters, gauss_legendre, panels, power_series
+
+# Order of the expansion in (x - c)(s - c) / l^2, whose magnitude is at most _LARGEST_PRODUCT where it is used: the
+# first term left out is 1e-15 of the first one kept.
+_LARGEST_PRODUCT = 3.0
+_NUM_EVEN_TERMS = 12
+_NUM_MOMENT_NODES = 24
+
+
+class Uniform(Measure):
+    r"""The uniform distribution on the interval from `low` to `high`.
+
+    The mean embedding of an RBF kernel is a difference of error functions; at lengthscales beyond the standard
+    deviation the remainder :math:`\alpha(x) E_s \alpha(s) h(x, s)` is summed as a series in even powers of
+    :math:`(x - c) / \ell` (the odd ones vanish by symmetry) whose coefficients, and therefore the sum, are positive.
+
+    :param low: The lower end (a number, or a tensor of shape `batch_shape`).
+    :param high: The upper end, above `low` (same shapes).
+    :raises ValueError: If an end is not finite, the shapes do not broadcast, or `low >= high` anywhere.
+
+    Example:
+        >>> measure = Uniform(0.0, 1.0)  # every component's input is uniform on the unit interval
+        >>> measure = Uniform(torch.zeros(3), torch.tensor([1.0, 2.0, 24.0]))  # one interval a component
+    """
+
+    low: Tensor
+    high: Tensor
+
+    def __init__(self, low: float | Tensor, high: float | Tensor) -> None:
+        super().__init__()
+        low, high = broadcast_parameters(
+            "Uniform", low=as_parameter("Uniform", "low", low), high=as_parameter("Uniform", "high", high)
+        )
+        if not bool((low < high).all()):
+            raise ValueError(f"Uniform: low must be below high, got low={low.tolist()} and high={high.tolist()}.")
+        self.register_buffer("low", low)
+        self.register_buffer("high", high)
+
+    @property
+    def mean(self) -> Tensor:
+        """The midpoint of the interval."""
+        return 0.5 * (self.low.double() + self.high.double())
+
+    @property
+    def half_width(self) -> Tensor:
+        """Half the length of the interval, of shape `(*batch)`, float64."""
+        return 0.5 * (self.high.double() - self.low.double())
+
+    @property
+    def standard_deviation(self) -> Tensor:
+        """The half width divided by the root of three."""
+        return self.half_width / math.sqrt(3.0)
+
+    @property
+    def panel_width(self) -> Tensor:
+        """The length of the interval."""
+        return 2 * self.half_width
+
+    def quadrature(self, num_nodes: int) -> tuple[Tensor, Tensor]:
+        """Gauss-Legendre nodes, as many on each half of the interval; see :meth:`Measure.quadrature`."""
+        nodes, weights = panels((self.low.double(), self.mean, self.high.double()), num_nodes)
+        return nodes, weights / (2 * self.half_width.unsqueeze(-1))
+
+    def split_quadrature(self, x: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
+        """Gauss-Legendre nodes, as many on each side of `x`; see :meth:`Measure.split_quadrature`."""
+        low, high = self.low.double().unsqueeze(-1), self.high.double().unsqueeze(-1)
+        nodes, weights = panels((low, torch.clamp(x, low, high), high), num_nodes)
+        return nodes, weights / (high - low).unsqueeze(-1)
+
+    def rbf_constants(self, lengthscale: Tensor) -> RBFConstants:
+        """See :meth:`Measure.rbf_constants`."""
+        is_long = self.is_long(lengthscale)
+        moments = self._even_moments(self._long_lengthscale(lengthscale))  # (*batch, K + 1)
+        factor_mean = moments[..., :1]
+        remainder = (moments[..., 1:].square() * _inverse_even_factorials(moments)).sum(-1, keepdim=True)
+        width = 2 * self.half_width.unsqueeze(-1) / torch.where(is_long, torch.ones_like(lengthscale), lengthscale)
+        # E k(s, t) = 2 / w^2 [ w sqrt(pi / 2) erf(w / sqrt(2)) + exp(-w^2 / 2) - 1 ], w the width in lengthscales
+        error_function = width * math.sqrt(math.pi / 2) * torch.erf(width / math.sqrt(2.0))
+        short = 2 / width.square() * (error_function + torch.expm1(-0.5 * width.square()))
+        return RBFConstants(torch.where(is_long, remainder + factor_mean.square(), short), factor_mean, remainder)
+
+    def rbf_embedding(self, x: Tensor, lengthscale: Tensor) -> tuple[Tensor, Tensor]:
+        """See :meth:`Measure.rbf_embedding`."""
+        offset, half_width = x - self.mean.unsqueeze(-1), self.half_width.unsqueeze(-1)
+        root = math.sqrt(2.0) * lengthscale
+        difference = torch.erf((offset + half_width) / root) - torch.erf((offset - half_width) / root)
+        embedding = math.sqrt(math.pi / 2) * lengthscale / (2 * half_width) * difference
+
+        moments = self._even_moments(self._long_lengthscale(lengthscale))
+        scaled = offset / lengthscale
+        is_near = scaled.abs() * half_width / lengthscale < _LARGEST_PRODUCT
+        near = torch.where(is_near, scaled, torch.zeros_like(scaled)).square()
+        series = power_series(near, moments[..., 1:] * _inverse_even_factorials(moments))
+        factor = torch.exp(-0.5 * scaled.square())
+        return embedding, torch.where(is_near, factor * series, embedding - moments[..., :1] * factor)
+
+    def _long_lengthscale(self, lengthscale: Tensor) -> Tensor:
+        """The lengthscale where the expansion is used, and a harmless one elsewhere."""
+        return torch.where(self.is_long(lengthscale), lengthscale, self.half_width.unsqueeze(-1))
+
+    def _even_moments(self, lengthscale: Tensor) -> Tensor:
+        r""":math:`E \alpha(s) ((s - c) / \ell)^{2k}` for k = 0, ..., K, of shape `(*batch, K + 1)`."""
+        nodes, weights = gauss_legendre(_NUM_MOMENT_NODES, lengthscale.device)
+        squares = (self.half_width.unsqueeze(-1) / lengthscale * nodes).square()  # (*batch, J)
+        exponents = torch.arange(_NUM_EVEN_TERMS + 1, dtype=squares.dtype, device=squares.device)
+        powers = squares.unsqueeze(-1).pow(exponents)  # (*batch, J, K + 1)
+        return ((weights * torch.exp(-0.5 * squares)).unsqueeze(-2) @ powers).squeeze(-2)
+
+
+def _inverse_even_factorials(like: Tensor) -> Tensor:
+    """1 / (2k)! for k = 1, ..., K."""
+    values = [1 / math.factorial(2 * k) for k in range(1, _NUM_EVEN_TERMS + 1)]
+    return torch.tensor(values, dtype=like.dtype, device=like.device)
