@@ -56,12 +56,17 @@ class BlockLowRankPrecisionVariationalDistribution(_PrecisionVariationalDistribu
         super().__init__(sum(block_sizes), batch_shape, mean_init_std, init_scale)
         self.block_sizes = block_sizes
         self.runs = tuple((len(list(run)), size) for size, run in groupby(block_sizes))
-        self.run_factors = torch.nn.ParameterList(
-            init_scale
-            * torch.randn(*self.batch_shape, count, size, size if block_rank is None else min(block_rank, size))
-            for count, size in self.runs
-        )
+        # On the distribution itself: GPyTorch takes parameters of submodules for hyperparameters.
+        for index, (count, size) in enumerate(self.runs):
+            columns = size if block_rank is None else min(block_rank, size)
+            factor = init_scale * torch.randn(*self.batch_shape, count, size, columns)
+            self.register_parameter(f"block_factor_{index}", torch.nn.Parameter(factor))
         self._register_precision_factor(rank)
+
+    @property
+    def run_factors(self) -> list[Tensor]:
+        r"""The factors :math:`E_c`, ``(*batch, count, M, r)`` for each run of equal blocks."""
+        return [getattr(self, f"block_factor_{index}") for index in range(len(self.runs))]
 
     def block_factors(self, group_shapes: Sequence[tuple[int, int]] | None = None) -> list[Tensor] | None:
         r"""
@@ -72,7 +77,7 @@ class BlockLowRankPrecisionVariationalDistribution(_PrecisionVariationalDistribu
         :return: For each group ``(*batch, C_g, M_g, r_g)``.
         """
         if group_shapes is None or tuple(group_shapes) == self.runs:
-            return list(self.run_factors)
+            return self.run_factors
         parts, run, start = [], 0, 0
         for count, _ in group_shapes:
             if start == self.runs[run][0]:

@@ -453,6 +453,14 @@ def test_hot_path_reads_no_number_from_a_tensor(family: str) -> None:
     assert torch.isfinite(model.variational_strategy.kl_divergence())
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_variational_parameters_are_those_of_the_distribution(family: str) -> None:
+    model = make_model(family)
+    own = {id(p) for p in model.variational_strategy._variational_distribution.parameters()}
+    assert {id(p) for p in model.variational_parameters()} == own
+    assert {id(p) for p in model.hyperparameters()} == {id(p) for p in model.predictor.parameters()}
+
+
 def test_fixed_inducing_points_never_move() -> None:
     model, x, y = make_model(), data(), torch.randn(30)
     before = [group.inducing_points.clone() for group in model.predictor.groups]
