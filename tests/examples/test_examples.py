@@ -1,0 +1,109 @@
+"""Every example runs as its users run it, and writes its numbers and its figure."""
+
+import functools
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib.image
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FAMILY_KEYS = {
+    "real_data": {"elbo", "nats_below_optimum", "rmse", "negative_log_density", "coverage_90", "noise_stddev"},
+    "training_loop": {"elbo", "accuracy", "negative_log_density", "reload_difference"},
+}
+EXPECTED = {
+    "real_data": {
+        "families": ["block_low_rank", "mean_field"],
+        "baseline": "linear_regression",
+        "rows": {"train": 314, "test": 78, "dropped": 14},
+        "effects": ["displacement", "horsepower", "weight", "acceleration", "year", "cylinders", "origin"],
+    },
+    "training_loop": {
+        "families": ["low_rank", "block_low_rank"],
+        "baseline": "true_probability",
+        "rows": {"train": 1000, "test": 2000},
+        "effects": ["x0", "x1", "x2", "x3"],
+    },
+}
+
+
+class Run(NamedTuple):
+    name: str
+    folder: Path
+    printed: str
+
+    @property
+    def numbers(self):
+        return json.loads((self.folder / "numbers.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Run an example, once each, in an empty folder, with warnings as errors."""
+
+    @functools.cache
+    def run_once(name):
+        folder = tmp_path_factory.mktemp(name)
+        paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
+        # torch and GPyTorch raise DeprecationWarnings of their own on import
+        flags = ["-W", "error", "-W", "ignore::DeprecationWarning"]
+        command = [sys.executable, *flags, str(ROOT / "examples" / f"{name}.py"), "--quick", "--json", "numbers.json"]
+        result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+        assert result.returncode == 0, result.stderr
+        return Run(name, folder, result.stdout)
+
+    return run_once
+
+
+def _numbers(value):
+    """All numbers in nested dictionaries and lists."""
+    if isinstance(value, dict):
+        return [number for entry in value.values() for number in _numbers(entry)]
+    if isinstance(value, list):
+        return [number for entry in value for number in _numbers(entry)]
+    return [value] if isinstance(value, int | float) else []
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_example_writes_finite_numbers_for_every_family_and_effect(run, name):
+    numbers, expected = run(name).numbers, EXPECTED[name]
+    assert set(numbers) == {"rows", expected["baseline"], *expected["families"]}
+    assert numbers["rows"] == expected["rows"]
+    for family in expected["families"]:
+        assert numbers[family].keys() >= FAMILY_KEYS[name]
+        assert list(numbers[family]["effects"]) == expected["effects"]
+    assert all(math.isfinite(number) for number in _numbers(numbers))
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_example_draws_a_figure_with_something_on_it(run, name):
+    image = matplotlib.image.imread(run(name).folder / "out" / f"{name}.png")
+    height, width = image.shape[:2]
+    assert height >= 300 and width >= 1000
+    inked = (image[..., :3].min(-1) < 0.95).mean()
+    assert 0.02 < inked < 0.6  # an empty page has 0, an inverted one nearly 1
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_example_prints_what_it_found(run, name):
+    printed = run(name).printed
+    for word in [*EXPECTED[name]["effects"], "ELBO", f"{name}.png"]:
+        assert word in printed
+
+
+def test_bounds_of_the_real_data_example_stay_below_the_collapsed_bound(run):
+    numbers = run("real_data").numbers
+    # The ELBO belongs to the start of the last step, the optimum to its end: one small step of Adam lies between.
+    assert all(numbers[family]["nats_below_optimum"] > -1.0 for family in ("block_low_rank", "mean_field"))
+
+
+def test_reloaded_model_of_the_training_loop_predicts_the_same(run):
+    numbers = run("training_loop").numbers
+    assert numbers["low_rank"]["reload_difference"] == numbers["block_low_rank"]["reload_difference"] == 0.0

@@ -1,0 +1,30 @@
+"""What the README shows runs, and what it refers to exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def test_first_python_block_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    code = re.findall(r"```python\n(.*?)```", README, re.DOTALL)[0]
+    namespace: dict = {}
+    exec(compile(code, "README.md", "exec"), namespace)
+    assert "('x0', 'x1', 'x2', 'constant')" in capsys.readouterr().out
+    with torch.no_grad():
+        error = namespace["model"](namespace["x"]).mean - (
+            torch.sin(6 * namespace["x"][:, 0]) + namespace["x"][:, 1] ** 2
+        )
+    assert error.square().mean().sqrt() < 0.1  # half of the noise: it was fitted
+
+
+def test_links_lead_somewhere() -> None:
+    links = re.findall(r"\]\((?!http)([^)#]+)\)", README)
+    assert links
+    assert [link for link in links if not (ROOT / link).exists()] == []
