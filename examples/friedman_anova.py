@@ -217,8 +217,8 @@ def print_table(rows: list[dict]) -> None:
         )
     print(
         "ELBO and bound in nats (bound: the exact collapsed bound at the hyperparameters learnt); RMSE of rho,\n"
-        "and of the worst effect, on fresh inputs; coverage of 95% bands of rho, by this posterior and by the exact one\n"
-        "at the same hyperparameters; standard deviation of the noise; seconds of training."
+        "and of the worst effect, on fresh inputs; coverage of 95% bands of rho, by this posterior and by the exact\n"
+        "one at the same hyperparameters; standard deviation of the noise; seconds of training."
     )
 
 

@@ -7,6 +7,8 @@ evaluation and matrix products: no triangular solve against the data, and nothin
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -31,7 +33,26 @@ def project_sum(
     shared = shared_weights.flatten(-3, -2).mT @ covariance.flatten(-3, -2)
     if block_weights is None:
         return shared, None
-    return shared, (block_weights.mT @ covariance).square().sum((-3, -2))
+    return shared, _SumOfSquares.apply(block_weights.mT @ covariance)
+
+
+class _SumOfSquares(torch.autograd.Function):
+    """
+    Sum of squares over the components and columns of ``(*batch, C_g, r, n)``.
+
+    The projections are the largest tensor of a step. Autograd's backward of a square and a sum sweeps over it four
+    times and keeps temporaries of its size; this one sweeps once.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, projections: Tensor) -> Tensor:
+        ctx.save_for_backward(projections)
+        return projections.square().sum((-3, -2))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (projections,) = ctx.saved_tensors
+        return projections * (2 * grad)[..., None, None, :]
 
 
 def project_components(

@@ -11,6 +11,7 @@ from gpytorch.variational._variational_distribution import _VariationalDistribut
 from torch import Tensor
 
 from ._precision_algebra import CovarianceFactors, kl_from_standard_normal, precision_covariance_factors
+from ._shared_divergence import SharedDivergence
 
 
 class _PrecisionVariationalDistribution(_VariationalDistribution):
@@ -27,6 +28,7 @@ class _PrecisionVariationalDistribution(_VariationalDistribution):
     def __init__(self, num_inducing_points: int, batch_shape: torch.Size, mean_init_std: float, init_scale: float):
         super().__init__(num_inducing_points, batch_shape=torch.Size(batch_shape), mean_init_std=mean_init_std)
         self.init_scale = init_scale
+        self._shared_divergence = SharedDivergence()
         self.register_parameter(
             "variational_mean", torch.nn.Parameter(torch.zeros(*self.batch_shape, num_inducing_points))
         )
@@ -63,17 +65,34 @@ class _PrecisionVariationalDistribution(_VariationalDistribution):
 
         :param group_shapes: ``(C_g, M_g)`` of each group of components.
         """
-        return self._factors(group_shapes)[0]
+        factors, logdet = self._factors(group_shapes)
+        if self.training:
+            shared = [root for root in (*(factors.block_roots or ()), factors.shared_root) if root is not None]
+            divergence = kl_from_standard_normal(factors, logdet)
+            self._shared_divergence.offer(divergence, shared, tuple(self.parameters()))
+        return factors
 
     def kl_divergence(self) -> Tensor:
         """
         Kullback-Leibler divergence to the standard normal, which is the prior of the whitened variables.
 
-        Closed form through the R x R capacitance; computed from the present parameters at each call.
+        Closed form through the R x R capacitance, always that of the present parameters. Right after a forward in
+        train mode it shares the factorisation of that forward.
 
         :return: ``(*batch)``.
         """
-        return kl_from_standard_normal(*self._factors(None)).to(self.variational_mean.dtype)
+        divergence = self._shared_divergence.take(tuple(self.parameters()))
+        if divergence is None:
+            divergence = kl_from_standard_normal(*self._factors(None))
+        return divergence.to(self.variational_mean.dtype)
+
+    @abstractmethod
+    def fit_precision(self, precision: Tensor) -> None:
+        """
+        Set the factors to the best fit of a dense precision.
+
+        :param precision: ``(*batch, Q, Q)``, float64, at least the identity.
+        """
 
     @torch.no_grad()
     def initialize_variational_distribution(self, prior_dist: MultivariateNormal) -> None:

@@ -29,6 +29,7 @@ from gpytorch_gam.operators import BlockDiagonalCholeskyLinearOperator, LowRankP
 from ._posterior_covariance import posterior_covariance
 from ._precision_algebra import CovarianceFactors, split_groups
 from ._precision_variational_distribution import _PrecisionVariationalDistribution
+from ._structured_fit import inverse_cholesky
 from .block_low_rank_precision_variational_distribution import BlockLowRankPrecisionVariationalDistribution
 from .component_posterior import ComponentPosterior, GroupPosterior
 from .low_rank_precision_variational_distribution import LowRankPrecisionVariationalDistribution
@@ -268,23 +269,28 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
     @torch.no_grad()
     def set_whitened_posterior(self, mean: Tensor, precision: Tensor) -> None:
         """
-        Set a coupled (Cholesky) distribution to a Gaussian given by mean and precision.
+        Set the distribution to the Gaussian of its family closest to one given by mean and precision, such as that of
+        :meth:`CollapsedELBO.optimum`.
+
+        A coupled (Cholesky) distribution takes any precision exactly. The structured ones keep the mean and take the
+        best fit of :math:`I + BB^\top` or :math:`I + \\mathrm{blockdiag}(E_c E_c^\top) + BB^\top`. Cost :math:`O(Q^3)`.
 
         :param mean: Mean of the whitened inducing variables, ``(*batch, Q)``.
-        :param precision: Their precision, ``(*batch, Q, Q)``.
-        :raises TypeError: If the distribution is not GPyTorch's ``CholeskyVariationalDistribution``.
+        :param precision: Their precision, ``(*batch, Q, Q)``; for the structured families at least the identity, as it
+            is for log-concave likelihoods.
+        :raises TypeError: If the distribution is of another kind.
         """
         q = self._variational_distribution
-        if not isinstance(q, CholeskyVariationalDistribution):
+        if isinstance(q, _PrecisionVariationalDistribution):
+            q.fit_precision(precision.double())
+        elif isinstance(q, CholeskyVariationalDistribution):
+            q.chol_variational_covar.copy_(inverse_cholesky(precision.double()))
+        else:
             raise TypeError(
-                f"setting a dense precision needs a CholeskyVariationalDistribution, got {type(q).__name__}"
+                f"a {type(q).__name__} cannot be set from a precision: use LowRankPrecisionVariationalDistribution, "
+                "BlockLowRankPrecisionVariationalDistribution or CholeskyVariationalDistribution"
             )
-        # With the rows and columns reversed, the inverse of a lower Cholesky factor becomes lower triangular again.
-        reversed_cholesky = torch.linalg.cholesky(precision.double().flip(-2, -1))
-        eye = torch.eye(precision.shape[-1], dtype=torch.float64, device=precision.device)
-        root = torch.linalg.solve_triangular(reversed_cholesky.mT, eye, upper=True).flip(-2, -1)
         q.variational_mean.copy_(mean)
-        q.chol_variational_covar.copy_(root)
         self._mark_initialized()
 
     def _structured_distribution(self) -> Any:

@@ -13,6 +13,7 @@ from gpytorch_gam.operators import BlockDiagonalCholeskyLinearOperator, LowRankP
 from gpytorch_gam.operators._capacitance import add_identity
 
 from ._precision_variational_distribution import _PrecisionVariationalDistribution
+from ._structured_fit import fit_block_low_rank
 
 
 class BlockLowRankPrecisionVariationalDistribution(_PrecisionVariationalDistribution):
@@ -85,6 +86,22 @@ class BlockLowRankPrecisionVariationalDistribution(_PrecisionVariationalDistribu
             parts.append(self.run_factors[run].narrow(-3, start, count))
             start += count
         return parts
+
+    @torch.no_grad()
+    def fit_precision(self, precision: Tensor) -> None:
+        """
+        Set the blocks and B to a fit of a dense precision whose diagonal blocks it reproduces (unless ``block_rank``
+        restricts them): never worse than mean-field.
+
+        :param precision: ``(*batch, Q, Q)``, float64, at least the identity.
+        """
+        excess = add_identity(-precision).neg()
+        block_ranks = [factor.shape[-1] for factor in self.run_factors]
+        blocks, shared = fit_block_low_rank(excess, self.runs, self.rank, block_ranks)
+        for factor, block in zip(self.run_factors, blocks, strict=True):
+            factor.copy_(block)
+        if self.precision_factor is not None:
+            self.precision_factor.copy_(shared)
 
     def forward(self) -> MultivariateNormal:
         r"""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 import torch
@@ -10,8 +11,13 @@ from linear_operator.operators import IdentityLinearOperator
 from torch import Tensor
 
 from gpytorch_gam.operators import LowRankPrecisionInverseLinearOperator
+from gpytorch_gam.operators._capacitance import add_identity
+from gpytorch_gam.warnings import RankWarning
 
 from ._precision_variational_distribution import _PrecisionVariationalDistribution
+from ._structured_fit import leading_root, truncation_gap
+
+_NOTABLE_LOSS = 10.0  # nats
 
 
 class LowRankPrecisionVariationalDistribution(_PrecisionVariationalDistribution):
@@ -57,6 +63,27 @@ class LowRankPrecisionVariationalDistribution(_PrecisionVariationalDistribution)
     def block_factors(self, group_shapes: Sequence[tuple[int, int]] | None = None) -> list[Tensor] | None:
         """None: outside the low-rank term the precision is the prior's."""
         return None
+
+    @torch.no_grad()
+    def fit_precision(self, precision: Tensor) -> None:
+        r"""
+        Set B to the best fit of :math:`I + BB^\top` to a dense precision: the leading eigenvectors of what exceeds I.
+
+        A :class:`~gpytorch_gam.warnings.RankWarning` says so if that leaves the bound ten nats or more short.
+
+        :param precision: ``(*batch, Q, Q)``, float64, at least the identity.
+        """
+        excess = add_identity(-precision).neg()
+        lost = truncation_gap(excess, self.rank).max().item()
+        if lost >= _NOTABLE_LOSS:
+            warnings.warn(
+                f"rank {self.rank} leaves the bound {lost:.1f} nats below its optimum at these hyperparameters: raise "
+                "the rank, or use BlockLowRankPrecisionVariationalDistribution, which needs a smaller one",
+                RankWarning,
+                stacklevel=2,
+            )
+        if self.precision_factor is not None:
+            self.precision_factor.copy_(leading_root(excess, self.rank))
 
     def forward(self) -> MultivariateNormal:
         r"""

@@ -387,6 +387,46 @@ def test_kl_follows_an_optimizer_step_without_a_forward(family: str) -> None:
     assert after == pytest.approx(fresh.variational_strategy.kl_divergence().item(), rel=1e-6)
 
 
+@pytest.mark.parametrize("family", ["low_rank", "block_low_rank", "mean_field"])
+def test_shared_divergence_is_always_that_of_a_new_computation(family: str) -> None:
+    model, x = make_model(family).train(), data()
+    strategy = model.variational_strategy
+    parameters = list(strategy._variational_distribution.parameters())
+
+    def reference() -> torch.Tensor:
+        return copy.deepcopy(strategy._variational_distribution).kl_divergence()
+
+    def gradients(divergence: torch.Tensor) -> list[torch.Tensor]:
+        return torch.autograd.grad(divergence, parameters)
+
+    expected = [g.clone() for g in gradients(strategy.kl_divergence())]
+    # The marginals' own backward pass frees the graph that the divergence would share.
+    model(x).variance.sum().backward()
+    torch.testing.assert_close(gradients(strategy.kl_divergence()), expected)
+    # The same divergence twice after one forward.
+    model(x)
+    torch.testing.assert_close(gradients(strategy.kl_divergence()), expected)
+    torch.testing.assert_close(gradients(strategy.kl_divergence()), expected)
+    # In-place edits that leave no trace in tensor versions.
+    model(x)
+    parameters[-1].data.mul_(2.0)
+    torch.testing.assert_close(strategy.kl_divergence(), reference(), rtol=0, atol=0)
+    # A forward without gradients, then a divergence with them.
+    with torch.no_grad():
+        model(x)
+    assert strategy.kl_divergence().requires_grad
+    # Parameters frozen and thawed in between.
+    parameters[0].requires_grad_(False)
+    model(x)
+    parameters[0].requires_grad_(True)
+    assert gradients(strategy.kl_divergence())[0].abs().sum() > 0
+    # Another dtype.
+    model(x)
+    model.double()
+    assert strategy.kl_divergence().dtype == torch.float64
+    torch.testing.assert_close(strategy.kl_divergence(), reference(), rtol=0, atol=0)
+
+
 def test_no_cache_survives_changes_of_batch_dtype_or_hyperparameters() -> None:
     model, x = make_model().eval(), data(6)
     first = model(x).covariance_matrix
@@ -590,5 +630,5 @@ def test_paper_parameters_round_trip_and_errors() -> None:
         strategy.set_paper_parameters(mean[:3], factor)
     with pytest.raises(TypeError, match="need a distribution with a low-rank precision"):
         make_model("coupled").variational_strategy.paper_parameters()
-    with pytest.raises(TypeError, match="needs a CholeskyVariationalDistribution"):
-        strategy.set_whitened_posterior(mean, torch.eye(len(mean)).double())
+    with pytest.raises(TypeError, match="a DeltaVariationalDistribution cannot be set from a precision"):
+        make_model("delta").variational_strategy.set_whitened_posterior(mean, torch.eye(len(mean)).double())

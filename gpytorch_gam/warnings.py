@@ -1,0 +1,5 @@
+"""Categories of this package's warnings."""
+
+
+class RankWarning(UserWarning):
+    """A low-rank posterior has too few columns for what the data determine."""
