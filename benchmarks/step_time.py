@@ -1,0 +1,215 @@
+"""
+Claim: a training step of the coupled posteriors costs about as much as a step of the mean-field approximation.
+
+Measures ONE step (forward, ``VariationalELBO``, backward; kernel hyperparameters and noise require gradients; no
+optimiser step) of every family of this package against
+
+- stock mean-field: GPyTorch's batched ``VariationalStrategy`` with ``CholeskyVariationalDistribution``, one sparse GP a
+  component, means, variances and KL summed (the reference of the ratios);
+- stock joint: GPyTorch's sparse GP with Q = C M inducing points in the joint input space, on the sum of the same
+  kernels.
+
+All have the same scaled RBF kernels (lengthscale 0.2), the same data and a ``GaussianLikelihood``, in float32. Inducing
+points are fixed in all of them (``learn_inducing_locations=False``): a regular grid on [0, 1] for each component, and
+for stock joint a design whose columns are permutations of a regular grid. Steps are timed in turn; times are medians,
+ratios medians of the ratio within a round. The dense families (coupled, stock joint) run where b Q^2 + Q^3 is below
+2e10, in rounds of their own with the reference, so that the memory they move does not slow down the others.
+
+    python benchmarks/step_time.py [--settings 32,64,64,1024 ...] [--threads 1] [--device cuda] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from _common import (
+    StockJoint,
+    StockMeanField,
+    add_common_arguments,
+    additive_gp,
+    interleaved_times,
+    make_data,
+    median_ratio,
+    num_variational_parameters,
+    prepare,
+    print_table,
+    write_json,
+)
+from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.mlls import VariationalELBO
+from gpytorch.models import ApproximateGP
+from torch import Tensor
+
+NUM_DATA = 1_000_000
+DENSE_LIMIT = 2e10
+BLOCK_RANK = 32
+REFERENCE = "stock mean-field"
+
+
+class Setting(NamedTuple):
+    num_components: int
+    num_inducing: int
+    rank: int
+    batch: int
+
+
+class Target(NamedTuple):
+    family: str
+    ratio: float
+
+
+DEFAULT_SETTINGS = (
+    Setting(8, 32, 64, 1024),
+    Setting(16, 32, 64, 1024),
+    Setting(32, 64, 64, 1024),
+    Setting(32, 64, 64, 8192),
+    Setting(64, 16, 64, 1024),
+)
+QUICK_SETTINGS = (Setting(3, 8, 4, 64),)
+TARGET_SETTING = Setting(32, 64, 64, 1024)
+TARGETS = (Target("low_rank R=64", 1.0), Target("block_low_rank R=32", 1.2))
+
+
+def make_structured_models(setting: Setting) -> dict[str, ApproximateGP]:
+    """The reference and the families whose step is linear in the number of components, by their names in the table."""
+    num_components, num_inducing, rank, _ = setting
+    models: dict[str, ApproximateGP] = {REFERENCE: StockMeanField(num_components, num_inducing)}
+    models[f"low_rank R={rank}"] = additive_gp(num_components, num_inducing, "low_rank", rank)
+    for block_rank in sorted({min(BLOCK_RANK, num_components * num_inducing), rank}):
+        model = additive_gp(num_components, num_inducing, "block_low_rank", block_rank)
+        models[f"block_low_rank R={block_rank}"] = model
+    models["mean_field"] = additive_gp(num_components, num_inducing, "mean_field")
+    return models
+
+
+def make_dense_models(setting: Setting, device: torch.device) -> dict[str, ApproximateGP]:
+    """The reference and the families with a dense matrix over all inducing points, if they take a tolerable time."""
+    num_components, num_inducing, _, batch = setting
+    total = num_components * num_inducing
+    if batch * total**2 + total**3 > DENSE_LIMIT:
+        return {}
+    return {
+        REFERENCE: StockMeanField(num_components, num_inducing),
+        "coupled": additive_gp(num_components, num_inducing, "coupled"),
+        "stock joint": StockJoint(num_components, num_inducing, batched=device.type == "cuda"),
+    }
+
+
+def make_step(model: ApproximateGP, x: Tensor, y: Tensor) -> Callable[[], None]:
+    """One step of gradient descent without the descent."""
+    likelihood = GaussianLikelihood()
+    modules = torch.nn.ModuleList([model, likelihood]).to(x.device)
+    modules.train()
+    elbo = VariationalELBO(likelihood, model, num_data=NUM_DATA)
+
+    def step() -> None:
+        modules.zero_grad(set_to_none=True)
+        loss = -elbo(model(x), y)
+        loss.backward()
+
+    return step
+
+
+def measure(setting: Setting, repeats: int, device: torch.device) -> list[dict[str, Any]]:
+    """Time all models of a setting; one record a model."""
+    records = measure_models(make_structured_models(setting), setting, repeats, device)
+    dense = make_dense_models(setting, device)
+    if dense:
+        records += measure_models(dense, setting, repeats, device)[1:]  # without the reference, which is in both
+    return records
+
+
+def measure_models(
+    models: dict[str, ApproximateGP], setting: Setting, repeats: int, device: torch.device
+) -> list[dict[str, Any]]:
+    x, y = make_data(setting.num_components, setting.batch, device)
+    steps = {name: make_step(model, x, y) for name, model in models.items()}
+    times = interleaved_times(steps, repeats, device)
+    return [
+        {
+            "family": name,
+            "milliseconds": 1e3 * statistics.median(times[name]),
+            "ratio": median_ratio(times[name], times[REFERENCE]),
+            "variational_parameters": num_variational_parameters(model),
+            "peak_mib": peak_memory(steps[name], device),
+        }
+        for name, model in models.items()
+    ]
+
+
+def peak_memory(step: Callable[[], None], device: torch.device) -> float | None:
+    """Memory that a step takes on top of what all models and the data hold, in MiB; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    step()
+    return (torch.cuda.max_memory_allocated(device) - before) / 2**20
+
+
+def print_setting(setting: Setting, records: Sequence[dict[str, Any]]) -> None:
+    print(f"\nC={setting.num_components} M={setting.num_inducing} R={setting.rank} b={setting.batch}")
+    rows = [
+        [
+            record["family"],
+            f"{record['milliseconds']:.1f}",
+            f"{record['ratio']:.2f}",
+            f"{record['variational_parameters']:,}",
+            "-" if record["peak_mib"] is None else f"{record['peak_mib']:.0f}",
+        ]
+        for record in records
+    ]
+    print_table(["family", "ms / step", "x stock mean-field", "parameters of q", "peak MiB"], rows)
+
+
+def check_targets(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Compare the ratios of the target setting with the targets."""
+    ratios = {record["family"]: record["ratio"] for record in records}
+    return [
+        {"family": family, "target": limit, "ratio": ratios[family], "holds": ratios[family] <= limit}
+        for family, limit in TARGETS
+    ]
+
+
+def parse_setting(text: str) -> Setting:
+    try:
+        setting = Setting(*(int(part) for part in text.split(",")))
+    except (TypeError, ValueError):
+        raise argparse.ArgumentTypeError(f"must be C,M,R,b such as 32,64,64,1024, got {text!r}") from None
+    if min(setting) < 1 or setting.rank > setting.num_components * setting.num_inducing:
+        raise argparse.ArgumentTypeError(f"needs positive numbers and R <= C M, got {text!r}")
+    return setting
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Time of one training step against stock GPyTorch.")
+    add_common_arguments(parser, repeats=7)
+    parser.add_argument("--settings", type=parse_setting, nargs="+", metavar="C,M,R,b", help="what to run")
+    arguments = parser.parse_args(argv)
+    device, environment = prepare(arguments)
+    settings = arguments.settings or (QUICK_SETTINGS if arguments.quick else DEFAULT_SETTINGS)
+    print(
+        f"one ELBO + backward step, float32, fixed inducing points, medians of {arguments.repeats} interleaved rounds"
+    )
+
+    results: dict[str, Any] = {"environment": environment, "repeats": arguments.repeats, "settings": [], "targets": []}
+    for setting in settings:
+        records = measure(setting, arguments.repeats, device)
+        print_setting(setting, records)
+        results["settings"].append({**setting._asdict(), "families": records})
+        if setting == TARGET_SETTING:
+            results["targets"] = check_targets(records)
+    for target in results["targets"]:
+        verdict = "holds" if target["holds"] else "DOES NOT HOLD"
+        print(
+            f"\ntarget: {target['family']} <= {target['target']} x stock mean-field: {target['ratio']:.2f}, {verdict}"
+        )
+    write_json(arguments.json, results)
+
+
+if __name__ == "__main__":
+    main()

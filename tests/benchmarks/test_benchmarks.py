@@ -1,0 +1,179 @@
+"""The benchmark scripts run, and what they compare is comparable. Times are never asserted."""
+
+import importlib
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+DIRECTORY = Path(__file__).parents[2] / "benchmarks"
+MODULES = ("_common", "step_time", "complexity")
+
+
+@pytest.fixture
+def load(monkeypatch):
+    """Import a script by name, as if run from its directory; on one thread and without a trace afterwards."""
+    threads = torch.get_num_threads()
+    monkeypatch.syspath_prepend(str(DIRECTORY))
+    yield importlib.import_module
+    for name in MODULES:
+        sys.modules.pop(name, None)
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def run(load, tmp_path):
+    """Run a script in quick mode and read its JSON."""
+
+    def run_script(name, *arguments):
+        path = tmp_path / "results.json"
+        load(name).main(["--quick", "--threads", "1", "--repeats", "5", "--json", str(path), *arguments])
+        return json.loads(path.read_text())
+
+    return run_script
+
+
+def assert_finite_positive(values):
+    assert values
+    for value in values:
+        assert math.isfinite(value) and value > 0
+
+
+def assert_describes_environment(results):
+    assert set(results["environment"]) == {"date", "torch", "gpytorch", "gpytorch_gam", "threads", "device"}
+    assert results["environment"]["threads"] == 1
+    assert results["repeats"] == 5
+
+
+def test_step_time_measures_every_family(run, capsys):
+    results = run("step_time")
+    assert_describes_environment(results)
+    (setting,) = results["settings"]
+    names = [record["family"] for record in setting["families"]]
+    structured = ["stock mean-field", "low_rank R=4", "block_low_rank R=4", "block_low_rank R=24", "mean_field"]
+    assert names == [*structured, "coupled", "stock joint"]
+    for key in ("milliseconds", "ratio", "variational_parameters"):
+        assert_finite_positive([record[key] for record in setting["families"]])
+    assert setting["families"][0]["ratio"] == 1.0
+    assert all(record["peak_mib"] is None for record in setting["families"])
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in names)
+
+
+def test_step_time_takes_settings(run):
+    results = run("step_time", "--settings", "2,4,2,16", "2,5,3,16")
+    assert [[s["num_components"], s["num_inducing"], s["rank"], s["batch"]] for s in results["settings"]] == [
+        [2, 4, 2, 16],
+        [2, 5, 3, 16],
+    ]
+
+
+@pytest.mark.parametrize("setting", ["2,4,2", "2,4,two,16", "2,4,9,16", "0,4,1,16"])
+def test_step_time_rejects_malformed_settings(load, setting, capsys):
+    with pytest.raises(SystemExit):
+        load("step_time").main(["--settings", setting])
+    assert setting in capsys.readouterr().err
+
+
+def test_step_time_skips_dense_families_that_take_too_long(load, run, monkeypatch):
+    step_time = load("step_time")
+    assert step_time.make_dense_models(step_time.Setting(32, 64, 64, 8192), torch.device("cpu")) == {}
+    monkeypatch.setattr(step_time, "DENSE_LIMIT", 0.0)
+    (setting,) = run("step_time")["settings"]
+    assert not {"coupled", "stock joint"} & {record["family"] for record in setting["families"]}
+
+
+def test_targets_are_checked_against_the_ratios(load):
+    step_time = load("step_time")
+    names = [target.family for target in step_time.TARGETS]
+    records = [{"family": names[0], "ratio": 0.7}, {"family": names[1], "ratio": 1.3}]
+    assert [target["holds"] for target in step_time.check_targets(records)] == [True, False]
+
+
+def test_complexity_fits_every_family_and_quantity(run):
+    results = run("complexity")
+    assert_describes_environment(results)
+    complexity = sys.modules["complexity"]
+    assert [(r["family"], r["quantity"]) for r in results["records"]] == [
+        (family, quantity) for family in complexity.FAMILIES for quantity in complexity.QUANTITIES
+    ]
+    for record in results["records"]:
+        assert set(record["fitted"]) == {"N", "C", "M"}
+        assert all(math.isfinite(exponent) for exponent in record["fitted"].values())
+        assert record["our_count"]["formula"]
+    for sweep in results["sweeps"]:
+        for family in sweep["families"]:
+            assert_finite_positive(sweep["seconds"][family])
+            assert_finite_positive(sweep["parameters"][family])
+
+
+def test_complexity_sweeps_cover_every_exponent(load):
+    complexity = load("complexity")
+    for sweeps in (complexity.DEFAULT_SWEEPS, complexity.QUICK_SWEEPS):
+        covered = {(sweep.quantity, sweep.variable, family) for sweep in sweeps for family in sweep.families}
+        wanted = [("KL", "C"), ("KL", "M"), ("marginals", "N"), ("marginals", "C"), ("marginals", "M")]
+        assert covered == {(*pair, family) for pair in wanted for family in complexity.FAMILIES}
+
+
+def test_fitted_exponent_is_the_slope_over_the_largest_sizes(load):
+    sizes = [1, 2, 4, 8, 16]
+    values = [1000.0, 900.0, *(3.0 * size**2.5 for size in sizes[2:])]
+    assert load("complexity").fitted_exponent(sizes, values) == pytest.approx(2.5)
+
+
+def test_storage_is_the_number_of_parameters(load):
+    complexity, common = load("complexity"), load("_common")
+    c, m, r = 6, 8, complexity.RANK
+    expected = {
+        "mean-field": c * (m + m**2),
+        "coupled covariance": c * m + (c * m) ** 2,
+        "coupled precision": c * m + c * m * r,
+        "block + low-rank": c * m + c * m * r + c * m**2,
+    }
+    counted = {name: common.num_variational_parameters(build(c, m)) for name, build in complexity.FAMILIES.items()}
+    assert counted == expected
+
+
+def test_all_models_share_the_prior_of_the_predictor(load):
+    """With q at the prior, every model predicts mean 0 and variance 1 (up to the jitter of each)."""
+    step_time = load("step_time")
+    setting = step_time.Setting(3, 8, 4, 64)
+    models = {**step_time.make_structured_models(setting), **step_time.make_dense_models(setting, torch.device("cpu"))}
+    x, _ = load("_common").make_data(3, 64, torch.device("cpu"))
+    for model in models.values():
+        model.train()
+        model(x)  # initialises q near the prior
+        q = model.variational_strategy._variational_distribution
+        with torch.no_grad():
+            for name, parameter in q.named_parameters():
+                if name != "chol_variational_covar":
+                    parameter.zero_()
+            output = model(x)
+        torch.testing.assert_close(output.mean, torch.zeros(64))
+        # GPyTorch's strategy adds a jitter of 1e-4 to each of the C prior variances.
+        torch.testing.assert_close(output.variance, torch.ones(64), rtol=0.0, atol=1e-3)
+
+
+def test_additive_kernels_of_the_joint_model_agree(load):
+    common = load("_common")
+    x = torch.rand(7, 3)
+    batched, summed = (common.additive_column_kernel(3, batched) for batched in (True, False))
+    torch.testing.assert_close(batched(x, x[:4]).to_dense(), summed(x, x[:4]).to_dense())
+    torch.testing.assert_close(batched(x, diag=True), summed(x, diag=True))
+
+
+def test_interleaved_times_call_every_function_once_a_round_after_a_warm_up(load):
+    calls = []
+    functions = {name: lambda name=name: calls.append(name) for name in "ab"}
+    times = load("_common").interleaved_times(functions, 3, torch.device("cpu"))
+    assert "".join(calls) == "ab" + "ab" + "ba" + "ab"
+    assert {name: len(values) for name, values in times.items()} == {"a": 3, "b": 3}
+
+
+def test_fewer_than_five_repeats_are_refused(load, capsys):
+    with pytest.raises(SystemExit):
+        load("step_time").main(["--quick", "--repeats", "4"])
+    assert "at least 5" in capsys.readouterr().err
