@@ -9,9 +9,10 @@ import gpytorch
 import torch
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from gpytorch.means import Mean, ZeroMean
-from linear_operator.operators import BlockDiagLinearOperator, CatLinearOperator, LinearOperator, SumBatchLinearOperator
+from linear_operator.operators import LinearOperator, SumBatchLinearOperator
 from torch import Tensor
 
+from ._block_diagonal import BlockDiagonalOfOperators
 from .component_group import ComponentGroup
 
 
@@ -53,6 +54,7 @@ class AdditivePredictor(gpytorch.Module):
         self.groups = torch.nn.ModuleList(groups)  # type: ignore[assignment]
         self._validate_names()
         self._validate_predictors()
+        self._validate_batch_shapes()
         means = [mean] if mean is None or isinstance(mean, Mean) else list(mean)
         if len(means) not in (1, self.num_predictors):
             raise ValueError(f"mean has {len(means)} entries for {self.num_predictors} predictors")
@@ -72,6 +74,15 @@ class AdditivePredictor(gpytorch.Module):
         used = sorted({group.predictor for group in self.groups})
         if used != list(range(len(used))):
             raise ValueError(f"predictors must be numbered 0, 1, ... without gaps, the groups name {used}")
+
+    def _validate_batch_shapes(self) -> None:
+        shapes = {group.names: tuple(group.batch_shape) for group in self.groups}
+        try:
+            torch.broadcast_shapes(*shapes.values())
+        except RuntimeError as error:
+            raise ValueError(
+                f"batch shapes of the groups do not broadcast: {[f'{list(n)}: {s}' for n, s in shapes.items()]}"
+            ) from error
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -145,6 +156,9 @@ class AdditivePredictor(gpytorch.Module):
         unknown = [name for name in names if name not in self.names]
         if unknown or not names:
             raise ValueError(f"unknown components {unknown}; the components are {list(self.names)}")
+        repeated = [name for name, count in Counter(names).items() if count > 1]
+        if repeated:
+            raise ValueError(f"components {repeated} are named more than once")
         return [self.names.index(name) for name in names]
 
     def check_inputs(self, x: Tensor, check_finite: bool = True) -> None:
@@ -160,12 +174,21 @@ class AdditivePredictor(gpytorch.Module):
             raise ValueError(f"x must be a torch.Tensor, got {type(x).__name__}")
         if not x.is_floating_point():
             raise ValueError(f"x has dtype {x.dtype}, but the model computes in {self.dtype}: pass x.to({self.dtype})")
+        if self.dtype not in (torch.float32, torch.float64):
+            raise ValueError(f"the model is in {self.dtype}; use float32 or float64: model.float() or model.double()")
         kinds = {(group.inducing_points.dtype, group.inducing_points.device) for group in self.groups}
         if len(kinds) > 1:
             raise ValueError(
                 f"the inducing points of the groups differ in dtype or device, {sorted(map(str, kinds))}: "
                 "convert the whole model with model.to(...)"
             )
+        for group in self.groups:
+            parameter = next(group.kernel.parameters(), None)
+            if parameter is not None and parameter.dtype != self.dtype:
+                raise ValueError(
+                    f"the kernel of components {list(group.names)} is {parameter.dtype}, but the inducing points are "
+                    f"{self.dtype}: convert the whole model with model.to({self.dtype})"
+                )
         if x.device != self.device:
             raise ValueError(f"x is on {x.device}, but the model is on {self.device}: move one of them with .to(...)")
         if x.dtype != self.dtype:
@@ -234,10 +257,7 @@ class AdditivePredictor(gpytorch.Module):
         :return: A multivariate normal over ``n`` rows; with several predictors a multitask one over ``n x P``.
         """
         self.check_inputs(x, check_finite=gpytorch.settings.debug.on())
-        means, covariance = self.prior_means(x), join_covariances(self.prior_covariances(x))
-        if self.num_predictors == 1:
-            return MultivariateNormal(means.squeeze(-2), covariance)
-        return MultitaskMultivariateNormal(means.mT, covariance, interleaved=False)
+        return predictor_distribution(self.prior_means(x), join_covariances(self.prior_covariances(x)))
 
 
 def join_covariances(covariances: list[LinearOperator]) -> LinearOperator:
@@ -249,5 +269,27 @@ def join_covariances(covariances: list[LinearOperator]) -> LinearOperator:
     """
     if len(covariances) == 1:
         return covariances[0]
-    stacked = CatLinearOperator(*(covariance.unsqueeze(-3) for covariance in covariances), dim=-3)
-    return BlockDiagLinearOperator(stacked, block_dim=-3)
+    batch_shape = torch.broadcast_shapes(*(covariance.batch_shape for covariance in covariances))
+    return BlockDiagonalOfOperators(*(_expand(covariance, batch_shape) for covariance in covariances))
+
+
+def predictor_distribution(means: Tensor, covariance: LinearOperator | Tensor) -> MultivariateNormal:
+    """
+    The joint distribution of the predictors over the rows, batch shapes broadcast.
+
+    :param means: ``(*batch, P, n)``.
+    :param covariance: ``(*batch, P n, P n)``, rows running over (predictor, row of x).
+    :return: A multivariate normal over n rows; with P > 1 predictors a multitask one over n x P.
+    """
+    batch_shape = torch.broadcast_shapes(means.shape[:-2], covariance.shape[:-2])
+    means = means.expand(*batch_shape, *means.shape[-2:])
+    covariance = _expand(covariance, batch_shape)
+    if means.shape[-2] == 1:
+        return MultivariateNormal(means.squeeze(-2), covariance)
+    return MultitaskMultivariateNormal(means.mT, covariance, interleaved=False)
+
+
+def _expand(covariance: LinearOperator | Tensor, batch_shape: torch.Size) -> LinearOperator | Tensor:
+    if covariance.shape[:-2] == batch_shape:
+        return covariance
+    return covariance.expand(*batch_shape, *covariance.shape[-2:])

@@ -7,7 +7,14 @@ from collections.abc import Sequence
 import gpytorch
 import torch
 from gpytorch.kernels import Kernel
-from linear_operator.operators import DiagLinearOperator, LinearOperator, MatmulLinearOperator, to_linear_operator
+from linear_operator.operators import (
+    DiagLinearOperator,
+    LinearOperator,
+    MatmulLinearOperator,
+    RootLinearOperator,
+    to_linear_operator,
+)
+from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
 
@@ -34,7 +41,7 @@ class ComponentGroup(gpytorch.Module):
     :param predictor: Which additive predictor of a multi-parameter likelihood the components belong to.
     :param learn_inducing_locations: Whether the inducing points are parameters; otherwise they are buffers.
     :param exact: Declare that the inducing variables determine the components everywhere (a constant, the levels of
-        a factor). No jitter is added to the covariance of such a group, so it must be positive definite.
+        a factor). No jitter is added to the covariance of such a group, so it must be well conditioned.
     :raises ValueError: If shapes, columns or names do not fit each other.
 
     Example:
@@ -118,6 +125,18 @@ class ComponentGroup(gpytorch.Module):
         return inducing_points.detach().clone()
 
     def _validate_kernel(self) -> None:
+        probe = self.inducing_points[..., :1, :]
+        if self.kernel.num_outputs_per_input(probe, probe) != 1:
+            raise ValueError(
+                f"kernel of {self._label} must have one output for each input, {type(self.kernel).__name__} has more"
+            )
+        for module in self.kernel.modules():
+            active_dims = getattr(module, "active_dims", None)
+            if active_dims is not None and active_dims.numel() and int(active_dims.max()) >= self.input_dim:
+                raise ValueError(
+                    f"kernel of {self._label} has active_dims {active_dims.tolist()}, but its components read "
+                    f"{self.input_dim} column(s): active_dims count the columns named in `columns`, not those of x"
+                )
         kernel_batch = torch.Size(self.kernel.batch_shape)
         if len(kernel_batch) and kernel_batch[-1] not in (1, self.num_components):
             raise ValueError(
@@ -185,6 +204,21 @@ class ComponentGroup(gpytorch.Module):
         values = x.mT[..., self.by_columns, :]
         return torch.where(self._has_by.unsqueeze(-1), values, torch.ones_like(values))
 
+    def inducing_cholesky(self, jitter: float, relative: bool = False) -> Tensor:
+        """
+        Cholesky factor of the prior covariance of the inducing variables, in float64.
+
+        :param jitter: Added to the diagonal. An exact group takes none.
+        :param relative: Whether the jitter is meant relative to the mean variance of each component.
+        :return: ``(*batch, C_g, M, M)``.
+        """
+        covariance = self.inducing_covariance(torch.float64)
+        if self.exact or jitter == 0.0:
+            return psd_safe_cholesky(covariance)
+        diagonal = covariance.diagonal(dim1=-2, dim2=-1)
+        scale = diagonal.mean(-1, keepdim=True) if relative else torch.ones_like(diagonal[..., :1])
+        return psd_safe_cholesky(covariance + torch.diag_embed((jitter * scale).expand_as(diagonal)))
+
     def inducing_covariance(self, dtype: torch.dtype | None = None) -> Tensor:
         """
         Prior covariance of the inducing variables, without jitter.
@@ -193,7 +227,28 @@ class ComponentGroup(gpytorch.Module):
         :return: ``(*batch, C_g, M, M)``.
         """
         points = self.inducing_points if dtype is None else self.inducing_points.to(dtype)
-        return self.kernel(points).to_dense().to(points.dtype)
+        return self.evaluate_kernel(points)
+
+    def evaluate_kernel(self, left: Tensor, right: Tensor | None = None) -> Tensor:
+        """
+        The kernel matrix in the dtype of the inputs, whatever that of the hyperparameters.
+
+        :param left: Selected inputs ``(*batch, C_g, n, d)``.
+        :param right: Selected inputs ``(*batch, C_g, m, d)``; default ``left``.
+        :return: ``(*batch, C_g, n, m)``.
+        """
+        try:
+            return self.kernel(left, right).to_dense().to(left.dtype)
+        except RuntimeError:
+            # Most kernels promote their hyperparameters to the dtype of the inputs; those with matrix products inside
+            # (random features, neural networks) do not, and are called with hyperparameters that were.
+            converted = {
+                f"kernel.{name}": tensor.to(left.dtype) if tensor.is_floating_point() else tensor
+                for name, tensor in (*self.kernel.named_parameters(), *self.kernel.named_buffers())
+            }
+            if all(tensor.dtype == left.dtype for tensor in self.kernel.parameters()):
+                raise
+            return torch.func.functional_call(_DenseKernel(self.kernel), converted, (left, right))
 
     def cross_covariance(self, x: Tensor) -> Tensor:
         """
@@ -213,7 +268,11 @@ class ComponentGroup(gpytorch.Module):
         :param x: Inputs ``(*batch, n, D)``.
         :return: ``(*batch, C_g, n)``.
         """
-        variance = self.kernel(self.select(x), diag=True)
+        inputs = self.select(x)
+        # Kernels take a diagonal for a matrix where a batch of components happens to be as long as the rows, unless the
+        # inputs have all of the batch dimensions.
+        batch_shape = torch.broadcast_shapes(self.kernel.batch_shape, inputs.shape[:-2])
+        variance = self.kernel(inputs.expand(*batch_shape, *inputs.shape[-2:]), diag=True)
         multiplier = self.multiplier(x)
         return variance if multiplier is None else variance * multiplier.square()
 
@@ -224,6 +283,11 @@ class ComponentGroup(gpytorch.Module):
         :param x: Inputs ``(*batch, n, D)``.
         :return: ``(*batch, C_g, n, n)``.
         """
+        if self.exact:  # determined by the inducing variables, so of their number's rank
+            features = torch.linalg.solve_triangular(
+                self.inducing_cholesky(0.0).to(x.dtype), self.cross_covariance(x), upper=False
+            )
+            return RootLinearOperator(features.mT)
         covariance = to_linear_operator(self.kernel(self.select(x)))
         multiplier = self.multiplier(x)
         if multiplier is None:
@@ -234,6 +298,17 @@ class ComponentGroup(gpytorch.Module):
     def extra_repr(self) -> str:
         """Names, sizes and predictor of the group."""
         return f"names={list(self.names)}, num_inducing={self.num_inducing}, predictor={self.predictor}"
+
+
+class _DenseKernel(torch.nn.Module):
+    """A kernel whose call returns a plain matrix: a lazy one would forget the hyperparameters it was called with."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        super().__init__()
+        self.kernel = kernel
+
+    def forward(self, left: Tensor, right: Tensor | None) -> Tensor:
+        return self.kernel(left, right).to_dense()
 
 
 def _validated_columns(columns: Sequence[Sequence[int]]) -> list[list[int]]:

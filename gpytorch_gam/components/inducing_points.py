@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+import numbers
 import warnings
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from scipy.cluster.vq import kmeans2
 from torch import Tensor
 
-Bounds = float | Sequence[float]
+Bounds = float | Sequence[float] | Tensor | np.ndarray
 
 
 def regular_grid(low: Bounds, high: Bounds, num: int | Sequence[int]) -> Tensor:
@@ -23,7 +25,7 @@ def regular_grid(low: Bounds, high: Bounds, num: int | Sequence[int]) -> Tensor:
     :return: ``(M, d)`` with ``M`` the product of the numbers.
     """
     lows, highs = _as_floats(low), _as_floats(high)
-    nums = [num] * len(lows) if isinstance(num, int) else list(num)
+    nums = [_as_count(n) for n in num] if isinstance(num, Sequence) else [_as_count(num)] * len(lows)
     if not len(lows) == len(highs) == len(nums):
         raise ValueError(f"low, high and num must have one entry a dimension, got {low!r}, {high!r} and {num!r}")
     for lower, upper, count in zip(lows, highs, nums, strict=True):
@@ -73,21 +75,29 @@ def kmeans_points(values: Tensor, num: int, seed: int = 0) -> Tensor:
     distinct = rows.unique(dim=0)
     if len(distinct) <= num:
         return distinct
-    scale = distinct.std(dim=0).clamp_min(torch.finfo(rows.dtype).tiny)
-    scaled = (rows / scale).double().cpu().numpy()
+    centred = rows.double() - distinct.double().mean(dim=0)
+    spread = centred.std(dim=0)
+    scale = torch.where(spread > 0, spread, torch.ones_like(spread))
+    scaled = (centred / scale).cpu().numpy()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a cluster that ran empty is dropped below
         centres, labels = kmeans2(scaled, num, iter=50, minit="++", seed=seed)
-    centres = torch.as_tensor(centres[sorted(set(labels.tolist()))], dtype=rows.dtype, device=rows.device)
-    return (centres * scale).unique(dim=0)
+    centres = torch.as_tensor(centres[sorted(set(labels.tolist()))], device=rows.device)
+    return (centres * scale + distinct.double().mean(dim=0)).to(rows.dtype).unique(dim=0)
 
 
 def _as_floats(value: Bounds) -> list[float]:
-    return [float(v) for v in value] if isinstance(value, Sequence) else [float(value)]
+    return torch.as_tensor(value, dtype=torch.float64).reshape(-1).tolist()
+
+
+def _as_count(num: object) -> int:
+    if isinstance(num, bool) or not isinstance(num, numbers.Integral):
+        raise ValueError(f"num must be an integer, got {num!r}")
+    return int(num)
 
 
 def _validated_data(values: Tensor, num: int) -> Tensor:
-    if num < 1:
+    if _as_count(num) < 1:
         raise ValueError(f"num must be at least 1, got {num}")
     if values.dim() == 1:
         values = values.unsqueeze(-1)

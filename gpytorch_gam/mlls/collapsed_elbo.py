@@ -143,14 +143,15 @@ class CollapsedELBO(gpytorch.Module):
             raise ValueError(f"y has {y.shape[-1]} entries, but x has {x.shape[-2]} rows")
         if not torch.isfinite(y.detach().sum()):
             raise ValueError(f"y has NaN or infinity in {int((~torch.isfinite(y)).sum())} of {y.numel()} entries")
-        features = strategy.features(x)
-        residual = (y - strategy.predictor.prior_means(x).squeeze(-2)).unsqueeze(-1)
+        # Sums over rows in float64: in float32 their rounding outgrows the identity that makes the precision positive.
+        features = strategy.features(x).double()
+        residual = (y - strategy.predictor.prior_means(x).squeeze(-2)).unsqueeze(-1).double()
         prior = sum(group.prior_variance(x).double().sum((-2, -1)) for group in strategy.predictor.groups)
         return GaussianStatistics(
-            gram=(features @ features.mT).double(),
-            projected=(features @ residual).squeeze(-1).double(),
-            residual_square=residual.double().square().sum((-2, -1)),
-            unexplained=prior - features.double().square().sum((-2, -1)),
+            gram=features @ features.mT,
+            projected=(features @ residual).squeeze(-1),
+            residual_square=residual.square().sum((-2, -1)),
+            unexplained=prior - features.square().sum((-2, -1)),
             num_rows=x.shape[-2],
         )
 

@@ -77,7 +77,7 @@ class AdditiveGP(ApproximateGP):
         :param x: Inputs ``(*batch, n, D)``.
         :param names: Which components; default all.
         """
-        return self.variational_strategy.components(x, names)
+        return self.variational_strategy.components(x.unsqueeze(-1) if x.dim() == 1 else x, names)
 
 
 def _make_distribution(

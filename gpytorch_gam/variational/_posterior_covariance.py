@@ -23,14 +23,20 @@ class PosteriorCovariance(SumLinearOperator):
     :param linear_ops: The prior covariance ``(*batch, n, n)`` first, then the updates.
     """
 
-    def _cholesky(self, upper: bool = False) -> TriangularLinearOperator:
+    def with_rounding_jitter(self) -> Tensor:
+        """The dense matrix with the size of its rounding errors added to the diagonal, ``(*batch, n, n)``."""
         dense = self.to_dense()
         prior_scale = self.linear_ops[0].diagonal(dim1=-1, dim2=-2).mean(-1)
         jitter = torch.finfo(dense.dtype).eps * dense.shape[-1] * prior_scale
         identity = torch.eye(dense.shape[-1], dtype=dense.dtype, device=dense.device)
-        return TriangularLinearOperator(
-            psd_safe_cholesky(dense + jitter[..., None, None] * identity, upper=upper), upper=upper
-        )
+        return dense + jitter[..., None, None] * identity
+
+    def _cholesky(self, upper: bool = False) -> TriangularLinearOperator:
+        return TriangularLinearOperator(psd_safe_cholesky(self.with_rounding_jitter(), upper=upper), upper=upper)
+
+    def _diagonal(self) -> Tensor:
+        prior = self.linear_ops[0].diagonal(dim1=-1, dim2=-2)
+        return torch.maximum(super()._diagonal(), torch.finfo(prior.dtype).eps * prior)
 
 
 def posterior_covariance(prior: LinearOperator, removed: list[Tensor], coupled: Tensor, sign: int) -> LinearOperator:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import gpytorch
@@ -18,21 +19,32 @@ from linear_operator.operators import (
     LinearOperator,
     ZeroLinearOperator,
 )
-from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
-from gpytorch_gam.components import AdditivePredictor, ComponentGroup
-from gpytorch_gam.components.additive_predictor import join_covariances
+from gpytorch_gam.components import AdditivePredictor
+from gpytorch_gam.components.additive_predictor import join_covariances, predictor_distribution
 from gpytorch_gam.components.projection import project_components, project_sum, whitened_weights
 from gpytorch_gam.operators import BlockDiagonalCholeskyLinearOperator, LowRankPrecisionInverseLinearOperator
 
-from ._posterior_covariance import posterior_covariance
+from ._forward_recorder import ForwardRecorder
+from ._posterior_covariance import PosteriorCovariance, posterior_covariance
 from ._precision_algebra import CovarianceFactors, split_groups
 from ._precision_variational_distribution import _PrecisionVariationalDistribution
 from ._structured_fit import inverse_cholesky
 from .block_low_rank_precision_variational_distribution import BlockLowRankPrecisionVariationalDistribution
 from .component_posterior import ComponentPosterior, GroupPosterior
 from .low_rank_precision_variational_distribution import LowRankPrecisionVariationalDistribution
+
+
+def _without_autocast(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Half precision ruins variances, which are small differences: compute in the dtype of x."""
+
+    @functools.wraps(method)
+    def wrapped(self: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(x.device.type, enabled=False):
+            return method(self, x, *args, **kwargs)
+
+    return wrapped
 
 
 class PredictorMoments(NamedTuple):
@@ -117,6 +129,7 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
         self.predictor = predictor
         self._variational_distribution = variational_distribution
         self.register_buffer("variational_params_initialized", torch.tensor(0))
+        self._recorder: ForwardRecorder | None = None  # exists while an optimiser that needs it is attached
         self._initialized = False  # mirrors the buffer: reading that one waits for the device
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
@@ -162,18 +175,8 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
 
         :return: For each group ``(*batch, C_g, M, M)``.
         """
-        return [self._inducing_cholesky(group) for group in self.predictor.groups]
-
-    def _inducing_cholesky(self, group: ComponentGroup) -> Tensor:
-        covariance = group.inducing_covariance(torch.float64)
-        diagonal = covariance.diagonal(dim1=-2, dim2=-1)
-        if self._jitter_val is not None:
-            jitter = torch.full_like(diagonal, self._jitter_val)
-        elif group.exact:
-            return psd_safe_cholesky(covariance)
-        else:
-            jitter = (self.jitter_val * diagonal.mean(-1, keepdim=True)).expand_as(diagonal)
-        return psd_safe_cholesky(covariance + torch.diag_embed(jitter))
+        relative = self._jitter_val is None
+        return [group.inducing_cholesky(self.jitter_val, relative) for group in self.predictor.groups]
 
     # ------------------------------------------------------------------ the posterior of the inducing variables
 
@@ -306,7 +309,8 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
         """Apply ``function(L_c, part)`` to the parts of ``(*batch, Q, k)`` that belong to each group."""
         parts = split_groups(stacked, self.predictor.group_shapes)
         mapped = [function(chol, part) for chol, part in zip(self.inducing_choleskys(), parts, strict=True)]
-        return torch.cat([part.flatten(-3, -2) for part in mapped], dim=-2)
+        batch = torch.broadcast_shapes(*(part.shape[:-3] for part in mapped))
+        return torch.cat([part.flatten(-3, -2).expand(*batch, -1, part.shape[-1]) for part in mapped], dim=-2)
 
     # ------------------------------------------------------------------ the posterior at the data
 
@@ -325,6 +329,7 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
             weights.append(_GroupWeights(shared, block))
         return weights
 
+    @_without_autocast
     def features(self, x: Tensor) -> Tensor:
         r"""
         Features :math:`\phi_c(\mathbf x) = L_c^{-1} k_c(Z_c, \mathbf x)` of all components, stacked.
@@ -341,6 +346,7 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
         batch = torch.broadcast_shapes(*(part.shape[:-2] for part in parts))
         return torch.cat([part.expand(*batch, *part.shape[-2:]) for part in parts], dim=-2)
 
+    @_without_autocast
     def predictor_moments(self, x: Tensor) -> PredictorMoments:
         """
         Posterior mean and covariance of the predictors in each row.
@@ -378,6 +384,7 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
         variance = prior_variance - _stack_predictors(removed, mean) + factors.shared_sign * coupled.square().sum(-2)
         return mean, _keep_positive(variance, prior_variance), coupled, factors.shared_sign
 
+    @_without_autocast
     def forward(self, x: Tensor, diag: bool = True, **kwargs: Any) -> MultivariateNormal:
         """
         Posterior of the predictor at the rows of ``x``.
@@ -401,15 +408,18 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
 
     def _predictor_distribution(self, means: Tensor, covariance: LinearOperator) -> MultivariateNormal:
         """From means ``(*batch, P, n)`` and a covariance whose rows run over (predictor, row of x)."""
-        dense = covariance.to_dense() if gpytorch.settings.trace_mode.on() else covariance
-        if self.predictor.num_predictors == 1:
-            return MultivariateNormal(means.squeeze(-2), dense)
-        return MultitaskMultivariateNormal(means.mT, dense, interleaved=False)
+        if gpytorch.settings.trace_mode.on():  # a dense distribution factorises its covariance at once
+            is_posterior = isinstance(covariance, PosteriorCovariance)
+            covariance = covariance.with_rounding_jitter() if is_posterior else covariance.to_dense()
+        return predictor_distribution(means, covariance)
 
     def _marginal_distribution(self, x: Tensor) -> MultivariateNormal:
         if self.predictor.num_predictors == 1:
             mean, variance, *_ = self._marginals(x)
-            return MultivariateNormal(mean.squeeze(-2), DiagLinearOperator(variance.squeeze(-2)))
+            mean, variance = mean.squeeze(-2), variance.squeeze(-2)
+            if self._recorder is not None:
+                self._recorder.record(x, mean, variance)
+            return MultivariateNormal(mean, DiagLinearOperator(variance))
         moments = self.predictor_moments(x)
         rows = BlockDiagLinearOperator(DenseLinearOperator(moments.covariance), block_dim=-3)
         return MultitaskMultivariateNormal(moments.mean, rows, interleaved=True)
@@ -435,6 +445,7 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
         covariance = posterior_covariance(prior, removed, coupled, factors.shared_sign)
         return self._predictor_distribution(means, covariance)
 
+    @_without_autocast
     def components(self, x: Tensor, names: Sequence[str] | str | None = None) -> ComponentPosterior:
         """
         Joint posterior of the components at the rows of ``x``.
@@ -496,9 +507,13 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
         self.predictor.check_inputs(x, check_finite=gpytorch.settings.debug.on() and not on_hot_path)
 
     def _initialize_once(self) -> None:
-        if not self._initialized:
+        if self._initialized:
+            return
+        # The buffer counts as well: it may have been filled by hand, or put in place by torch.func.functional_call.
+        if not self.variational_params_initialized:
             self._variational_distribution.initialize_variational_distribution(self.prior_distribution)
-            self._mark_initialized()
+            self.variational_params_initialized.fill_(1)
+        self._initialized = True
 
     def _mark_initialized(self) -> None:
         self.variational_params_initialized.fill_(1)
@@ -528,6 +543,13 @@ def _validate_distribution(predictor: AdditivePredictor, q: _VariationalDistribu
             f"variational_distribution has size {q.num_inducing_points}, but the predictor has {total} inducing "
             "points: use predictor.num_inducing_total"
         )
+    try:
+        torch.broadcast_shapes(q.batch_shape, predictor.batch_shape)
+    except RuntimeError as error:
+        raise ValueError(
+            f"variational_distribution has batch_shape {tuple(q.batch_shape)}, which does not broadcast with the "
+            f"predictor's, {tuple(predictor.batch_shape)}"
+        ) from error
     if isinstance(q, BlockLowRankPrecisionVariationalDistribution) and q.block_sizes != predictor.num_inducing:
         raise ValueError(
             f"variational_distribution has block_sizes {list(q.block_sizes)}, but the components have "

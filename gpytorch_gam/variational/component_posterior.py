@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from .additive_variational_strategy import AdditiveVariationalStrategy
 
 
+# Added to the residual covariance of a draw, relative to the prior's variance.
+_SAMPLING_JITTER = 1e-8
+
+
 class GroupPosterior(NamedTuple):
     """
     Projections of one group of components at n rows.
@@ -58,6 +62,9 @@ class ComponentPosterior:
     .. math::
         \mathrm{cov}(f_i(\mathbf x), f_j(\mathbf x')) = \delta_{ij} [k_i(\mathbf x, \mathbf x')
         - (V_i^\top\phi_i(\mathbf x))^\top (V_i^\top\phi_i(\mathbf x'))] - s_i(\mathbf x)^\top s_j(\mathbf x').
+
+    Means and variances are those of the moment it was made; covariances over rows and samples are computed when asked
+    for, from the parameters that the model then has. Make a new one after changing the model.
 
     :ivar names: names of the components, in order.
     :ivar mean: posterior means, ``(*batch, C, n)``.
@@ -111,7 +118,7 @@ class ComponentPosterior:
         """
         names = [names] if isinstance(names, str) else list(names)
         unknown = [name for name in names if name not in self.names]
-        if unknown or not names:
+        if unknown:
             raise ValueError(f"unknown components {unknown}; these are the components {list(self.names)}")
         indices = self._strategy.predictor.component_indices(names)
         return ComponentPosterior(self._strategy, self._x, indices, self._groups, self._sign)
@@ -125,7 +132,7 @@ class ComponentPosterior:
     @property
     def stddev(self) -> Tensor:
         """Posterior standard deviations, ``(*batch, C, n)``."""
-        return self.variance.sqrt()
+        return self.variance.clamp_min(torch.finfo(self.variance.dtype).tiny).sqrt()
 
     def confidence_region(self, num_stddevs: float = 1.96) -> tuple[Tensor, Tensor]:
         """
@@ -183,11 +190,25 @@ class ComponentPosterior:
 
         The mean module is left out.
 
-        :return: ``(*batch, n)`` each.
+        :return: ``(*batch, n)`` each; with P > 1 predictors ``(*batch, P, n)``.
         """
-        variance = self._own_variance.sum(-2) + self._sign * self._shared.sum(-3).square().sum(-2)
-        floor = torch.finfo(variance.dtype).eps * self._prior_variance.sum(-2)
-        return self.mean.sum(-2), torch.maximum(variance, floor)
+        mean, own, prior = (self._sum(part, -2) for part in (self.mean, self._own_variance, self._prior_variance))
+        variance = own + self._sign * self._sum(self._shared, -3).square().sum(-2)
+        return mean, torch.maximum(variance, torch.finfo(variance.dtype).eps * prior)
+
+    def _sum(self, parts: Tensor, dim: int) -> Tensor:
+        """Sum over the components, for several predictors over those of each, which then stand in the same place."""
+        predictor = self._strategy.predictor
+        if predictor.num_predictors == 1:
+            return parts.sum(dim)
+        owner = torch.tensor([predictor.predictor_of[index] for index in self._indices], device=parts.device)
+        return torch.stack(
+            [
+                parts.index_select(dim, (owner == index).nonzero().flatten()).sum(dim)
+                for index in range(predictor.num_predictors)
+            ],
+            dim=dim,
+        )
 
     def sample(self, sample_shape: torch.Size | Sequence[int] = ()) -> ComponentSamples:
         """:meth:`rsample` without gradients."""
@@ -221,13 +242,9 @@ class ComponentPosterior:
         return ComponentSamples(components, self._sample_totals(components))
 
     def _sample_totals(self, components: Tensor) -> Tensor:
-        predictor = self._strategy.predictor
-        owner = torch.tensor([predictor.predictor_of[index] for index in self._indices], device=components.device)
-        totals = torch.stack(
-            [components[..., owner == index, :].sum(-2) for index in range(predictor.num_predictors)], dim=-2
-        )
-        totals = totals + predictor.prior_means(self._x)
-        return totals.squeeze(-2) if predictor.num_predictors == 1 else totals
+        means = self._strategy.predictor.prior_means(self._x)
+        means = means.squeeze(-2) if self._strategy.predictor.num_predictors == 1 else means
+        return self._sum(components, -2) + means
 
 
 def _own_variance(group: GroupPosterior) -> Tensor:
@@ -243,13 +260,17 @@ def _sample_group(group: ComponentGroup, x: Tensor, cholesky: Tensor, whitened: 
     :return: ``(*sample_shape, *batch, C_g, n)``.
     """
     inputs = group.select(x).double()
-    covariance = group.kernel(group.inducing_points.double(), inputs).to_dense()
+    covariance = group.evaluate_kernel(group.inducing_points.double(), inputs)
     mean = (whitened_weights(cholesky, whitened).mT @ covariance).squeeze(-2)
     multiplier = group.multiplier(x)
     if not group.exact:
         features = torch.linalg.solve_triangular(cholesky, covariance, upper=False)
-        residual = group.kernel(inputs).to_dense() - features.mT @ features
-        root = psd_safe_cholesky(residual)
+        prior = group.evaluate_kernel(inputs)
+        # Relative to the prior's variance, in whatever units that is; what is added is far below the jitter on K.
+        scale = prior.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None].clamp_min(torch.finfo(prior.dtype).tiny)
+        relative = (prior - features.mT @ features) / scale
+        identity = torch.eye(relative.shape[-1], dtype=relative.dtype, device=relative.device)
+        root = psd_safe_cholesky(relative + _SAMPLING_JITTER * identity) * scale.sqrt()
         noise = torch.randn(*mean.shape, 1, dtype=mean.dtype, device=mean.device)
         mean = mean + (root @ noise).squeeze(-1)
     return mean if multiplier is None else mean * multiplier

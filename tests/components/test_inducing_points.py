@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -46,11 +47,19 @@ def test_kmeans_finds_separated_clusters_whatever_the_scale_of_the_columns() -> 
 
 
 def test_kmeans_is_reproducible_and_survives_a_constant_column() -> None:
-    values = torch.stack([torch.rand(200), torch.ones(200)], dim=-1)
+    values = torch.stack([torch.rand(200), torch.full((200,), 500.0)], dim=-1)
     first, second = kmeans_points(values, 6, seed=3), kmeans_points(values, 6, seed=3)
     assert torch.equal(first, second)
     assert torch.isfinite(first).all()
-    assert first[:, 1] == pytest.approx(1.0)
+    torch.testing.assert_close(first[:, 1], torch.full_like(first[:, 1], 500.0))
+
+
+def test_bounds_may_be_arrays_and_counts_must_be_integers() -> None:
+    expected = regular_grid([0.0, 0.0], [1.0, 2.0], 3)
+    assert torch.equal(regular_grid(np.zeros(2), torch.tensor([1.0, 2.0]), np.int64(3)), expected)
+    for place in (lambda: regular_grid(0.0, 1.0, 2.5), lambda: quantile_points(torch.rand(9), True)):
+        with pytest.raises(ValueError, match="num must be an integer"):
+            place()
 
 
 @pytest.mark.parametrize("place", [quantile_points, kmeans_points])

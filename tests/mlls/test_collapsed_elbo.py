@@ -5,9 +5,11 @@ from __future__ import annotations
 import gpytorch
 import pytest
 import torch
+from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.variational import CholeskyVariationalDistribution
 
-from gpytorch_gam import AdditiveGP
+from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
+from gpytorch_gam.components import regular_grid
 from gpytorch_gam.mlls import CollapsedELBO
 from tests import reference
 
@@ -70,6 +72,18 @@ def test_bound_is_differentiable_in_every_hyperparameter() -> None:
         return torch.func.functional_call(objective, dict(zip(named, values, strict=True)), (x, y))
 
     assert torch.autograd.gradcheck(bound, tuple(p.detach().clone().requires_grad_() for p in named.values()))
+
+
+def test_float32_survives_many_rows_and_little_noise() -> None:
+    size = torch.Size([2])
+    kernel = ScaleKernel(RBFKernel(batch_shape=size), batch_shape=size)
+    kernel.base_kernel.lengthscale = 0.3
+    predictor = AdditivePredictor(ComponentGroup(kernel, [[0], [1]], regular_grid(0.0, 1.0, 12)))
+    likelihood = gpytorch.likelihoods.GaussianLikelihood()
+    likelihood.noise = 1e-3
+    x = torch.rand(50000, 2)
+    objective = CollapsedELBO(likelihood, AdditiveGP(predictor))
+    assert torch.isfinite(objective.optimum(x, torch.sin(6 * x).sum(-1)).bound)
 
 
 def test_errors_name_what_is_wrong() -> None:

@@ -472,6 +472,24 @@ def test_state_dict_restores_predictions_and_is_not_initialised_again(family: st
     assert fresh.variational_strategy.variational_params_initialized == 1
 
 
+def test_a_posterior_set_by_hand_is_not_initialised_again() -> None:
+    model, x = AdditiveGP(make_predictor(), "block_low_rank", 4), data(5)
+    with torch.no_grad():
+        for parameter in model.variational_parameters():
+            parameter.fill_(0.1)
+    model.variational_strategy.variational_params_initialized.fill_(1)  # GPyTorch's own way to say so
+    model(x)
+    assert all((parameter == 0.1).all() for parameter in model.variational_parameters())
+
+
+def test_functional_call_leaves_the_parameters_alone() -> None:
+    trained, x = make_model().eval(), data(5)
+    expected, state = trained(x).mean, {name: value.clone() for name, value in trained.state_dict().items()}
+    fresh = AdditiveGP(make_predictor(), "block_low_rank", 4).eval()
+    torch.testing.assert_close(torch.func.functional_call(fresh, state, (x,)).mean, expected)
+    assert all(torch.equal(state[name], value) for name, value in trained.state_dict().items())
+
+
 def test_kl_is_counted_once_under_minibatching() -> None:
     model, x, y = make_model(), data(40), torch.randn(40)
     whole = elbo(model, x, y)
@@ -573,6 +591,77 @@ def test_two_predictors_with_batches_match_each_other_in_both_modes() -> None:
     torch.testing.assert_close(moments.covariance, rows)
     assert moments.covariance[..., 0, 1].abs().max() > 1e-3
     torch.testing.assert_close(model.components(x).sample().total.shape, torch.Size([2, 2, 5]))
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1e-4, 1.0, 1e12])
+def test_samples_do_not_depend_on_the_units_of_the_response(scale: float) -> None:
+    kernel = ScaleKernel(RBFKernel()).double()
+    group = ComponentGroup(kernel, [[0]], regular_grid(0.0, 1.0, 8).double())
+    model = AdditiveGP(AdditivePredictor(group), "mean_field").double().eval()
+    kernel.outputscale = torch.tensor(scale, dtype=torch.float64)
+    parts = model.components(torch.linspace(0, 1, 30).double().unsqueeze(-1))
+    draws = parts.sample(torch.Size([4000])).components
+    torch.testing.assert_close(draws.var(0), parts.variance, rtol=0.2, atol=1e-6 * scale)
+
+
+def test_autocast_does_not_touch_the_posterior() -> None:
+    model, x = make_model(), data()
+    expected = model.train()(x).variance
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(model(x).variance, expected, rtol=0, atol=0)
+
+
+def test_trace_mode_works_on_many_rows() -> None:
+    model, x = make_model().eval(), data(60)
+    with gpytorch.settings.trace_mode(), torch.no_grad():
+        traced = model(x)
+    torch.testing.assert_close(traced.covariance_matrix, model(x).covariance_matrix, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("family", ["block_low_rank", "coupled"])
+def test_kernels_that_do_not_promote_their_hyperparameters(family: str) -> None:
+    class Deep(gpytorch.kernels.RBFKernel):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = torch.nn.Linear(1, 3)
+
+        def forward(self, x1: torch.Tensor, x2: torch.Tensor, **params: object) -> torch.Tensor:
+            return super().forward(self.network(x1), self.network(x2), **params)
+
+    predictor = AdditivePredictor(ComponentGroup(Deep(), [[0]], regular_grid(0.0, 1.0, 4)))
+    model, x = AdditiveGP(predictor, family), data(6)
+    elbo(model, x, torch.randn(6)).backward()
+    assert all(torch.isfinite(p.grad).all() for p in model.predictor.parameters())
+    assert torch.isfinite(model.eval().components(x).sample().total).all()
+
+
+def test_standard_deviations_have_gradients_where_a_multiplier_is_zero() -> None:
+    model, x = make_model().eval(), data(4)
+    x[0, 2] = 0.0
+    model.components(x).stddev.sum().backward()
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+
+
+def test_repeated_names_are_an_error() -> None:
+    model, x = make_model().eval(), data(4)
+    with pytest.raises(ValueError, match=r"components \['x0'\] are named more than once"):
+        model.components(x, ["x0", "x0"])
+    with pytest.raises(ValueError, match=r"components \['x0'\] are named more than once"):
+        model.components(x)[["x0", "x0"]]
+
+
+def test_unusable_dtypes_and_kernels_are_named() -> None:
+    model = make_model()
+    with pytest.raises(ValueError, match=r"the model is in torch\.float16; use float32 or float64"):
+        model.half()(data(4).half())
+    model = make_model()
+    model.predictor.groups[0].kernel.double()
+    with pytest.raises(ValueError, match=r"kernel of components \['x0', 'x1'\] is torch\.float64"):
+        model(data(4))
+    with pytest.raises(ValueError, match="must have one output for each input"):
+        ComponentGroup(gpytorch.kernels.RBFKernelGrad(), [[0]], regular_grid(0.0, 1.0, 4))
+    with pytest.raises(ValueError, match=r"active_dims \[2\], but its components read 1 column"):
+        ComponentGroup(RBFKernel(active_dims=[2]), [[2]], regular_grid(0.0, 1.0, 4))
 
 
 # -------------------- errors

@@ -1,0 +1,51 @@
+"""What a training forward computed, for optimisers that need more than gradients of parameters."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class ForwardRecord(NamedTuple):
+    """
+    Marginals of the predictor in one training forward, with their gradients once ``backward`` has run.
+
+    :ivar x: inputs ``(*batch, n, D)``.
+    :ivar mean: ``(*batch, n)``, its gradient retained.
+    :ivar variance: ``(*batch, n)``, its gradient retained.
+    """
+
+    x: Tensor
+    mean: Tensor
+    variance: Tensor
+
+
+class ForwardRecorder:
+    """Collects a :class:`ForwardRecord` for each training forward with gradients, while an optimiser is attached."""
+
+    def __init__(self) -> None:
+        self.records: list[ForwardRecord] = []
+
+    def record(self, x: Tensor, mean: Tensor, variance: Tensor) -> None:
+        """
+        Keep the marginals of a forward; nothing is kept where gradients are off.
+
+        :param x: inputs ``(*batch, n, D)``.
+        :param mean: ``(*batch, n)``.
+        :param variance: ``(*batch, n)``.
+        """
+        if not (mean.requires_grad and variance.requires_grad):
+            return
+        mean.retain_grad()
+        variance.retain_grad()
+        self.records.append(ForwardRecord(x, mean, variance))
+
+    def take(self) -> list[ForwardRecord]:
+        """All records since the last call, oldest first."""
+        records, self.records = self.records, []
+        return records
+
+    def __reduce__(self) -> tuple[type[ForwardRecorder], tuple[()]]:
+        # A copy of the model starts empty: tensors with a graph cannot be copied.
+        return ForwardRecorder, ()
