@@ -153,8 +153,10 @@ class AdditivePredictor(gpytorch.Module):
         if names is None:
             return list(range(self.num_components))
         names = [names] if isinstance(names, str) else list(names)
+        if not names:
+            raise ValueError(f"names is empty; the components are {list(self.names)}")
         unknown = [name for name in names if name not in self.names]
-        if unknown or not names:
+        if unknown:
             raise ValueError(f"unknown components {unknown}; the components are {list(self.names)}")
         repeated = [name for name, count in Counter(names).items() if count > 1]
         if repeated:
@@ -201,7 +203,7 @@ class AdditivePredictor(gpytorch.Module):
         for group in self.groups:
             if group.max_column >= x.shape[-1]:
                 raise ValueError(
-                    f"columns of components {list(group.names)} name column {group.max_column}, "
+                    f"columns (or by) of components {list(group.names)} name column {group.max_column}, "
                     f"but x has {x.shape[-1]} columns"
                 )
         if x.shape[-2] == 0 or (x.numel() == 0 and x.shape[-1] > 0):

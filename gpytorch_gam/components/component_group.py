@@ -31,13 +31,15 @@ class ComponentGroup(gpytorch.Module):
     ``(*batch, C_g)``, inducing points ``(*batch, C_g, M, d)``, covariances ``(*batch, C_g, M, n)``.
 
     :param kernel: A kernel over :math:`d` columns. Its batch shape is ``(*batch, C_g)`` for hyperparameters of each
-        component's own, or ``()`` (or any shape that broadcasts) for shared ones.
+        component's own, or ``()`` (or any shape that broadcasts) for shared ones. ``active_dims`` in it count the
+        columns of a component (0 to d - 1), not those of ``x``.
     :param columns: For each component the columns of ``x`` it reads: ``C_g`` sequences of ``d`` indices. Columns may
         overlap and repeat between components. ``[[]]`` is a component without inputs, that is a constant.
     :param inducing_points: ``(*batch, C_g, M, d)``, or ``(M, d)`` to start every component at the same places, or a
         sequence of ``C_g`` tensors ``(M, d)``.
     :param names: One name a component. Default: built from the columns, such as ``x0`` or ``x0:x1``.
-    :param by: Multiplier column of each component (``None`` for none), or one index for all of them.
+    :param by: Multiplier column of each component (``None`` for none), or one index for all of them. With an ANOVA
+        kernel :math:`g_c` has mean zero, which leaves the linear effect of the multiplier itself to another component.
     :param predictor: Which additive predictor of a multi-parameter likelihood the components belong to.
     :param learn_inducing_locations: Whether the inducing points are parameters; otherwise they are buffers.
     :param exact: Declare that the inducing variables determine the components everywhere (a constant, the levels of

@@ -97,6 +97,7 @@ def _as_count(num: object) -> int:
 
 
 def _validated_data(values: Tensor, num: int) -> Tensor:
+    values = torch.as_tensor(values)
     if _as_count(num) < 1:
         raise ValueError(f"num must be at least 1, got {num}")
     if values.dim() == 1:

@@ -141,6 +141,8 @@ class CollapsedELBO(gpytorch.Module):
         strategy.check_inputs(x)
         if y.shape[-1] != x.shape[-2]:
             raise ValueError(f"y has {y.shape[-1]} entries, but x has {x.shape[-2]} rows")
+        if not y.is_floating_point() or y.dtype != x.dtype or y.device != x.device:
+            raise ValueError(f"y is {y.dtype} on {y.device}, but x is {x.dtype} on {x.device}: pass y.to(x)")
         if not torch.isfinite(y.detach().sum()):
             raise ValueError(f"y has NaN or infinity in {int((~torch.isfinite(y)).sum())} of {y.numel()} entries")
         # Sums over rows in float64: in float32 their rounding outgrows the identity that makes the precision positive.

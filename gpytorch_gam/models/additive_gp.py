@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from gpytorch.distributions import MultivariateNormal
@@ -56,15 +57,29 @@ class AdditiveGP(ApproximateGP):
         batch_shape: torch.Size | None = None,
         jitter_val: float | None = None,
     ) -> None:
-        distribution = _make_distribution(
-            predictor, family, rank, predictor.batch_shape if batch_shape is None else batch_shape
-        )
+        if not isinstance(predictor, AdditivePredictor):
+            raise ValueError(
+                f"predictor must be an AdditivePredictor, got {type(predictor).__name__}; wrap groups of components in one"
+            )
+        batch_shape = predictor.batch_shape if batch_shape is None else batch_shape
+        distribution = _make_distribution(predictor, family, rank, batch_shape)
         super().__init__(AdditiveVariationalStrategy(self, predictor, distribution, jitter_val=jitter_val))
 
     @property
     def predictor(self) -> AdditivePredictor:
         """The components and their prior."""
         return self.variational_strategy.predictor
+
+    def __call__(self, inputs: Tensor, prior: bool = False, **kwargs: Any) -> MultivariateNormal:
+        """
+        Posterior (or, with ``prior=True``, prior) of the predictor at the rows of ``inputs``.
+
+        :param inputs: ``(*batch, n, D)``, or ``(n)`` for a single column.
+        :param prior: Return the prior.
+        """
+        if not torch.is_tensor(inputs):
+            raise ValueError(f"inputs must be a torch.Tensor, got {type(inputs).__name__}; use torch.as_tensor(...)")
+        return super().__call__(inputs, prior=prior, **kwargs)
 
     def forward(self, x: Tensor) -> MultivariateNormal:
         """Prior of the predictor at the rows of ``x`` ``(*batch, n, D)``."""

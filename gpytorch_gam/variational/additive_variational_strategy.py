@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -86,8 +87,9 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
     The jitter, ``gpytorch.settings.variational_cholesky_jitter``, is relative to the mean prior variance of each
     component's inducing variables; an explicit ``jitter_val`` is absolute. It leaves a share of about its size of each
     component's prior variance that no amount of data removes. That is nothing in float64 (1e-6), but the 1e-4 of
-    float32, which rounding on the data's side calls for, shows in the bands of large data sets: use float64 for
-    those.
+    float32, which rounding on the data's side calls for, shows in the bands of large data sets: use float64 for those.
+    The value is fixed when the posterior is initialised and travels with the state dict, because the whitened variables
+    depend on it: converting a trained model to another dtype does not change its fit.
 
     :param model: The model that owns the strategy; its ``forward`` serves ``prior=True``.
     :param predictor: The components and their prior. Registered here: ``strategy.predictor``.
@@ -111,6 +113,7 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
     """
 
     variational_params_initialized: Tensor
+    whitening_jitter: Tensor
     predictor: AdditivePredictor
 
     def __init__(
@@ -126,6 +129,9 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
         if jitter_val is not None and jitter_val < 0:
             raise ValueError(f"jitter_val must not be negative, got {jitter_val}")
         self._jitter_val = jitter_val
+        # The whitened posterior means something only together with the jitter it was initialised with.
+        self.register_buffer("whitening_jitter", torch.tensor(float("nan"), dtype=torch.float64))
+        self._whitening_jitter: float | None = None  # mirrors the buffer, as the flag below does
         self.predictor = predictor
         self._variational_distribution = variational_distribution
         self.register_buffer("variational_params_initialized", torch.tensor(0))
@@ -135,6 +141,11 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
         self._initialized = bool(self.variational_params_initialized)
+        self._read_whitening_jitter()
+
+    def _read_whitening_jitter(self) -> None:
+        stored = float(self.whitening_jitter)
+        self._whitening_jitter = None if math.isnan(stored) else stored
 
     # ------------------------------------------------------------------ the prior of the inducing variables
 
@@ -145,10 +156,17 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
 
     @property
     def jitter_val(self) -> float:
-        """The jitter: absolute if it was given, otherwise relative to each component's mean variance."""
-        if self._jitter_val is None:
-            return gpytorch.settings.variational_cholesky_jitter.value(self.predictor.dtype)
-        return self._jitter_val
+        """
+        The jitter: absolute if it was given, otherwise relative to each component's mean variance.
+
+        The relative one is ``gpytorch.settings.variational_cholesky_jitter`` at the time the posterior was initialised:
+        another jitter, such as that of another dtype, would change what the whitened variables stand for.
+        """
+        if self._jitter_val is not None:
+            return self._jitter_val
+        if self._whitening_jitter is not None:
+            return self._whitening_jitter
+        return gpytorch.settings.variational_cholesky_jitter.value(self.predictor.dtype)
 
     @jitter_val.setter
     def jitter_val(self, jitter_val: float | None) -> None:
@@ -509,13 +527,18 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
     def _initialize_once(self) -> None:
         if self._initialized:
             return
-        # The buffer counts as well: it may have been filled by hand, or put in place by torch.func.functional_call.
-        if not self.variational_params_initialized:
+        # The buffers count as well: they may have been filled by hand, or put in place by torch.func.functional_call.
+        self._read_whitening_jitter()
+        if self.variational_params_initialized:
+            self._initialized = True
+        else:
             self._variational_distribution.initialize_variational_distribution(self.prior_distribution)
-            self.variational_params_initialized.fill_(1)
-        self._initialized = True
+            self._mark_initialized()
 
     def _mark_initialized(self) -> None:
+        self._whitening_jitter = self.jitter_val if self._jitter_val is None else None
+        if self._whitening_jitter is not None:
+            self.whitening_jitter.fill_(self._whitening_jitter)
         self.variational_params_initialized.fill_(1)
         self._initialized = True
 

@@ -43,7 +43,7 @@ class ComponentSamples(NamedTuple):
     Joint draws of components and their sum.
 
     :ivar components: ``(*sample_shape, *batch, C, n)``.
-    :ivar total: mean module plus the sum of the drawn components, ``(*sample_shape, *batch, n)``; with several
+    :ivar total: sum of the drawn components, without the mean module, ``(*sample_shape, *batch, n)``; with several
         predictors ``(*sample_shape, *batch, P, n)``.
     """
 
@@ -116,6 +116,8 @@ class ComponentPosterior:
         :param names: One name, or several.
         :raises ValueError: If a name is not among :attr:`names`.
         """
+        if not isinstance(names, str | Sequence):
+            raise ValueError(f"components are chosen by name, got {names!r}; the names are {list(self.names)}")
         names = [names] if isinstance(names, str) else list(names)
         unknown = [name for name in names if name not in self.names]
         if unknown:
@@ -188,7 +190,7 @@ class ComponentPosterior:
         """
         Mean and variance of the sum of the components in each row, covariances between them included.
 
-        The mean module is left out.
+        The mean module is left out, as it is in samples; add ``predictor.prior_means(x)``.
 
         :return: ``(*batch, n)`` each; with P > 1 predictors ``(*batch, P, n)``.
         """
@@ -226,6 +228,8 @@ class ComponentPosterior:
         :param sample_shape: Shape of independent draws.
         :return: Draws of the components and of their sum.
         """
+        if isinstance(sample_shape, int):
+            raise ValueError(f"sample_shape must be a shape such as torch.Size([{sample_shape}]), got {sample_shape}")
         sample_shape = torch.Size(sample_shape)
         whitened = self._strategy.variational_distribution.rsample(sample_shape)
         # One draw of the inducing variables serves every batch of x: line its batch dimensions up with those of x.
@@ -239,12 +243,7 @@ class ComponentPosterior:
         ):
             drawn.append(_sample_group(group, self._x, cholesky, values))
         components = self._gather(drawn).to(self.mean.dtype)
-        return ComponentSamples(components, self._sample_totals(components))
-
-    def _sample_totals(self, components: Tensor) -> Tensor:
-        means = self._strategy.predictor.prior_means(self._x)
-        means = means.squeeze(-2) if self._strategy.predictor.num_predictors == 1 else means
-        return self._sum(components, -2) + means
+        return ComponentSamples(components, self._sum(components, -2))
 
 
 def _own_variance(group: GroupPosterior) -> Tensor:

@@ -94,6 +94,8 @@ def test_errors_name_what_is_wrong() -> None:
     x, y = reference.tensor(case["X"]), reference.tensor(case["y"])
     with pytest.raises(ValueError, match="y has 2 entries"):
         objective(x, y[:2])
+    with pytest.raises(ValueError, match=r"y is torch\.float32 on cpu, but x is torch\.float64"):
+        objective(x, y.float())
     y[1] = float("nan")
     with pytest.raises(ValueError, match="NaN or infinity in 1 of"):
         objective(x, y)
