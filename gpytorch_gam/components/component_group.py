@@ -74,6 +74,11 @@ class ComponentGroup(gpytorch.Module):
         self._label = f"component group {list(self.names)}"
         if not isinstance(predictor, int) or predictor < 0:
             raise ValueError(f"predictor of {self._label} must be a non-negative integer, got {predictor!r}")
+        if exact and learn_inducing_locations:
+            raise ValueError(
+                f"{self._label} is exact, so its inducing points (levels, or none) cannot be learnt: leave "
+                "learn_inducing_locations=False"
+            )
         self.predictor = predictor
         self.exact = exact
         self.kernel = kernel

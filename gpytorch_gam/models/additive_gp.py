@@ -59,7 +59,7 @@ class AdditiveGP(ApproximateGP):
     ) -> None:
         if not isinstance(predictor, AdditivePredictor):
             raise ValueError(
-                f"predictor must be an AdditivePredictor, got {type(predictor).__name__}: wrap groups of components in it"
+                f"predictor must be an AdditivePredictor, got {type(predictor).__name__}: wrap component groups in one"
             )
         batch_shape = predictor.batch_shape if batch_shape is None else batch_shape
         distribution = _make_distribution(predictor, family, rank, batch_shape)

@@ -118,6 +118,7 @@ BAD_GROUPS = {
     "by names 1 multiplier columns for 2": {"by": [0]},
     "by must hold non-negative": {"by": [0, -2]},
     "predictor of component group": {"predictor": -1},
+    "is exact, so its inducing points": {"exact": True, "learn_inducing_locations": True},
 }
 
 

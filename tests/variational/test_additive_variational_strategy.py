@@ -510,6 +510,33 @@ def test_kl_is_counted_once_under_minibatching() -> None:
     torch.testing.assert_close(torch.stack(parts).mean(), whole)
 
 
+def test_kl_is_counted_once_under_data_parallelism() -> None:
+    # Data parallel training averages the gradients of workers, each of which sees its share of the batch.
+    model, x, y = make_model().double(), data(40).double(), torch.randn(40).double()
+
+    def gradients(rows: slice) -> list[torch.Tensor]:
+        return torch.autograd.grad(elbo(model, x[rows], y[rows], num_data=400), list(model.parameters()))
+
+    whole = gradients(slice(0, 40))
+    workers = zip(gradients(slice(0, 20)), gradients(slice(20, 40)), strict=True)
+    for expected, (first, second) in zip(whole, workers, strict=True):
+        torch.testing.assert_close((first + second) / 2, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_levels_of_an_exact_component_never_move() -> None:
+    levels = ComponentGroup(gpytorch.kernels.LinearKernel(), [[0, 1, 2]], torch.eye(3), names=["level"], exact=True)
+    model = AdditiveGP(AdditivePredictor(levels, constant()), "block_low_rank", 2)
+    x = torch.nn.functional.one_hot(torch.arange(30) % 3).float()
+    y = x @ torch.tensor([0.0, 1.0, 2.0])
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    for _ in range(50):
+        optimizer.zero_grad()
+        (-elbo(model, x, y)).backward()
+        optimizer.step()
+    assert torch.equal(levels.inducing_points[0], torch.eye(3))
+    assert (model.eval()(x).mean - y).abs().max() < 0.3
+
+
 @pytest.mark.parametrize("family", ["low_rank", "block_low_rank", "mean_field"])
 def test_hot_path_reads_no_number_from_a_tensor(family: str) -> None:
     model, x, y = make_model(family), data(), torch.randn(30)
