@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import gpytorch
@@ -122,12 +123,26 @@ class CollapsedELBO(gpytorch.Module):
         :param x: Inputs ``(*batch, n, D)``, all rows of the data.
         :param y: Responses ``(*batch, n)``.
         """
+        if y.shape[-1] != x.shape[-2]:
+            raise ValueError(f"y has {y.shape[-1]} entries, but x has {x.shape[-2]} rows")
         chunks = zip(x.split(self.chunk_size, dim=-2), y.split(self.chunk_size, dim=-1), strict=True)
+        return self.optimum_of_batches(chunks)
+
+    @torch.no_grad()
+    def optimum_of_batches(self, batches: Iterable[tuple[Tensor, Tensor]]) -> GaussianOptimum:
+        """
+        The optimal posterior from one pass over batches of rows, such as a ``DataLoader``. Memory does not depend on the
+        number of rows.
+
+        :param batches: Pairs of inputs ``(*batch, b, D)`` and responses ``(*batch, b)``; each row of the data once.
+        :raises ValueError: If there is no batch.
+        """
         total: GaussianStatistics | None = None
-        for x_chunk, y_chunk in chunks:
-            statistics = self.statistics(x_chunk, y_chunk)
+        for x, y in batches:
+            statistics = self.statistics(x, y)
             total = statistics if total is None else total.plus(statistics)
-        assert total is not None  # split returns at least one chunk
+        if total is None:
+            raise ValueError("batches is empty: there is no data to fit")
         return self._solve(total)
 
     def statistics(self, x: Tensor, y: Tensor) -> GaussianStatistics:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.variational import CholeskyVariationalDistribution
+from torch.utils.data import DataLoader, TensorDataset
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
 from gpytorch_gam.components import regular_grid
@@ -86,14 +87,26 @@ def test_float32_survives_many_rows_and_little_noise() -> None:
     assert torch.isfinite(objective.optimum(x, torch.sin(6 * x).sum(-1)).bound)
 
 
+def test_one_pass_over_a_loader_gives_the_same_optimum() -> None:
+    case = reference.cases()[3]
+    x, y, objective = reference.tensor(case["X"]), reference.tensor(case["y"]), make_objective(case)
+    loader = DataLoader(TensorDataset(x, y), batch_size=3, shuffle=True)
+    streamed, direct = objective.optimum_of_batches(loader), objective.optimum(x, y)
+    for actual, expected in zip(streamed, direct, strict=True):
+        torch.testing.assert_close(actual, expected)
+    with pytest.raises(ValueError, match="batches is empty"):
+        objective.optimum_of_batches([])
+
+
 def test_errors_name_what_is_wrong() -> None:
     case = reference.cases()[0]
     objective = make_objective(case)
     with pytest.raises(ValueError, match="GaussianLikelihood"):
         CollapsedELBO(gpytorch.likelihoods.BernoulliLikelihood(), objective.model)
     x, y = reference.tensor(case["X"]), reference.tensor(case["y"])
-    with pytest.raises(ValueError, match="y has 2 entries"):
-        objective(x, y[:2])
+    for call in (objective, objective.optimum):
+        with pytest.raises(ValueError, match="y has 2 entries"):
+            call(x, y[:2])
     with pytest.raises(ValueError, match=r"y is torch\.float32 on cpu, but x is torch\.float64"):
         objective(x, y.float())
     y[1] = float("nan")
