@@ -131,8 +131,8 @@ class CollapsedELBO(gpytorch.Module):
     @torch.no_grad()
     def optimum_of_batches(self, batches: Iterable[tuple[Tensor, Tensor]]) -> GaussianOptimum:
         """
-        The optimal posterior from one pass over batches of rows, such as a ``DataLoader``. Memory does not depend on the
-        number of rows.
+        The optimal posterior from one pass over batches of rows, such as a ``DataLoader``. Memory does not depend on
+        the number of rows.
 
         :param batches: Pairs of inputs ``(*batch, b, D)`` and responses ``(*batch, b)``; each row of the data once.
         :raises ValueError: If there is no batch.

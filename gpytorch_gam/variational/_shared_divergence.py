@@ -51,16 +51,18 @@ class SharedDivergence:
 
     def take(self, parameters: Sequence[Tensor]) -> Tensor | None:
         """
-        The divergence on offer, or None if a new computation could give anything else.
+        The divergence on offer, or None if a new computation could give anything else. It is handed over once.
 
         :param parameters: All parameters that it depends on.
         """
-        if self._divergence is None or self._grad_enabled != torch.is_grad_enabled():
+        divergence, snapshot = self._divergence, self._snapshot
+        self.forget()
+        if divergence is None or self._grad_enabled != torch.is_grad_enabled():
             return None
-        same = len(parameters) == len(self._snapshot) and all(
-            snapshot.describes(parameter) for snapshot, parameter in zip(self._snapshot, parameters, strict=True)
+        same = len(parameters) == len(snapshot) and all(
+            then.describes(parameter) for then, parameter in zip(snapshot, parameters, strict=True)
         )
-        return self._divergence if same else None
+        return divergence if same else None
 
     def forget(self) -> None:
         """Drop the divergence on offer."""
