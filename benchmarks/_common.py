@@ -207,6 +207,11 @@ def prepare(arguments: argparse.Namespace) -> tuple[torch.device, dict[str, Any]
         torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)
     device = torch.device(arguments.device)
+    return device, describe_environment(device)
+
+
+def describe_environment(device: torch.device) -> dict[str, Any]:
+    """Date, versions, threads and device, printed and returned."""
     environment = {
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "torch": torch.__version__,
@@ -216,7 +221,7 @@ def prepare(arguments: argparse.Namespace) -> tuple[torch.device, dict[str, Any]
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
     }
     print(", ".join(f"{key} {value}" for key, value in environment.items()))
-    return device, environment
+    return environment
 
 
 def _processor() -> str:

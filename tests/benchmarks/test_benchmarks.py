@@ -10,7 +10,7 @@ import pytest
 import torch
 
 DIRECTORY = Path(__file__).parents[2] / "benchmarks"
-MODULES = ("_common", "step_time", "complexity")
+MODULES = ("_common", "step_time", "complexity", "gaussian_closed_form", "friedman_anova", "_style")
 
 
 @pytest.fixture
@@ -177,3 +177,14 @@ def test_fewer_than_five_repeats_are_refused(load, capsys):
     with pytest.raises(SystemExit):
         load("step_time").main(["--quick", "--repeats", "4"])
     assert "at least 5" in capsys.readouterr().err
+
+
+def test_gaussian_closed_form_finds_the_function(load, tmp_path):
+    path = tmp_path / "results.json"
+    load("gaussian_closed_form").main(["--quick", "--json", str(path)])
+    result = json.loads(path.read_text())
+    assert torch.get_default_dtype() == torch.float32
+    (fit,) = result["fits"]["collapsed bound"]
+    assert fit["rmse"] < 0.5  # of a function with standard deviation 4.9, from 600 rows with unit noise
+    assert 0.5 < fit["coverage"] <= 1.0
+    assert math.isfinite(fit["bound"])
