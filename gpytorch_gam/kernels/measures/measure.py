@@ -217,8 +217,19 @@ def power_series(x: Tensor, coefficients: Tensor) -> Tensor:
     :param x: The arguments (`*batch x n`).
     :param coefficients: The coefficients (`*batch x K`).
     """
-    exponents = torch.arange(1, coefficients.shape[-1] + 1, dtype=x.dtype, device=x.device)
-    return (x.unsqueeze(-1).pow(exponents) @ coefficients.unsqueeze(-1)).squeeze(-1)
+    return (integer_powers(x, coefficients.shape[-1]) @ coefficients.unsqueeze(-1)).squeeze(-1)
+
+
+def integer_powers(x: Tensor, count: int) -> Tensor:
+    """The powers x, x^2, ..., x^count along a new last dimension (`*x x count`), by products alone.
+
+    Doubling the number of powers takes few operations on short vectors, and no elementwise `pow` on long ones.
+    """
+    powers = x.unsqueeze(-1)
+    while powers.shape[-1] < count:
+        missing = count - powers.shape[-1]
+        powers = torch.cat([powers, powers[..., :missing] * powers[..., -1:]], -1)
+    return powers
 
 
 def _inverse_factorials(like: Tensor) -> Tensor:

@@ -7,7 +7,16 @@ import math
 import torch
 from torch import Tensor
 
-from .measure import Measure, RBFConstants, as_parameter, broadcast_parameters, gauss_legendre, panels, power_series
+from .measure import (
+    Measure,
+    RBFConstants,
+    as_parameter,
+    broadcast_parameters,
+    gauss_legendre,
+    integer_powers,
+    panels,
+    power_series,
+)
 
 # Order of the expansion in (x - c)(s - c) / l^2, whose magnitude is at most _LARGEST_PRODUCT where it is used: the
 # first term left out is 1e-15 of the first one kept.
@@ -111,9 +120,9 @@ class Uniform(Measure):
         r""":math:`E \alpha(s) ((s - c) / \ell)^{2k}` for k = 0, ..., K, of shape `(*batch, K + 1)`."""
         nodes, weights = gauss_legendre(_NUM_MOMENT_NODES, lengthscale.device)
         squares = (self.half_width.unsqueeze(-1) / lengthscale * nodes).square()  # (*batch, J)
-        exponents = torch.arange(_NUM_EVEN_TERMS + 1, dtype=squares.dtype, device=squares.device)
-        powers = squares.unsqueeze(-1).pow(exponents)  # (*batch, J, K + 1)
-        return ((weights * torch.exp(-0.5 * squares)).unsqueeze(-2) @ powers).squeeze(-2)
+        factors = (weights * torch.exp(-0.5 * squares)).unsqueeze(-2)  # (*batch, 1, J)
+        higher = (factors @ integer_powers(squares, _NUM_EVEN_TERMS)).squeeze(-2)
+        return torch.cat([factors.sum(-1), higher], -1)
 
 
 def _inverse_even_factorials(like: Tensor) -> Tensor:
