@@ -10,7 +10,7 @@ import pytest
 import torch
 
 DIRECTORY = Path(__file__).parents[2] / "benchmarks"
-MODULES = ("_common", "step_time", "complexity", "gaussian_closed_form", "friedman_anova", "_style")
+MODULES = ("_common", "step_time", "complexity", "gaussian_closed_form", "calibration", "friedman_anova", "_style")
 
 
 @pytest.fixture
@@ -188,3 +188,14 @@ def test_gaussian_closed_form_finds_the_function(load, tmp_path):
     assert fit["rmse"] < 0.5  # of a function with standard deviation 4.9, from 600 rows with unit noise
     assert 0.5 < fit["coverage"] <= 1.0
     assert math.isfinite(fit["bound"])
+
+
+def test_calibration_shows_what_mean_field_loses(load, tmp_path):
+    figure, path = tmp_path / "calibration.png", tmp_path / "results.json"
+    load("calibration").main(["--quick", "--figure", str(figure), "--json", str(path)])
+    results = json.loads(path.read_text())["results"]
+    assert figure.stat().st_size > 10_000
+    for correlation, found in results.items():
+        assert found["block + low-rank, R = 32"]["stddev_ratio"] == pytest.approx(1.0, abs=0.02), correlation
+    assert results["0.99"]["mean-field"]["stddev_ratio"] < 0.5
+    assert results["0.99"]["mean-field"]["coverage"] < results["0.99"]["coupled covariance"]["coverage"]
