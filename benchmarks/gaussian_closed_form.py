@@ -19,15 +19,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import gpytorch
 import numpy as np
 import torch
-from _common import describe_environment, print_table, write_json
+from _common import default_dtype, describe_environment, print_table, write_json
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
@@ -49,16 +47,6 @@ found <- predict(fit, fresh, se.fit = TRUE)
 result <- data.frame(mean = found$fit, sd = found$se.fit, seconds = seconds)
 write.csv(result, file.path(folder, "found.csv"), row.names = FALSE)
 """
-
-
-@contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def draw(seed: int, num_rows: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -22,7 +22,11 @@ class ForwardRecord(NamedTuple):
 
 
 class ForwardRecorder:
-    """Collects a :class:`ForwardRecord` for each training forward with gradients, while an optimiser is attached."""
+    """
+    Collects a :class:`ForwardRecord` for each training forward with gradients, while an optimiser is attached.
+
+    Optimisers derive from it and say what a copy of the model gets: records have a graph and cannot be copied.
+    """
 
     def __init__(self) -> None:
         self.records: list[ForwardRecord] = []
@@ -45,7 +49,3 @@ class ForwardRecorder:
         """All records since the last call, oldest first."""
         records, self.records = self.records, []
         return records
-
-    def __reduce__(self) -> tuple[type[ForwardRecorder], tuple[()]]:
-        # A copy of the model starts empty: tensors with a graph cannot be copied.
-        return ForwardRecorder, ()

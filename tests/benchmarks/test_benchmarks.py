@@ -10,7 +10,16 @@ import pytest
 import torch
 
 DIRECTORY = Path(__file__).parents[2] / "benchmarks"
-MODULES = ("_common", "step_time", "complexity", "gaussian_closed_form", "calibration", "friedman_anova", "_style")
+MODULES = (
+    "_common",
+    "step_time",
+    "complexity",
+    "gaussian_closed_form",
+    "calibration",
+    "training",
+    "friedman_anova",
+    "_style",
+)
 
 
 @pytest.fixture
@@ -199,3 +208,15 @@ def test_calibration_shows_what_mean_field_loses(load, tmp_path):
         assert found["block + low-rank, R = 32"]["stddev_ratio"] == pytest.approx(1.0, abs=0.02), correlation
     assert results["0.99"]["mean-field"]["stddev_ratio"] < 0.5
     assert results["0.99"]["mean-field"]["coverage"] < results["0.99"]["coupled covariance"]["coverage"]
+
+
+def test_training_compares_optimisers(load, tmp_path):
+    figure, path = tmp_path / "training.png", tmp_path / "results.json"
+    load("training").main(["--quick", "--figure", str(figure), "--json", str(path)])
+    assert figure.stat().st_size > 10_000
+    for runs in json.loads(path.read_text())["results"].values():
+        for found in runs.values():
+            assert len(found["steps"]) == len(found["gap"]) == 5
+            assert min(found["gap"]) > -1e-6  # the bound is an upper one
+            assert_finite_positive(found["seconds"])
+        assert runs["natural gradients"]["gap"][-1] < runs["Adam, betas (.9, .999)"]["gap"][-1]

@@ -14,6 +14,7 @@ from gpytorch_gam.components import constant, regular_grid
 from gpytorch_gam.kernels import ANOVAKernel
 from gpytorch_gam.kernels.measures import Uniform
 from gpytorch_gam.models.additive_gp import FAMILIES
+from gpytorch_gam.optim import NaturalGradient
 
 pytestmark = pytest.mark.gpu
 
@@ -67,6 +68,29 @@ def test_training_on_the_gpu_equals_training_on_the_cpu(family: str, dtype: torc
             assert torch.isfinite(parts.sample(torch.Size([3])).total).all()
         with pytest.raises(ValueError, match="x is on cpu, but the model is on cuda"):
             on_gpu(x)
+
+
+@pytest.mark.parametrize("family", ["low_rank", "block_low_rank", "mean_field"])
+def test_natural_gradients_on_the_gpu_equal_those_on_the_cpu(family: str) -> None:
+    def train_naturally(model: AdditiveGP, x: torch.Tensor, y: torch.Tensor) -> list[float]:
+        likelihood = gpytorch.likelihoods.GaussianLikelihood().to(x)
+        mll = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=len(y))
+        # All rows in each step: the random start of the subspace iteration is forgotten at once.
+        natural = NaturalGradient(model, num_data=len(y))
+        losses = []
+        for _ in range(3):
+            loss = -mll(model.train()(x), y)
+            loss.backward()
+            natural.step()
+            losses.append(loss.detach())
+        return torch.stack(losses).cpu().tolist()
+
+    model, x = make_model(family).double(), torch.rand(300, 4).double()
+    y = torch.sin(6 * x[:, 0]) + 0.1 * torch.randn(300).double()
+    model.variational_strategy._initialize_once()
+    on_gpu = copy.deepcopy(model).cuda()
+    expected, actual = train_naturally(model, x, y), train_naturally(on_gpu, x.cuda(), y.cuda())
+    assert actual == pytest.approx(expected, rel=1e-3)
 
 
 @pytest.mark.parametrize("family", ["low_rank", "block_low_rank", "mean_field"])

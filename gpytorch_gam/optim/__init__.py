@@ -1,0 +1,5 @@
+"""Optimisers that know the structure of the posterior."""
+
+from .natural_gradient import NaturalGradient
+
+__all__ = ["NaturalGradient"]

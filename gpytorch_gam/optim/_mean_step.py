@@ -1,0 +1,114 @@
+r"""Steps of the mean of a Gaussian with precision :math:`P = I + \mathrm{blockdiag}(E_c E_c^\top) + BB^\top`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gpytorch_gam.variational._precision_algebra import (
+    CovarianceFactors,
+    apply_block_inverse,
+    precision_covariance_factors,
+)
+
+from ._streaming_fit import multiply_blocks
+
+# The mean moves by at most this many prior standard deviations of the predictor in a step.
+_REACH = 3.0
+
+
+class Posterior(NamedTuple):
+    r"""
+    A Gaussian over the whitened inducing variables, in float64.
+
+    :ivar mean: :math:`m`, ``(Q,)``.
+    :ivar factor: :math:`B`, ``(Q, R)``; None for rank 0.
+    :ivar block_roots: :math:`E_c`, ``(count, size, r)`` for each run of equal blocks.
+    :ivar directions: columns that span more than B does, ``(Q, k)``; None for rank 0.
+    """
+
+    mean: Tensor
+    factor: Tensor | None
+    block_roots: list[Tensor]
+    directions: Tensor | None
+
+
+def transported(posterior: Posterior, before: Sequence[Tensor], after: Sequence[Tensor]) -> Posterior:
+    r"""
+    What the posterior says beyond the prior, under another prior.
+
+    The posterior is the prior times a Gaussian factor in the inducing variables :math:`u = Lv` (in the dual
+    parameters of Khan and Lin, 2017, and Adam et al., 2021: the sites), and data change that factor, not new kernel
+    hyperparameters. With :math:`T = L_\text{new}^\top L_\text{old}^{-\top}` it has :math:`TB` and :math:`TE` for
+    factors and :math:`TPm` for a linear term, so the mean becomes :math:`(I + T (P - I) T^\top)^{-1} T P m`. In the
+    paper's coordinates this leaves :math:`B_u` as it is.
+
+    :param posterior: In the coordinates of the old prior.
+    :param before: Cholesky factors of the old prior's covariance, ``(count, size, size)`` for each run.
+    :param after: Those of the new one.
+    """
+    maps = [
+        torch.linalg.solve_triangular(old, new, upper=False).mT for old, new in zip(before, after, strict=True)
+    ]  # L_new' L_old^-T, upper triangular
+    factor = None if posterior.factor is None else multiply_blocks(maps, posterior.factor)
+    directions = None if posterior.directions is None else multiply_blocks(maps, posterior.directions)
+    roots = [matrix @ root for matrix, root in zip(maps, posterior.block_roots, strict=True)]
+
+    linear = posterior.mean.unsqueeze(-1)  # P m
+    own = [root @ root.mT for root in posterior.block_roots]
+    linear = linear + multiply_blocks(own, linear)
+    if posterior.factor is not None:
+        linear = linear + posterior.factor @ (posterior.factor.mT @ posterior.mean.unsqueeze(-1))
+    linear = multiply_blocks(maps, linear).squeeze(-1)
+    factors, _ = precision_covariance_factors(linear, factor, roots)
+    return Posterior(precision_solve(factors), factor, roots, directions)
+
+
+def precision_solve(factors: CovarianceFactors) -> Tensor:
+    r"""
+    :math:`P^{-1} a = a - VV^\top a - FF^\top a`.
+
+    :param factors: Of P, with a in the place of the mean, and with blocks.
+    :return: ``(Q,)``.
+    """
+    assert factors.block_roots is not None
+    solution = apply_block_inverse(factors.block_roots, factors.mean.unsqueeze(-1)).squeeze(-1)
+    if factors.shared_root is None:
+        return solution
+    return solution - factors.shared_root @ (factors.shared_root.mT @ factors.mean)
+
+
+def effective_dimension(factors: CovarianceFactors) -> Tensor:
+    r"""
+    :math:`\mathrm{tr}(I - P^{-1}) = \|V\|_F^2 + \|F\|_F^2`, the number of directions that the data determine.
+
+    :param factors: Of P, with blocks.
+    :return: ``()``.
+    """
+    assert factors.block_roots is not None
+    total = torch.stack([root.square().sum() for root in factors.block_roots]).sum()
+    return total if factors.shared_root is None else total + factors.shared_root.square().sum()
+
+
+def step_length(
+    gradient: Tensor, direction: Tensor, change: Tensor, curvatures: Tensor, prior_variance: Tensor
+) -> Tensor:
+    r"""
+    How far to go along a direction: to the maximum of the batch's quadratic model, at most 1, and no farther than a
+    few prior standard deviations of the predictor in any row, because far from the optimum the curvature can say
+    nothing of where it is (under a log link it is off by the factor of the counts).
+
+    :param gradient: Of the bound in the mean, ``(Q,)``.
+    :param direction: :math:`d`, ``(Q,)``.
+    :param change: Of the predictor along the direction, :math:`\phi_n^\top d`, ``(b,)``.
+    :param curvatures: :math:`\lambda`, ``(b,)``.
+    :param prior_variance: Of the predictor, ``(b,)``.
+    :return: ``()``, between 0 and 1.
+    """
+    tiny = torch.finfo(torch.float64).tiny
+    resistance = direction.square().sum() + (curvatures * change.square()).sum()
+    length = ((gradient @ direction) / resistance.clamp_min(tiny)).clamp(0.0, 1.0)
+    return torch.minimum(length, (_REACH * prior_variance.sqrt() / change.abs().clamp_min(tiny)).amin())

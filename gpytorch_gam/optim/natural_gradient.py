@@ -1,0 +1,378 @@
+"""Natural-gradient steps for posteriors with a structured precision."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from itertools import groupby
+from typing import Any, NamedTuple, NoReturn
+
+import gpytorch
+import torch
+from torch import Tensor
+
+from gpytorch_gam.variational import (
+    AdditiveVariationalStrategy,
+    BlockLowRankPrecisionVariationalDistribution,
+    LowRankPrecisionVariationalDistribution,
+)
+from gpytorch_gam.variational._forward_recorder import ForwardRecord, ForwardRecorder
+from gpytorch_gam.variational._precision_algebra import precision_covariance_factors, split_groups
+from gpytorch_gam.variational._structured_fit import leading_root
+
+from ._mean_step import Posterior, effective_dimension, precision_solve, step_length, transported
+from ._streaming_fit import StreamingFit, fit_afresh, fit_round, mixed_product, remainder_roots
+from ._weighted_features import WeightedFeatures
+
+# Columns of the subspace iteration beyond R: they speed up its convergence and cost little.
+_OVERSAMPLING = 8
+
+# Products with the target precision in a round. The paper's family has one round, at first from random directions.
+_ITERATIONS, _FIRST_ITERATIONS = 2, 6
+
+# Steps after which the step size has fallen to a half.
+_HALVING = 10.0
+
+
+class _Batch(NamedTuple):
+    """Rows since the last step, and the scaled gradients of their expected log-likelihood."""
+
+    x: Tensor  # (b, D)
+    gradients: Tensor  # g_n, (b,), float64
+    curvatures: Tensor  # lambda_n, (b,), float64
+
+
+class NaturalGradient(torch.optim.Optimizer):
+    r"""
+    Streaming natural gradients for the whitened mean and the structured precision of an additive model, in the manner
+    of GPyTorch's :class:`~gpytorch.optim.NGD`: beside an ordinary optimiser for the hyperparameters.
+
+    With :math:`s = N / b` for a batch of b rows, and :math:`g_n, \lambda_n` the scaled derivatives of a row's expected
+    log-likelihood, :math:`s\, \partial E_n / \partial \mathrm{mean}_n` and
+    :math:`\max(0, -2 s\, \partial E_n / \partial \mathrm{var}_n)`, a natural-gradient step of size r moves the
+    precision to (Khan and Lin, 2017; Adam et al., 2021)
+
+    .. math::
+        I + G, \qquad G = (1 - r) \big(\mathrm{blockdiag}(E_c E_c^\top) + BB^\top\big)
+        + r \sum_n \lambda_n \phi_n \phi_n^\top ,
+
+    which has to be brought back to the family (as in SLANG, Mishkin et al., 2018, for a diagonal and a low-rank part).
+    The new :math:`B` is the best factor of rank R in coordinates in which :math:`I + (1 - r)\,
+    \mathrm{blockdiag}(E_c E_c^\top)` is the identity, found by a subspace iteration that starts at the last one, and
+    the new blocks :math:`E_c E_c^\top` are what it leaves of the diagonal blocks of G; a Nyström form makes them
+    positive semidefinite by construction. So the diagonal blocks of the precision are always those of G. In the
+    paper's family, which has no blocks, and under a ``block_rank``, the optimiser keeps what the family cannot hold in
+    its state: for later steps, and to precondition the mean's. The mean moves along
+
+    .. math::
+        d = P^{-1} (\Phi g - m), \qquad m \leftarrow m + r \alpha d, \qquad
+        \alpha = \min\Big(1, \frac{d^\top (\Phi g - m)}{d^\top d + \sum_n \lambda_n (\phi_n^\top d)^2}\Big) ,
+
+    :math:`\alpha` being the maximiser of the batch's quadratic model along d. It keeps the mean from diverging where
+    components overlap more than R columns can express. Nor does the predictor move by more than three prior standard
+    deviations in any row in a step: far from the optimum, curvatures do not say where it is.
+
+    **Moving kernels.** What the data say is a factor in the inducing variables :math:`u = Lv` themselves. When the
+    hyperparameters have changed since the last step, the optimiser keeps that factor and not the whitened parameters
+    (the dual parametrisation of Adam et al., 2021): otherwise a change of an output scale by one percent alone would
+    put the mean several nats off.
+
+    **Step size.** At a constant step r the noise of the batches costs :math:`\tfrac{r}{4} (N/b - 1) d_{\text{eff}}`
+    nats (effective dimension :math:`d_{\text{eff}} = \mathrm{tr}(I - P^{-1})`; sampling without replacement). By
+    default :math:`r = 1 / (1 + t / 10)` in step t = 0, 1, ..., but not below the step at which that cost is
+    ``tolerance``, so that it goes on following the hyperparameters. When a step sees all rows, r is 1: the optimum of
+    a Gaussian likelihood is then reached in one step, up to the family. ``lr`` fixes the step size instead, also for
+    torch's schedulers, which multiply it.
+
+    Cost of a step beside that of the ELBO and its gradients: evaluating the features of the batch once (Q numbers a
+    row; if the batch is larger than ``chunk_size`` four times, in a step with r = 1 fifteen times), and
+    :math:`O(Q (b + R)(R + M))`, all in float64. Linear in the number of components.
+
+    Use it with :class:`~gpytorch.mlls.VariationalELBO` (``beta`` 1), in a training forward with gradients. Call
+    ``step`` before that of the hyperparameters' optimiser, which changes the features. It reads the gradients at the
+    predictor and not those of the parameters, so gradient clipping and scaling do not reach it, and ``zero_grad``
+    has nothing to forget. Several forward and backward passes before a step count as one batch; divide each
+    loss by their number, as for any optimiser. A checkpoint needs the states of model *and* optimiser: the latter knows
+    the kernels that the posterior belongs to. It cannot be copied or pickled itself.
+
+    While it is attached, the strategy records each training forward with gradients until the next step; detach it by
+    :meth:`detach`. Copies and pickles of the model are not attached.
+
+    :param model: A model whose ``variational_strategy`` is an :class:`AdditiveVariationalStrategy` with one predictor,
+        no batch shape, and a :class:`BlockLowRankPrecisionVariationalDistribution` or
+        :class:`LowRankPrecisionVariationalDistribution`.
+    :param num_data: Number N of rows of all the data, as given to the ELBO.
+    :param lr: A fixed step size in (0, 1]; default the schedule above.
+    :param tolerance: Nats that the noise of minibatches may cost in the long run; without effect under ``lr``.
+    :param chunk_size: Rows whose features exist at a time.
+    :raises ValueError: If an argument is out of range, or another optimiser is attached to the model.
+    :raises TypeError: If model or distribution are of another kind.
+    :raises NotImplementedError: For batches of models and for several predictors.
+
+    Example:
+        >>> mll = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=len(y))
+        >>> natural = NaturalGradient(model, num_data=len(y))
+        >>> adam = torch.optim.Adam([*model.hyperparameters(), *likelihood.parameters()], lr=0.03)
+        >>> for x_batch, y_batch in loader:
+        >>>     adam.zero_grad()
+        >>>     loss = -mll(model(x_batch), y_batch)
+        >>>     loss.backward()
+        >>>     natural.step()
+        >>>     adam.step()
+    """
+
+    def __init__(
+        self,
+        model: gpytorch.models.ApproximateGP,
+        num_data: int,
+        lr: float | None = None,
+        tolerance: float = 1.0,
+        chunk_size: int = 8192,
+    ) -> None:
+        strategy = _validated_strategy(model)
+        if isinstance(num_data, bool) or not isinstance(num_data, int) or num_data < 1:
+            raise ValueError(f"num_data must be a positive integer, the number of rows of all data, got {num_data!r}")
+        if lr is not None and not 0 < lr <= 1:
+            raise ValueError(f"lr must lie in (0, 1], or be None for the default schedule, got {lr!r}")
+        if not tolerance > 0:
+            raise ValueError(f"tolerance must be a positive number of nats, got {tolerance!r}")
+        if chunk_size < 1:
+            raise ValueError(f"chunk_size must be at least 1, got {chunk_size!r}")
+        attached = strategy._recorder
+        if isinstance(attached, _AttachedRecorder) and attached.owner() is not None:
+            raise ValueError("model has a NaturalGradient attached: call its detach() before attaching another")
+        self._strategy, self._distribution = strategy, strategy._variational_distribution
+        self._num_data, self._chunk_size = num_data, chunk_size
+        super().__init__(list(self._distribution.parameters()), {"lr": lr, "tolerance": tolerance})
+        self._recorder = strategy._recorder = _AttachedRecorder(self)
+
+    def detach(self) -> None:
+        """Stop recording the forwards of the model. The optimiser cannot step after that."""
+        if self._strategy._recorder is self._recorder:
+            self._strategy._recorder = None
+        self._recorder.take()
+
+    @property
+    def _memory(self) -> dict[str, Any]:
+        """The state, kept with the mean: torch knows state by parameter."""
+        return self.state[self._distribution.variational_mean]
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """
+        Move mean and precision by the batch of all forwards since the last step.
+
+        :param closure: Evaluates the model, calls ``backward`` and returns the loss, for loops that are written so.
+        :return: What the closure returned.
+        :raises RuntimeError: If the model was not called in train mode with gradients since the last step, ``backward``
+            has not run, or a gradient is not finite. The parameters are then as before.
+        :raises NotImplementedError: If the inputs had a batch shape.
+        """
+        result = None
+        if closure is not None:
+            with torch.enable_grad():
+                result = closure()
+        if self._strategy._recorder is not self._recorder:
+            raise RuntimeError("this NaturalGradient is detached from its model: make a new one")
+        batch = _joined(self._recorder.take(), self._num_data)
+        features = WeightedFeatures(self._strategy.features, batch.x, batch.curvatures, self._chunk_size)
+        self._update(features, batch)
+        return result
+
+    def _step_size(self, num_rows: int) -> Tensor:
+        """The step size r, a float64 scalar on the model's device."""
+        group, memory = self.param_groups[0], self._memory
+        like = torch.zeros((), dtype=torch.float64, device=self._distribution.device)
+        scheduled = 1.0 / (1.0 + memory.get("step", 0) / _HALVING)
+        if group["lr"] is not None or self._forgets(num_rows):
+            return like + (1.0 if group["lr"] is None else group["lr"])
+        # The step r at which noise costs r / 4 (N / b - 1) effdim = tolerance.
+        unseen = self._num_data - num_rows
+        floor = 4.0 * group["tolerance"] * num_rows / (unseen * memory["effective_dimension"])
+        return floor.clamp(scheduled, 1.0)
+
+    def _forgets(self, num_rows: int) -> bool:
+        """Whether the step size is 1, so that nothing of the posterior before the step remains."""
+        lr = self.param_groups[0]["lr"]
+        if lr is not None:
+            return lr == 1
+        return num_rows >= self._num_data or "step" not in self._memory
+
+    def _update(self, features: WeightedFeatures, batch: _Batch) -> None:
+        q, memory = self._distribution, self._memory
+        rate, forgets = self._step_size(len(batch.x)), self._forgets(len(batch.x))
+        choleskys = self._run_choleskys()
+        old = self._posterior(choleskys)
+        shapes = [(root.shape[-3], root.shape[-2]) for root in old.block_roots]
+        # The gradients of this batch are those at the mean of the forward.
+        blocks, projected = features.totals(shapes, batch.gradients, q.variational_mean.double() - old.mean)
+        fit = self._fit_afresh(features, old, blocks) if forgets else self._fit(features, old, blocks, rate)
+
+        factor = None if fit.directions is None else fit.directions[:, : q.rank]
+        gradient = projected - old.mean
+        factors, _ = precision_covariance_factors(gradient, factor, fit.block_roots)
+        direction = precision_solve(factors)
+        change, prior_variance = features.project(direction)
+        length = step_length(gradient, direction, change, batch.curvatures, prior_variance)
+        q.variational_mean.copy_(old.mean + rate * length * direction)
+        self._store(factor, fit)
+        memory["choleskys"] = choleskys
+        memory["effective_dimension"] = effective_dimension(factors)
+        memory["step"] = memory.get("step", 0) + 1
+
+    def _fit_afresh(self, features: WeightedFeatures, old: Posterior, totals: list[Tensor]) -> StreamingFit:
+        q = self._distribution
+        if old.directions is None:
+            return StreamingFit(None, remainder_roots(totals, None))
+        if isinstance(q, BlockLowRankPrecisionVariationalDistribution):
+            return fit_afresh(features.apply, totals, old.directions, q.rank, _ITERATIONS)
+        return fit_round(features.apply, None, totals, old.directions, q.rank, _FIRST_ITERATIONS)
+
+    def _fit(self, features: WeightedFeatures, old: Posterior, new_blocks: list[Tensor], rate: Tensor) -> StreamingFit:
+        q = self._distribution
+        own = [(1 - rate) * (root @ root.mT) for root in old.block_roots]
+        totals = [block + rate * new for block, new in zip(own, new_blocks, strict=True)]
+        if old.factor is None or old.directions is None:
+            return StreamingFit(None, remainder_roots(totals, None))
+        parts = split_groups(old.factor, [(block.shape[-3], block.shape[-2]) for block in own])
+        totals = [total + (1 - rate) * (part @ part.mT) for total, part in zip(totals, parts, strict=True)]
+        apply = mixed_product(features.apply, old.factor, rate)
+        blocks = own if isinstance(q, BlockLowRankPrecisionVariationalDistribution) else None
+        return fit_round(apply, blocks, totals, old.directions, q.rank, _ITERATIONS)
+
+    def _posterior(self, choleskys: list[Tensor]) -> Posterior:
+        """The posterior of the last step, in the coordinates of the present kernels."""
+        q, memory = self._distribution, self._memory
+        roots = memory.get("block_roots")
+        if roots is None and isinstance(q, BlockLowRankPrecisionVariationalDistribution):
+            roots = [root.double() for root in q.run_factors]
+        elif roots is None:
+            roots = [torch.zeros_like(cholesky) for cholesky in choleskys]
+        factor = None if q.precision_factor is None else q.precision_factor.double()
+        directions = memory.get("directions")
+        if factor is not None and directions is None:
+            size = q.num_inducing_points
+            columns = min(q.rank + _OVERSAMPLING, size)
+            directions = torch.randn(size, columns, dtype=torch.float64, device=q.device)
+        posterior = Posterior(q.variational_mean.double(), factor, roots, directions)
+        before = memory.get("choleskys")
+        return posterior if before is None else transported(posterior, before, choleskys)
+
+    def _run_choleskys(self) -> list[Tensor]:
+        """Cholesky factors of the prior of the inducing variables, for the runs of equal blocks of the distribution."""
+        by_group = self._strategy.inducing_choleskys()
+        if not isinstance(self._distribution, BlockLowRankPrecisionVariationalDistribution):
+            return by_group
+        runs = [list(run) for _, run in groupby(by_group, key=lambda cholesky: cholesky.shape[-1])]
+        return [torch.cat(run) for run in runs]
+
+    def _store(self, factor: Tensor | None, fit: StreamingFit) -> None:
+        q, memory = self._distribution, self._memory
+        if factor is not None:
+            q.precision_factor.copy_(factor)
+            memory["directions"] = fit.directions
+        if not isinstance(q, BlockLowRankPrecisionVariationalDistribution):
+            memory["block_roots"] = fit.block_roots
+            return
+        for parameter, root in zip(q.run_factors, fit.block_roots, strict=True):
+            columns = parameter.shape[-1]
+            parameter.copy_(root if columns == root.shape[-1] else leading_root(root @ root.mT, columns))
+        if any(parameter.shape[-1] < parameter.shape[-2] for parameter in q.run_factors):
+            memory["block_roots"] = fit.block_roots
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """
+        Restore a state exactly (torch's own method would round it to the dtype of the parameters).
+
+        :param state_dict: From :meth:`state_dict` of an optimiser of an equal model.
+        """
+        super().load_state_dict(state_dict)
+        device = self._distribution.device
+        for memory in state_dict["state"].values():
+            self._memory.update({name: _moved(deepcopy(value), device) for name, value in memory.items()})
+
+    def __getstate__(self) -> NoReturn:
+        raise TypeError(
+            "a NaturalGradient belongs to its model and cannot be copied or pickled: make one for the other model, and "
+            "load the state with load_state_dict(...)"
+        )
+
+
+class _AttachedRecorder(ForwardRecorder):
+    """Records while its optimiser is alive. Copies, which go with copies of the model, belong to none and stay idle."""
+
+    def __init__(self, owner: NaturalGradient | None) -> None:
+        super().__init__()
+        self.owner = _nobody if owner is None else weakref.ref(owner)
+
+    def record(self, x: Tensor, mean: Tensor, variance: Tensor) -> None:
+        if self.owner() is not None:
+            super().record(x, mean, variance)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _AttachedRecorder, (None,)
+
+
+def _nobody() -> None:
+    return None
+
+
+def _joined(records: Sequence[ForwardRecord], num_data: int) -> _Batch:
+    """All rows that a backward pass has been through. Forwards without one are not part of the loss."""
+    if not records:
+        raise RuntimeError(
+            "nothing was recorded since the last step: call the model in train mode, with gradients enabled and "
+            "diag=True, before natural.step()"
+        )
+    records = [record for record in records if record.mean.grad is not None and record.variance.grad is not None]
+    if not records:
+        raise RuntimeError("no gradients reached the model's output: call loss.backward() before natural.step()")
+    for record in records:
+        if record.mean.dim() != 1:
+            raise NotImplementedError(
+                f"NaturalGradient takes inputs (n, D), got shape {tuple(record.x.shape)}: flatten the batch dimensions"
+            )
+    gradients = torch.cat([record.mean.grad for record in records]).double()  # type: ignore[misc]
+    curvatures = torch.cat([record.variance.grad for record in records]).double()  # type: ignore[misc]
+    finite = torch.isfinite(gradients) & torch.isfinite(curvatures)
+    if not finite.all():
+        raise RuntimeError(
+            f"the gradient of the loss is NaN or infinite in {int((~finite).sum())} of {len(finite)} rows: look for "
+            "such values in the data, or for an overflow in the likelihood"
+        )
+    x = torch.cat([record.x for record in records]).detach()
+    # For loss = -ELBO / N: the mean over the batch and the scaling to all rows cancel.
+    return _Batch(x, -num_data * gradients, (2 * num_data * curvatures).clamp_min(0))
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if torch.is_tensor(value):
+        return value.to(device)
+    return [_moved(item, device) for item in value] if isinstance(value, list) else value
+
+
+def _validated_strategy(model: gpytorch.models.ApproximateGP) -> AdditiveVariationalStrategy:
+    strategy = getattr(model, "variational_strategy", None)
+    if not isinstance(strategy, AdditiveVariationalStrategy):
+        raise TypeError(
+            "model must have an AdditiveVariationalStrategy as its variational_strategy, got "
+            f"{type(strategy).__name__}; the multitask wrappers are not supported"
+        )
+    q = strategy._variational_distribution
+    if not isinstance(q, BlockLowRankPrecisionVariationalDistribution | LowRankPrecisionVariationalDistribution):
+        raise TypeError(
+            "NaturalGradient needs a BlockLowRankPrecisionVariationalDistribution or a "
+            f"LowRankPrecisionVariationalDistribution, got {type(q).__name__}: train that one with torch's optimisers"
+        )
+    if strategy.predictor.num_predictors != 1:
+        raise NotImplementedError(
+            f"model has {strategy.predictor.num_predictors} predictors: their joint curvature in each row is not "
+            "recorded; train with torch's optimisers"
+        )
+    if q.batch_shape or strategy.predictor.batch_shape:
+        raise NotImplementedError(
+            f"model has batch shape {tuple(q.batch_shape or strategy.predictor.batch_shape)}: step sizes and line "
+            "searches belong to single models; make one model each, or train with torch's optimisers"
+        )
+    return strategy

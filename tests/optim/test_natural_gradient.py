@@ -1,0 +1,591 @@
+"""Natural-gradient steps against dense float64 optima; robustness; the optimiser's contract."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import math
+import pickle
+
+import gpytorch
+import pytest
+import torch
+from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood, StudentTLikelihood
+from linear_operator.operators import DiagLinearOperator
+
+from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
+from gpytorch_gam.components import constant, regular_grid
+from gpytorch_gam.mlls import CollapsedELBO
+from gpytorch_gam.operators._capacitance import add_identity
+from gpytorch_gam.optim import NaturalGradient
+from gpytorch_gam.optim._mean_step import Posterior, transported
+from gpytorch_gam.optim._streaming_fit import fit_afresh, fit_round, leading_factor, mixed_product, remainder_roots
+from gpytorch_gam.variational import BlockLowRankPrecisionVariationalDistribution
+from gpytorch_gam.variational._structured_fit import diagonal_blocks
+from tests.variational.test_structured_fit import gap, random_excess
+
+
+def make_predictor(columns: list[list[int]], size: int = 7) -> AdditivePredictor:
+    """Ragged: one group of unequal size to the other, and a constant."""
+    batch = torch.Size([len(columns)])
+    kernel = ScaleKernel(RBFKernel(batch_shape=batch), batch_shape=batch)
+    kernel.base_kernel.lengthscale = 0.4
+    last = ScaleKernel(RBFKernel(batch_shape=torch.Size([1])), batch_shape=torch.Size([1]))
+    last.base_kernel.lengthscale = 0.5
+    return AdditivePredictor(
+        ComponentGroup(kernel, columns, regular_grid(0.0, 1.0, size), names=[f"f{i}" for i in range(len(columns))]),
+        ComponentGroup(last, [[2]], regular_grid(0.0, 1.0, 5), names=["last"]),
+        constant(variance=4.0),
+    )
+
+
+def make_model(
+    family: str, rank: int | None = None, columns: list[list[int]] | None = None, dtype: torch.dtype = torch.float64
+) -> AdditiveGP:
+    torch.manual_seed(1)
+    return AdditiveGP(make_predictor(columns or [[0], [1]]), family, rank).to(dtype).train()
+
+
+def make_inputs(num_rows: int, correlation: float = 0.0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    shared, own = torch.randn(num_rows, 1, dtype=dtype), torch.randn(num_rows, 3, dtype=dtype)
+    return torch.special.ndtr(math.sqrt(correlation) * shared + math.sqrt(1 - correlation) * own)
+
+
+def effect(x: torch.Tensor) -> torch.Tensor:
+    return torch.sin(6 * x[:, 0]) + 2 * (x[:, 1] - 0.5) ** 2 - x[:, 2]
+
+
+def gaussian_problem(num_rows: int = 400, correlation: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    x = make_inputs(num_rows, correlation)
+    return x, effect(x) + 0.3 * torch.randn(num_rows, dtype=x.dtype)
+
+
+def gaussian_likelihood(noise: float = 0.09) -> GaussianLikelihood:
+    likelihood = GaussianLikelihood().double()
+    likelihood.noise = noise
+    return likelihood
+
+
+def backward(model: AdditiveGP, likelihood: object, x: torch.Tensor, y: torch.Tensor, num_data: int) -> float:
+    model.zero_grad()
+    loss = -gpytorch.mlls.VariationalELBO(likelihood, model, num_data=num_data)(model(x), y)
+    loss.backward()
+    return loss.item()
+
+
+@torch.no_grad()
+def elbo(model: AdditiveGP, likelihood: object, x: torch.Tensor, y: torch.Tensor) -> float:
+    return gpytorch.mlls.VariationalELBO(likelihood, model, num_data=len(x))(model(x), y).item() * len(x)
+
+
+def train(
+    model: AdditiveGP,
+    likelihood: object,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    steps: int,
+    batch_size: int,
+    **options: object,
+) -> NaturalGradient:
+    natural = NaturalGradient(model, num_data=len(x), **options)
+    generator, done = torch.Generator().manual_seed(0), 0
+    while done < steps:
+        for rows in torch.randperm(len(x), generator=generator).split(batch_size):
+            backward(model, likelihood, x[rows], y[rows], len(x))
+            natural.step()
+            done += 1
+    return natural
+
+
+def dense_optimum(model: AdditiveGP, likelihood: object, x: torch.Tensor, y: torch.Tensor) -> float:
+    """The bound of the best dense Gaussian, by damped natural-gradient steps on mean and precision."""
+    strategy = model.variational_strategy
+    with torch.no_grad():
+        features = strategy.features(x)
+        unexplained = sum(group.prior_variance(x).sum(-2) for group in model.predictor.groups)
+        unexplained = unexplained - features.square().sum(0)
+    mean, precision = torch.zeros(len(features)).to(x), torch.eye(len(features)).to(x)
+    for _ in range(60):
+        covariance = torch.linalg.inv(precision)
+        location = (mean @ features).requires_grad_()
+        variance = (unexplained + (features * (covariance @ features)).sum(0)).requires_grad_()
+        output = gpytorch.distributions.MultivariateNormal(location, DiagLinearOperator(variance))
+        expected = likelihood.expected_log_prob(y, output).sum()
+        by_mean, by_variance = torch.autograd.grad(expected, [location, variance])
+        target = add_identity((features * (-2 * by_variance)) @ features.mT)
+        precision = 0.3 * precision + 0.7 * target
+        mean = mean + 0.7 * torch.linalg.solve(precision, features @ by_mean - mean)
+    size = len(mean)
+    divergence = 0.5 * (mean @ mean + covariance.trace() - size - torch.logdet(covariance))
+    return (expected - divergence).item()
+
+
+# ------------------------------------------------------------------------------------- one step, Gaussian, all rows
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.9])
+@pytest.mark.parametrize("family", ["block_low_rank", "low_rank"])
+def test_one_step_on_all_rows_is_the_optimum_at_full_rank(family: str, correlation: float) -> None:
+    x, y = gaussian_problem(correlation=correlation)
+    model, likelihood = make_model(family, rank=20), gaussian_likelihood()
+    train(model, likelihood, x, y, steps=1, batch_size=len(x))
+    bound = CollapsedELBO(likelihood, model).optimum(x, y).bound.item()
+    assert bound - elbo(model, likelihood, x, y) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_one_step_of_mean_field_has_the_blocks_of_the_optimum() -> None:
+    x, y = gaussian_problem()
+    model, likelihood = make_model("mean_field"), gaussian_likelihood()
+    train(model, likelihood, x, y, steps=1, batch_size=len(x))
+    precision = CollapsedELBO(likelihood, model).optimum(x, y).precision
+    expected = diagonal_blocks(precision, model.variational_strategy._variational_distribution.runs)
+    for factor, block in zip(model.variational_strategy._variational_distribution.run_factors, expected, strict=True):
+        torch.testing.assert_close(add_identity(factor @ factor.mT), block, rtol=1e-9, atol=1e-9)
+
+
+def test_large_batches_in_chunks_equal_whole_ones() -> None:
+    x, y = gaussian_problem()
+    parameters = []
+    for chunk_size in (7, 8192):
+        model = make_model("block_low_rank", rank=4)
+        train(model, gaussian_likelihood(), x, y, steps=4, batch_size=200, chunk_size=chunk_size)
+        parameters.append(precision_and_mean(model))
+    for chunked, whole in zip(*parameters, strict=True):
+        torch.testing.assert_close(chunked, whole, rtol=1e-7, atol=1e-7)
+
+
+def precision_and_mean(model: AdditiveGP) -> tuple[torch.Tensor, torch.Tensor]:
+    distribution = model.variational_strategy.variational_distribution
+    return torch.linalg.inv(distribution.covariance_matrix.detach()), distribution.mean.detach().clone()
+
+
+@pytest.mark.parametrize("family", ["block_low_rank", "low_rank", "mean_field"])
+def test_a_step_moves_the_mean_and_the_blocks_by_the_formula(family: str) -> None:
+    x, y = gaussian_problem()
+    rank = {"block_low_rank": 20, "low_rank": 20}.get(family)
+    model, likelihood = make_model(family, rank), gaussian_likelihood()
+    natural = train(model, likelihood, x, y, steps=1, batch_size=len(x), lr=0.25)
+    backward(model, likelihood, x[:100], y[:100], len(x))
+    precision, mean = precision_and_mean(model)
+    natural.step()
+    with torch.no_grad():
+        features = model.variational_strategy.features(x[:100])
+    curvature = len(x) / 100 / likelihood.noise.item()
+    expected = 0.75 * precision + 0.25 * add_identity(curvature * features @ features.mT)
+    new_precision, new_mean = precision_and_mean(model)
+    if family == "mean_field":
+        blocks = torch.block_diag(*(torch.ones(size, size) for size in model.predictor.num_inducing)).to(x)
+        expected = expected * blocks
+    torch.testing.assert_close(new_precision, expected, rtol=1e-6, atol=1e-6)
+    gradient = curvature * features @ (y[:100] - features.mT @ mean) - mean
+    direction = torch.linalg.solve(expected, gradient)
+    scale = (gradient @ direction) / (direction @ direction + curvature * (features.mT @ direction).square().sum())
+    torch.testing.assert_close(new_mean, mean + 0.25 * scale.clamp_max(1) * direction, rtol=1e-6, atol=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------- the precision fit
+
+
+def fit_covariance(directions: torch.Tensor, roots: list[torch.Tensor], rank: int) -> torch.Tensor:
+    blocks = torch.block_diag(*(root @ root.mT for run in roots for root in run))
+    return torch.linalg.inv(add_identity(blocks + directions[:, :rank] @ directions[:, :rank].mT))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_thousand_random_fits_are_semidefinite_and_no_worse_than_mean_field(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(100):
+        sizes = torch.randint(1, 6, (int(torch.randint(1, 5, (), generator=generator)),), generator=generator).tolist()
+        total = sum(sizes)
+        rank = int(torch.randint(1, total + 1, (), generator=generator))
+        shapes = [(1, size) for size in sizes]
+        excess = random_excess(generator, sizes)
+        precision, totals = add_identity(excess), diagonal_blocks(excess, shapes)
+        start = torch.randn(total, min(rank + 2, total), dtype=torch.float64, generator=generator)
+        fit = fit_afresh(lambda columns, g=excess: g @ columns, totals, start, rank, 2)
+        assert_blocks_are_those_of(excess, fit, rank, shapes)
+        mean_field = fit_covariance(start[:, :0], remainder_roots(totals, None), 0)
+        reference = gap(precision, mean_field)
+        assert gap(precision, fit_covariance(fit.directions, fit.block_roots, rank)) <= reference * (1 + 1e-8) + 1e-8
+
+        # A step of 0.2 towards other data.
+        other, factor = random_excess(generator, sizes), fit.directions[:, :rank]
+        own = [0.8 * root @ root.mT for root in fit.block_roots]
+        target = 0.8 * factor @ factor.mT + torch.block_diag(*(b for run in own for b in run)) + 0.2 * other
+        apply = mixed_product(lambda columns, g=other: g @ columns, factor, 0.2)
+        fit = fit_round(apply, own, diagonal_blocks(target, shapes), fit.directions, rank, 2)
+        assert_blocks_are_those_of(target, fit, rank, shapes)
+
+
+def assert_blocks_are_those_of(excess: torch.Tensor, fit: object, rank: int, shapes: list[tuple[int, int]]) -> None:
+    """That E E' equals the remainder says that the remainder is positive semidefinite up to the tolerance."""
+    shared = diagonal_blocks(fit.directions[:, :rank] @ fit.directions[:, :rank].mT, shapes)
+    for total, inner, root in zip(diagonal_blocks(excess, shapes), shared, fit.block_roots, strict=True):
+        tolerance = 1e-9 * (1 + total.diagonal(dim1=-2, dim2=-1).amax())
+        assert torch.linalg.eigvalsh(total - inner).min() >= -tolerance
+        assert ((root @ root.mT) - (total - inner)).abs().max() <= 1000 * tolerance
+
+
+def test_a_factor_from_a_poor_subspace_leaves_a_semidefinite_remainder() -> None:
+    matrix = random_excess(torch.Generator().manual_seed(3), [5, 5])
+    factor, _ = leading_factor(lambda columns: matrix @ columns, torch.randn(10, 4, dtype=torch.float64), 1)
+    for columns in range(5):
+        remainder = matrix - factor[:, :columns] @ factor[:, :columns].mT
+        assert torch.linalg.eigvalsh(remainder).min() >= -1e-10 * matrix.trace()
+
+
+def test_a_precision_of_the_family_is_its_own_fit() -> None:
+    factor, roots = torch.randn(10, 2, dtype=torch.float64) * 5, [torch.randn(2, 5, 5, dtype=torch.float64)]
+    own = [roots[0] @ roots[0].mT]
+    totals = [own[0] + torch.stack([part @ part.mT for part in factor.split(5)])]
+    start = torch.cat([factor, torch.randn(10, 2, dtype=torch.float64)], dim=1)
+    fit = fit_round(mixed_product(torch.zeros_like, factor, 0.0), own, totals, start, 2, 2)
+    torch.testing.assert_close(fit.directions[:, :2] @ fit.directions[:, :2].mT, factor @ factor.mT)
+    torch.testing.assert_close(fit.block_roots[0] @ fit.block_roots[0].mT, own[0])
+
+
+def test_transport_keeps_what_the_data_say_of_the_inducing_variables() -> None:
+    def cholesky() -> torch.Tensor:
+        root = torch.randn(2, 4, 4, dtype=torch.float64)
+        return torch.linalg.cholesky(add_identity(root @ root.mT))
+
+    old, new = cholesky(), cholesky()
+    mean, factor = torch.randn(8, dtype=torch.float64), torch.randn(8, 2, dtype=torch.float64)
+    roots = torch.randn(2, 4, 4, dtype=torch.float64)
+    moved = transported(Posterior(mean, factor, [roots], factor), [old], [new])
+
+    def site(
+        m: torch.Tensor, b: torch.Tensor, e: torch.Tensor, chol: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Precision and linear term in u = L v of the posterior divided by the prior."""
+        inverse = torch.linalg.inv(torch.block_diag(*chol))
+        data = torch.block_diag(*(e @ e.mT)) + b @ b.mT
+        return inverse.mT @ data @ inverse, inverse.mT @ (m + data @ m)
+
+    expected = site(mean, factor, roots, old)
+    actual = site(moved.mean, moved.factor, moved.block_roots[0], new)
+    torch.testing.assert_close(actual, expected, rtol=1e-8, atol=1e-8)
+
+
+# --------------------------------------------------------------------------------------------------- minibatches
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.9])
+@pytest.mark.parametrize(("family", "rank"), [("block_low_rank", 6), ("low_rank", 20), ("mean_field", None)])
+def test_minibatches_of_a_gaussian_come_close_to_the_optimum(family: str, rank: int | None, correlation: float) -> None:
+    x, y = gaussian_problem(2000, correlation)
+    model, likelihood = make_model(family, rank), gaussian_likelihood()
+    train(model, likelihood, x, y, steps=200, batch_size=100)
+    bound = CollapsedELBO(likelihood, model).optimum(x, y).bound.item()
+    reached = elbo(model, likelihood, x, y)
+    assert reached <= bound + 1e-6
+    if family == "mean_field":
+        optimum = CollapsedELBO(likelihood, model).optimum(x, y)
+        model.variational_strategy.set_whitened_posterior(optimum.mean, optimum.precision)
+        bound = elbo(model, likelihood, x, y)
+    # Blocks alone precondition the mean poorly where inputs are correlated.
+    assert bound - reached < (25.0 if family == "mean_field" else 1.5)
+
+
+@pytest.mark.parametrize(("family", "rank"), [("block_low_rank", 6), ("low_rank", 20)])
+def test_minibatches_of_labels_come_close_to_the_optimum(family: str, rank: int) -> None:
+    torch.manual_seed(0)
+    x = make_inputs(2000, 0.5)
+    y = (torch.rand(2000).to(x) < torch.special.ndtr(2 * effect(x))).to(x)
+    model, likelihood = make_model(family, rank), BernoulliLikelihood()
+    train(model, likelihood, x, y, steps=200, batch_size=100)
+    assert -0.01 <= dense_optimum(model, likelihood, x, y) - elbo(model, likelihood, x, y) < 2.0
+
+
+def test_steps_on_all_labels_reach_the_optimum() -> None:
+    torch.manual_seed(0)
+    x = make_inputs(500)
+    y = (torch.rand(500).to(x) < torch.special.ndtr(2 * effect(x))).to(x)
+    model, likelihood = make_model("block_low_rank", 20), BernoulliLikelihood()
+    train(model, likelihood, x, y, steps=12, batch_size=500)
+    assert elbo(model, likelihood, x, y) == pytest.approx(dense_optimum(model, likelihood, x, y), abs=1e-3)
+
+
+@pytest.mark.parametrize("columns", [[[0], [0], [0]], [[0], [1], [3]]], ids=["duplicates", "constant column"])
+@pytest.mark.parametrize("family", ["block_low_rank", "low_rank"])
+def test_degenerate_columns(family: str, columns: list[list[int]]) -> None:
+    x, y = gaussian_problem(1000, 0.9)
+    x = torch.cat([x, torch.full_like(x[:, :1], 0.5)], dim=1)
+    likelihood, values = gaussian_likelihood(), {}
+    for name, rank in ((family, 12), ("mean_field", None)):
+        model = make_model(name, rank, columns)
+        train(model, likelihood, x, y, steps=100, batch_size=100)
+        values[name] = elbo(model, likelihood, x, y)
+    assert values[family] > values["mean_field"] - 2.0
+
+
+# --------------------------------------------------------------------------------------------------- robustness
+
+
+class LogPoissonLikelihood(gpytorch.likelihoods.likelihood._OneDimensionalLikelihood):
+    """Counts with a log link, where a Newton step from afar overflows."""
+
+    def forward(self, function_samples: torch.Tensor, **kwargs: object) -> torch.distributions.Poisson:
+        return torch.distributions.Poisson(function_samples.exp(), validate_args=False)
+
+    def expected_log_prob(self, y: torch.Tensor, output: object, **kwargs: object) -> torch.Tensor:
+        return y * output.mean - (output.mean + output.variance / 2).exp() - torch.lgamma(y + 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kind", ["log counts", "student", "separable"])
+@pytest.mark.parametrize(("family", "rank"), [("block_low_rank", 6), ("low_rank", 20), ("mean_field", None)])
+def test_hard_likelihoods_do_not_diverge(
+    kind: str, family: str, rank: int | None, seed: int, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(seed)
+    x = make_inputs(500, 0.5, dtype)
+    if kind == "log counts":
+        y, likelihood = torch.poisson((effect(x) * 3 + 8).exp()), LogPoissonLikelihood()
+        assert y.max() > 1e5
+    elif kind == "student":
+        y, likelihood = (
+            effect(x) + 0.1 * torch.distributions.StudentT(1.0).sample((500,)).to(dtype),
+            StudentTLikelihood(),
+        )
+        likelihood.noise, likelihood.deg_free = 0.01, 3.0
+    else:
+        y, likelihood = (effect(x) > 0).to(dtype), BernoulliLikelihood()
+    likelihood = likelihood.to(dtype)
+    model = make_model(family, rank, dtype=dtype)
+    model(x[:1])
+    start = elbo(model, likelihood, x, y)
+    train(model, likelihood, x, y, steps=30, batch_size=100)
+    middle = elbo(model, likelihood, x, y)
+    train(model, likelihood, x, y, steps=15, batch_size=100, lr=0.05)
+    end = elbo(model, likelihood, x, y)
+    assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
+    # Nothing is lost at a small step size, up to the noise of the batches.
+    assert start + 1000 < middle < end + 15
+
+
+def test_hyperparameters_learnt_beside_it_improve_the_bound() -> None:
+    x, y = gaussian_problem(1000)
+    model, likelihood = make_model("block_low_rank", 6), gaussian_likelihood(1.0)
+    natural = NaturalGradient(model, num_data=1000)
+    adam = torch.optim.Adam([*model.hyperparameters(), *likelihood.parameters()], lr=0.03)
+    gaps, bounds = [], []
+    for step in range(300):
+        rows = torch.randint(1000, (100,))
+        likelihood.zero_grad()
+        backward(model, likelihood, x[rows], y[rows], 1000)
+        natural.step()
+        if step % 100 == 99:
+            bounds.append(CollapsedELBO(likelihood, model).optimum(x, y).bound.item())
+            gaps.append(bounds[-1] - elbo(model, likelihood, x, y))
+        if step >= 10:
+            adam.step()
+    assert bounds[-1] > bounds[0] + 10
+    assert all(-1e-6 <= gap < 3 for gap in gaps)
+    assert likelihood.noise.item() == pytest.approx(0.09, rel=0.2)
+
+
+# ------------------------------------------------------------------------------------------- contract of an optimiser
+
+
+def test_accumulated_halves_equal_one_batch() -> None:
+    x, y = gaussian_problem()
+    results = []
+    for halves in (1, 2):
+        model, likelihood = make_model("block_low_rank", rank=4), gaussian_likelihood()
+        mll = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=len(x))
+        natural = NaturalGradient(model, num_data=len(x))
+        for _ in range(3):
+            for x_part, y_part in zip(x[:200].chunk(halves), y[:200].chunk(halves), strict=True):
+                (-mll(model(x_part), y_part) / halves).backward()
+            natural.step()
+        results.append(precision_and_mean(model))
+    for whole, accumulated in zip(*results, strict=True):
+        torch.testing.assert_close(accumulated, whole, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("family", ["block_low_rank", "low_rank", "mean_field"])
+def test_restored_state_continues_exactly(family: str, dtype: torch.dtype) -> None:
+    x, y = (tensor.to(dtype) for tensor in gaussian_problem())
+    likelihood = gaussian_likelihood().to(dtype)
+    model = make_model(family, None if family == "mean_field" else 4, dtype=dtype)
+    natural = train(model, likelihood, x, y, steps=4, batch_size=100)
+    saved = pickle.loads(pickle.dumps((model.state_dict(), natural.state_dict())))
+    other = make_model(family, None if family == "mean_field" else 4, dtype=dtype)
+    restored = NaturalGradient(other, num_data=len(x))
+    other.load_state_dict(saved[0])
+    restored.load_state_dict(saved[1])
+    for name, value in natural._memory.items():
+        torch.testing.assert_close(restored._memory[name], value, rtol=0, atol=0)  # dtypes, too
+    for one, optimiser in ((model, natural), (other, restored)):
+        for _ in range(2):
+            backward(one, likelihood, x[:100], y[:100], len(x))
+            optimiser.step()
+    # Products of float32 matrices differ by the alignment of their memory.
+    tolerance = 0.0 if dtype == torch.float64 else 1e-3
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(dict(other.named_parameters())[name], parameter, rtol=tolerance, atol=tolerance)
+
+
+def test_training_is_deterministic_given_a_seed() -> None:
+    x, y = gaussian_problem()
+    runs = []
+    for _ in range(2):
+        model = make_model("block_low_rank", rank=4)
+        train(model, gaussian_likelihood(), x, y, steps=4, batch_size=100)
+        runs.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
+    assert torch.equal(*runs)
+
+
+def test_a_restricted_block_rank_keeps_the_rest_in_the_optimiser() -> None:
+    x, y = gaussian_problem(2000)
+    likelihood, gaps = gaussian_likelihood(), []
+    for block_rank in (2, None):
+        model = make_model("mean_field")
+        sizes = model.predictor.num_inducing
+        q = BlockLowRankPrecisionVariationalDistribution(sizes, rank=12, block_rank=block_rank).double()
+        model.variational_strategy._variational_distribution = q
+        natural = train(model, likelihood, x, y, steps=100, batch_size=100)
+        assert ("block_roots" in natural._memory) == (block_rank is not None)
+        bound = CollapsedELBO(likelihood, model).optimum(x, y).bound.item()
+        gaps.append(bound - elbo(model, likelihood, x, y))
+    assert [factor.shape[-1] for factor in q.run_factors] == [7, 5, 1]
+    assert max(gaps) < 1.5
+
+
+def test_step_size() -> None:
+    x, y = gaussian_problem(1000)
+    model, likelihood = make_model("block_low_rank", rank=4), gaussian_likelihood()
+    natural = NaturalGradient(model, num_data=10**7, tolerance=1.0)
+    assert natural._step_size(100).item() == 1.0
+    for _ in range(11):
+        backward(model, likelihood, x[:100], y[:100], 10**7)
+        natural.step()
+    assert natural._step_size(100).item() == pytest.approx(1 / 2.1)
+    natural._memory["step"] = 10**9
+    dimension = natural._memory["effective_dimension"].item()
+    assert 5 < dimension < 20
+    assert natural._step_size(100).item() == pytest.approx(4 * 100 / (1e7 * dimension), rel=1e-3)
+    assert natural._step_size(10**7).item() == 1.0
+    natural.param_groups[0]["lr"] = 0.2
+    assert natural._step_size(100).item() == pytest.approx(0.2)
+
+
+def test_a_scheduler_of_torch_sets_the_step_size() -> None:
+    x, y = gaussian_problem()
+    model = make_model("block_low_rank", rank=4)
+    natural = NaturalGradient(model, num_data=len(x), lr=0.5)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(natural, gamma=0.1)
+    backward(model, gaussian_likelihood(), x[:50], y[:50], len(x))
+    natural.step()
+    scheduler.step()
+    assert natural._step_size(50).item() == pytest.approx(0.05)
+
+
+def test_a_closure_is_evaluated_with_gradients() -> None:
+    x, y = gaussian_problem()
+    model, likelihood = make_model("block_low_rank", rank=4), gaussian_likelihood()
+    natural = NaturalGradient(model, num_data=len(x))
+    before = natural.step(lambda: backward(model, likelihood, x, y, len(x)))
+    assert -elbo(model, likelihood, x, y) < before * len(x)
+
+
+def test_copies_of_an_attached_model_are_free() -> None:
+    x, y = gaussian_problem()
+    model, likelihood = make_model("block_low_rank", rank=4), gaussian_likelihood()
+    natural = NaturalGradient(model, num_data=len(x))
+    backward(model, likelihood, x, y, len(x))
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        copied(x)
+        assert copied.variational_strategy._recorder.records == []
+        again = NaturalGradient(copied, num_data=len(x))
+        backward(copied, likelihood, x, y, len(x))
+        again.step()
+    natural.step()
+    for make in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="load the state"):
+            make(natural)
+
+
+def test_a_forgotten_optimiser_leaves_the_model_free() -> None:
+    x, _ = gaussian_problem()
+    model = make_model("block_low_rank", rank=4)
+    natural = NaturalGradient(model, num_data=len(x))
+    with pytest.raises(ValueError, match="call its detach"):
+        NaturalGradient(model, num_data=len(x))
+    natural.detach()
+    assert model.variational_strategy._recorder is None
+    with pytest.raises(RuntimeError, match="detached"):
+        natural.step()
+    natural = NaturalGradient(model, num_data=len(x))
+    del natural
+    gc.collect()
+    model(x)
+    assert model.variational_strategy._recorder.records == []
+    NaturalGradient(model, num_data=len(x))
+
+
+def test_forwards_without_a_gradient_do_not_count() -> None:
+    x, y = gaussian_problem()
+    model, likelihood = make_model("block_low_rank", rank=4), gaussian_likelihood()
+    natural = NaturalGradient(model, num_data=len(x))
+    with pytest.raises(RuntimeError, match="nothing was recorded"):
+        natural.step()
+    model(x)
+    with pytest.raises(RuntimeError, match=r"call loss.backward\(\)"):
+        natural.step()
+    model(x[:3])
+    backward(model, likelihood, x, y, len(x))
+    elbo(model, likelihood, x, y)
+    natural.step()
+    with pytest.raises(RuntimeError, match="nothing was recorded"):
+        natural.step()
+
+
+def test_gradients_that_are_not_finite_are_an_error_and_change_nothing() -> None:
+    x, y = gaussian_problem()
+    model = make_model("block_low_rank", rank=4)
+    natural = NaturalGradient(model, num_data=len(x))
+    y[3] = float("inf")
+    model(x)
+    before = copy.deepcopy(model.state_dict())
+    backward(model, gaussian_likelihood(), x, y, len(x))
+    with pytest.raises(RuntimeError, match="NaN or infinite in 1 of 400 rows"):
+        natural.step()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_errors_name_what_is_wrong() -> None:
+    x, y = gaussian_problem()
+    model = make_model("block_low_rank", rank=4)
+    for arguments, message in (
+        ({"num_data": 0}, "num_data must be a positive integer"),
+        ({"num_data": 10.0}, "num_data must be a positive integer"),
+        ({"num_data": 10, "lr": 0.0}, r"lr must lie in \(0, 1\]"),
+        ({"num_data": 10, "lr": 1.5}, r"lr must lie in \(0, 1\]"),
+        ({"num_data": 10, "tolerance": 0.0}, "tolerance must be a positive number"),
+        ({"num_data": 10, "chunk_size": 0}, "chunk_size must be at least 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            NaturalGradient(model, **arguments)
+    with pytest.raises(TypeError, match="CholeskyVariationalDistribution"):
+        NaturalGradient(make_model("coupled"), num_data=10)
+    with pytest.raises(TypeError, match="AdditiveVariationalStrategy"):
+        NaturalGradient(torch.nn.Linear(1, 1), num_data=10)
+    group = ComponentGroup(ScaleKernel(RBFKernel()), [[0]], regular_grid(0.0, 1.0, 4))
+    batched = AdditiveGP(AdditivePredictor(group), rank=2, batch_shape=torch.Size([2]))
+    with pytest.raises(NotImplementedError, match=r"batch shape \(2,\)"):
+        NaturalGradient(batched, num_data=10)
+    second = ComponentGroup(ScaleKernel(RBFKernel()), [[1]], regular_grid(0.0, 1.0, 4), predictor=1)
+    with pytest.raises(NotImplementedError, match="2 predictors"):
+        NaturalGradient(AdditiveGP(AdditivePredictor(group, second), rank=2), num_data=10)
+    natural = NaturalGradient(model, num_data=len(x))
+    likelihood = gaussian_likelihood()
+    mll = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=len(x))
+    (-mll(model(x.reshape(2, 200, 3)), y.reshape(2, 200)).sum()).backward()
+    with pytest.raises(NotImplementedError, match=r"takes inputs \(n, D\)"):
+        natural.step()
