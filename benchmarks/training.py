@@ -133,6 +133,8 @@ def draw_figure(results: dict[str, dict[str, dict[str, list[float]]]], path: Pat
                 found["steps"], found["gap"], marker="o", markersize=4, color=colors[optimiser], label=optimiser
             )
         axes.set_title(family, fontsize=10)
+        axes.set_xticks(found["steps"], [f"{step:.0f}" for step in found["steps"]])
+        axes.minorticks_off()
         axes.set_xlabel("steps")
         axes.spines[["top", "right"]].set_visible(False)
     panels[0].set_ylabel("nats below the optimum")
