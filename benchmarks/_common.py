@@ -179,6 +179,31 @@ def _synchronise(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def script_parser(docstring: str | None) -> argparse.ArgumentParser:
+    """Options that every script has which does not compare times."""
+    parser = argparse.ArgumentParser(description=docstring, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write every number to this file")
+    parser.add_argument("--quick", action="store_true", help="small sizes: checks that the script runs")
+    return parser
+
+
+def headless_pyplot() -> Any:
+    """Matplotlib's pyplot, imported where a figure is wanted: most runs do without."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    return plt
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=160)
+    headless_pyplot().close(figure)
+    print(f"figure: {path}")
+
+
 def add_common_arguments(parser: argparse.ArgumentParser, repeats: int) -> None:
     parser.add_argument("--threads", type=int, help="threads of torch (default: torch's own choice)")
     parser.add_argument(

@@ -13,14 +13,13 @@ points), over all replicates and both effects.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import gpytorch
 import torch
-from _common import describe_environment, print_table, write_json
+from _common import describe_environment, headless_pyplot, print_table, save_figure, script_parser, write_json
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from torch import Tensor
 
@@ -123,10 +122,7 @@ def measure(correlation: float, replicates: int) -> dict[str, dict[str, float]]:
 
 
 def draw_figure(results: dict[str, dict[str, dict[str, float]]], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    plt = headless_pyplot()
 
     figure, axes = plt.subplots(figsize=(5.6, 3.2), layout="constrained")
     # From the back to the front with shrinking markers: the coupled families lie on top of each other.
@@ -145,18 +141,13 @@ def draw_figure(results: dict[str, dict[str, dict[str, float]]], path: Path) -> 
     axes.set(xlabel="correlation of the two inputs", ylabel="coverage of 95% bands", ylim=(0, 1.05))
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8, loc="lower left")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=160)
-    plt.close(figure)
-    print(f"figure: {path}")
+    save_figure(figure, path)
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("--replicates", type=int, default=40, help="draws for each correlation (default: 40)")
     parser.add_argument("--figure", type=Path, help="draw coverage against correlation into this file")
-    parser.add_argument("--json", type=Path, help="also write every number to this file")
-    parser.add_argument("--quick", action="store_true", help="one replicate: a check that it runs")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     environment = describe_environment(torch.device("cpu"))

@@ -12,7 +12,6 @@ root mean squared error of the function on 2000 fresh inputs, coverage of its 95
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import statistics
 import subprocess
@@ -25,7 +24,7 @@ from typing import Any
 import gpytorch
 import numpy as np
 import torch
-from _common import default_dtype, describe_environment, print_table, write_json
+from _common import default_dtype, describe_environment, print_table, script_parser, write_json
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
@@ -118,10 +117,8 @@ def summarise(fits: list[dict[str, float]]) -> dict[str, float]:
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("--seeds", type=int, default=8, help="number of draws (default: 8)")
-    parser.add_argument("--json", type=Path, help="also write every number to this file")
-    parser.add_argument("--quick", action="store_true", help="one small draw: a check that it runs")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     environment = describe_environment(torch.device("cpu"))

@@ -12,7 +12,6 @@ collapsed bound at the hyperparameters learnt so far, that bound, and seconds of
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import time
@@ -22,7 +21,15 @@ from typing import Any, NamedTuple
 
 import gpytorch
 import torch
-from _common import default_dtype, describe_environment, print_table, write_json
+from _common import (
+    default_dtype,
+    describe_environment,
+    headless_pyplot,
+    print_table,
+    save_figure,
+    script_parser,
+    write_json,
+)
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
@@ -120,10 +127,7 @@ def average(found: list[list[Checkpoint]], quantity: Callable[[Checkpoint], floa
 
 
 def draw_figure(results: dict[str, dict[str, dict[str, list[float]]]], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    plt = headless_pyplot()
 
     figure, panels = plt.subplots(1, len(results), figsize=(3.4 * len(results), 3.2), sharey=True, layout="constrained")
     colors = dict(zip(OPTIMISERS, ("#2166ac", "#1b7837", "#d95f02"), strict=True))
@@ -139,19 +143,14 @@ def draw_figure(results: dict[str, dict[str, dict[str, list[float]]]], path: Pat
         axes.spines[["top", "right"]].set_visible(False)
     panels[0].set_ylabel("nats below the optimum")
     panels[0].legend(frameon=False, fontsize=8)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=160)
-    plt.close(figure)
-    print(f"figure: {path}")
+    save_figure(figure, path)
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("--steps", type=int, default=400, help="steps of training (default: 400)")
     parser.add_argument("--seeds", type=int, default=1, help="draws of the data to average over (default: 1)")
     parser.add_argument("--figure", type=Path, help="draw the gap against steps into this file")
-    parser.add_argument("--json", type=Path, help="also write every number to this file")
-    parser.add_argument("--quick", action="store_true", help="few rows and steps: a check that it runs")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     environment = describe_environment(torch.device("cpu"))

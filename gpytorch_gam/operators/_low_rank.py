@@ -6,7 +6,36 @@ import torch
 from linear_operator.operators import IdentityLinearOperator, LinearOperator
 from torch import Tensor
 
+from ._positive_definite_linear_operator import PositiveDefiniteLinearOperator
 from .block_diagonal_cholesky_linear_operator import BlockDiagonalCholeskyLinearOperator
+
+
+class LowRankOperator(PositiveDefiniteLinearOperator):
+    """
+    An operator described by the base and the factor of the precision ``base + factor factor'``.
+
+    :param base: ``(*batch, Q, Q)``.
+    :param factor: ``(*batch, Q, R)``.
+    """
+
+    def __init__(self, base: IdentityLinearOperator | BlockDiagonalCholeskyLinearOperator, factor: Tensor) -> None:
+        super().__init__(base, factor)
+        self._args = align(base, factor)
+
+    def _check_args(
+        self, base: IdentityLinearOperator | BlockDiagonalCholeskyLinearOperator, factor: Tensor
+    ) -> str | None:
+        return describe_mismatch(type(self).__name__, base, factor)
+
+    @property
+    def base(self) -> IdentityLinearOperator | BlockDiagonalCholeskyLinearOperator:
+        r""":math:`\mathbf D`, the base of the precision, ``(*batch, Q, Q)``."""
+        return self._args[0]
+
+    @property
+    def factor(self) -> Tensor:
+        r""":math:`\mathbf B`, ``(*batch, Q, R)``."""
+        return self._args[1]
 
 
 def describe_mismatch(name: str, base: LinearOperator, factor: Tensor) -> str | None:

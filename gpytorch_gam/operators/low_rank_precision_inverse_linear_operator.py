@@ -6,13 +6,12 @@ import torch
 from linear_operator.operators import IdentityLinearOperator
 from torch import Tensor
 
-from ._low_rank import align, base_root_product, describe_mismatch
-from ._positive_definite_linear_operator import PositiveDefiniteLinearOperator
+from ._low_rank import LowRankOperator, base_root_product
 from .block_diagonal_cholesky_linear_operator import BlockDiagonalCholeskyLinearOperator
 from .low_rank_precision_linear_operator import LowRankPrecisionLinearOperator
 
 
-class LowRankPrecisionInverseLinearOperator(PositiveDefiniteLinearOperator):
+class LowRankPrecisionInverseLinearOperator(LowRankOperator):
     r"""Inverse of a base plus a low-rank term, :math:`\mathbf S = (\mathbf D + \mathbf B \mathbf B^\top)^{-1}`.
 
     The covariance of the structured variational posteriors of an additive model (Adam, Durrande & John 2018, section
@@ -46,23 +45,7 @@ class LowRankPrecisionInverseLinearOperator(PositiveDefiniteLinearOperator):
 
     def __init__(self, base: IdentityLinearOperator | BlockDiagonalCholeskyLinearOperator, factor: Tensor) -> None:
         super().__init__(base, factor)
-        self._args = align(base, factor)
         self._precision = LowRankPrecisionLinearOperator(*self._args)
-
-    def _check_args(
-        self, base: IdentityLinearOperator | BlockDiagonalCholeskyLinearOperator, factor: Tensor
-    ) -> str | None:
-        return describe_mismatch(type(self).__name__, base, factor)
-
-    @property
-    def base(self) -> IdentityLinearOperator | BlockDiagonalCholeskyLinearOperator:
-        r""":math:`\mathbf D`, the base of the precision, ``(*batch, Q, Q)``."""
-        return self._args[0]
-
-    @property
-    def factor(self) -> Tensor:
-        r""":math:`\mathbf B`, ``(*batch, Q, R)``."""
-        return self._args[1]
 
     def inverse(self) -> LowRankPrecisionLinearOperator:
         """The precision as an operator on the same tensors; nothing is computed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from linear_operator.operators import IdentityLinearOperator, LinearOperator, to_dense
+from linear_operator.operators import LinearOperator, to_dense
 from linear_operator.utils.memoize import cached
 from torch import Tensor
 
@@ -17,15 +17,13 @@ from ._capacitance import (
     root_product,
     root_solve,
 )
-from ._low_rank import align, base_root_product, base_root_solve, describe_mismatch, scale
-from ._positive_definite_linear_operator import PositiveDefiniteLinearOperator
-from .block_diagonal_cholesky_linear_operator import BlockDiagonalCholeskyLinearOperator
+from ._low_rank import LowRankOperator, base_root_product, base_root_solve, scale
 
 if TYPE_CHECKING:
     from .low_rank_precision_inverse_linear_operator import LowRankPrecisionInverseLinearOperator
 
 
-class LowRankPrecisionLinearOperator(PositiveDefiniteLinearOperator):
+class LowRankPrecisionLinearOperator(LowRankOperator):
     r"""A base plus a low-rank term, :math:`\mathbf P = \mathbf D + \mathbf B \mathbf B^\top`.
 
     The precision of the structured variational posteriors of an additive model. In the coordinates of Adam, Durrande
@@ -59,25 +57,6 @@ class LowRankPrecisionLinearOperator(PositiveDefiniteLinearOperator):
         >>> precision = LowRankPrecisionLinearOperator(base, torch.randn(100, 8, dtype=torch.double))
         >>> q = MultivariateNormal(torch.zeros(100, dtype=torch.double), precision.inverse())
     """
-
-    def __init__(self, base: IdentityLinearOperator | BlockDiagonalCholeskyLinearOperator, factor: Tensor) -> None:
-        super().__init__(base, factor)
-        self._args = align(base, factor)
-
-    def _check_args(
-        self, base: IdentityLinearOperator | BlockDiagonalCholeskyLinearOperator, factor: Tensor
-    ) -> str | None:
-        return describe_mismatch(type(self).__name__, base, factor)
-
-    @property
-    def base(self) -> IdentityLinearOperator | BlockDiagonalCholeskyLinearOperator:
-        r""":math:`\mathbf D`, ``(*batch, Q, Q)``."""
-        return self._args[0]
-
-    @property
-    def factor(self) -> Tensor:
-        r""":math:`\mathbf B`, ``(*batch, Q, R)``."""
-        return self._args[1]
 
     def inverse(self) -> LowRankPrecisionInverseLinearOperator:
         """The inverse as an operator on the same tensors; nothing is computed."""

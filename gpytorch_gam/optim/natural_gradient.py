@@ -70,8 +70,9 @@ class NaturalGradient(torch.optim.Optimizer):
         \alpha = \min\Big(1, \frac{d^\top (\Phi g - m)}{d^\top d + \sum_n \lambda_n (\phi_n^\top d)^2}\Big) ,
 
     :math:`\alpha` being the maximiser of the batch's quadratic model along d. It keeps the mean from diverging where
-    components overlap more than R columns can express. Nor does the predictor move by more than three prior standard
-    deviations in any row in a step: far from the optimum, curvatures do not say where it is.
+    components overlap more than R columns can express (where it also converges slowly: R = 0 under strongly
+    correlated inputs). Nor does the predictor move by more than three prior standard deviations in any row in a step:
+    far from the optimum, curvatures do not say where it is.
 
     **Moving kernels.** What the data say is a factor in the inducing variables :math:`u = Lv` themselves. When the
     hyperparameters have changed since the last step, the optimiser keeps that factor and not the whitened parameters
