@@ -69,7 +69,10 @@ class AdditiveTestCase(VariationalTestCase):
     ) -> tuple[Any, Any]:
         torch.manual_seed(0)
         predictor = make_predictor(num_inducing, inducing_batch_shape, constant_mean)
-        return Model(predictor, self.make_distribution(predictor, batch_shape)), self.likelihood_cls()
+        return self.make_model(predictor, batch_shape), self.likelihood_cls()
+
+    def make_model(self, predictor: AdditivePredictor, batch_shape: torch.Size) -> Any:
+        return Model(predictor, self.make_distribution(predictor, batch_shape))
 
     def make_distribution(self, predictor: AdditivePredictor, batch_shape: torch.Size) -> Any:
         return self.distribution_cls(predictor.num_inducing_total, batch_shape=batch_shape)
@@ -158,18 +161,8 @@ class TestDelta(AdditiveTestCase, unittest.TestCase):
 class TestReadyModel(AdditiveTestCase, unittest.TestCase):
     distribution_cls = BlockLowRankPrecisionVariationalDistribution
 
-    def _make_model_and_likelihood(
-        self,
-        num_inducing: int = 16,
-        batch_shape: torch.Size = torch.Size([]),  # noqa: B008
-        inducing_batch_shape: torch.Size = torch.Size([]),  # noqa: B008
-        strategy_cls: type = AdditiveVariationalStrategy,
-        distribution_cls: Any = None,
-        constant_mean: bool = True,
-    ) -> tuple[Any, Any]:
-        torch.manual_seed(0)
-        predictor = make_predictor(num_inducing, inducing_batch_shape, constant_mean)
-        return AdditiveGP(predictor, "block_low_rank", rank=3, batch_shape=batch_shape), self.likelihood_cls()
+    def make_model(self, predictor: AdditivePredictor, batch_shape: torch.Size) -> Any:
+        return AdditiveGP(predictor, "block_low_rank", rank=3, batch_shape=batch_shape)
 
 
 def test_every_public_strategy_distribution_and_model_is_tested() -> None:
