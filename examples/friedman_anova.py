@@ -293,7 +293,7 @@ def main() -> None:
     torch.set_num_threads(1)  # matrices of this size gain nothing from more
 
     torch.manual_seed(arguments.seed)
-    num_rows, epochs, batch_size = (600, 5, 200) if arguments.quick else (5000, 100, 500)
+    num_rows, epochs, batch_size = (600, 5, 200) if arguments.quick else (5000, 80, 500)
     x, x_test = torch.rand(num_rows, 6), torch.rand(2000, 6)
     y = friedman(x) + torch.randn(num_rows)
     families = [f for f in FAMILIES if f[0] in ("mean-field", SHOWN)] if arguments.quick else FAMILIES
