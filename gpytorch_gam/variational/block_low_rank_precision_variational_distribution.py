@@ -31,8 +31,8 @@ class BlockLowRankPrecisionVariationalDistribution(_PrecisionVariationalDistribu
     :math:`D \ge I` costs nothing for log-concave likelihoods, whose optimal blocks are never wider than the prior.
 
     :param block_sizes: Number of inducing points of each component, ``predictor.num_inducing``; may be ragged.
-    :param rank: Columns R of B, between 0 and the sum of the block sizes. 16 to 32 suffices in most additive models and
-        need not grow with the number of components.
+    :param rank: Columns R of B, between 0 and the sum of the block sizes. 16 to 64 suffices in most additive models; it
+        grows slowly with the number of components.
     :param block_rank: Largest number of columns of each :math:`E_c`; default the size of the block (no restriction).
     :param batch_shape: Batch shape of independent models.
     :param mean_init_std: Standard deviation of the noise on the initial mean.

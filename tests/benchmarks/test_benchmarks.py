@@ -17,6 +17,7 @@ MODULES = (
     "gaussian_closed_form",
     "calibration",
     "training",
+    "rank",
     "friedman_anova",
     "_style",
 )
@@ -220,3 +221,14 @@ def test_training_compares_optimisers(load, tmp_path):
             assert min(found["gap"]) > -1e-6  # the bound is an upper one
             assert_finite_positive(found["seconds"])
         assert runs["natural gradients"]["gap"][-1] < runs["Adam, betas (.9, .999)"]["gap"][-1]
+
+
+def test_rank_decides(load, tmp_path):
+    path = tmp_path / "results.json"
+    load("rank").main(["--quick", "--json", str(path)])
+    (result,) = json.loads(path.read_text())["results"]
+    for gaps in result["gaps"].values():
+        values = list(gaps.values())
+        assert values == sorted(values, reverse=True)  # a larger rank never loses more
+        assert values[-1] > -1e-6
+    assert result["gaps"]["block_low_rank"]["0"] < result["gaps"]["low_rank"]["0"]
