@@ -337,14 +337,12 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
         columns = factors.mean.unsqueeze(-1)
         if factors.shared_root is not None:
             columns = torch.cat([factors.shared_root, columns], dim=-1)
+        parts = split_groups(columns, self.predictor.group_shapes)
+        roots = factors.block_roots or (None,) * len(parts)
         weights = []
-        for index, cholesky in enumerate(self.inducing_choleskys()):
-            part = split_groups(columns, self.predictor.group_shapes)[index]
-            shared = whitened_weights(cholesky, part).to(dtype)
-            block = None
-            if factors.block_roots is not None:
-                block = whitened_weights(cholesky, factors.block_roots[index]).to(dtype)
-            weights.append(_GroupWeights(shared, block))
+        for cholesky, part, root in zip(self.inducing_choleskys(), parts, roots, strict=True):
+            block = None if root is None else whitened_weights(cholesky, root).to(dtype)
+            weights.append(_GroupWeights(whitened_weights(cholesky, part).to(dtype), block))
         return weights
 
     @_without_autocast
