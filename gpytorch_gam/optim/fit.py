@@ -1,0 +1,157 @@
+"""A training loop for those who do not want to write one."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Iterable, Sized
+from typing import Any, NamedTuple
+
+import gpytorch
+import torch
+from torch import Tensor
+
+from .natural_gradient import NaturalGradient
+
+
+class Epoch(NamedTuple):
+    """
+    What a pass over the data found.
+
+    :ivar number: 1, 2, ...
+    :ivar elbo: mean over the batches of their estimates of the ELBO, in nats, summed over the data.
+    :ivar smoothed_elbo: exponential moving average of ``elbo`` over epochs, of weight one half.
+    """
+
+    number: int
+    elbo: float
+    smoothed_elbo: float
+
+
+def fit(
+    model: gpytorch.models.ApproximateGP,
+    likelihood: gpytorch.likelihoods.Likelihood,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    num_data: int | None = None,
+    *,
+    num_epochs: int = 40,
+    lr: float = 0.03,
+    num_held_back: int = 12,
+    patience: int | None = None,
+    callback: Callable[[Epoch], Any] | None = None,
+    progress: bool = False,
+) -> list[Epoch]:
+    """
+    Train by :class:`~gpytorch.mlls.VariationalELBO`: the posterior with :class:`NaturalGradient`, the hyperparameters
+    of model and likelihood with Adam, whose rate decays along a cosine.
+
+    Nothing here is more than the loop of the example of :class:`NaturalGradient`; write that one for anything special.
+    Model and likelihood are left in eval mode, also when the loop is interrupted or a callback raises.
+
+    :param model: A model that :class:`NaturalGradient` takes.
+    :param likelihood: Any likelihood of one predictor.
+    :param batches: Pairs of inputs ``(b, D)`` and responses ``(b)``, gone through once an epoch: a ``DataLoader``, or a
+        list with one pair for full-batch training.
+    :param num_data: Number of rows of all the data; default ``len(batches.dataset)``.
+    :param num_epochs: Passes over the data.
+    :param lr: Adam's rate at the start.
+    :param num_held_back: Steps before the hyperparameters move: while the posterior is near the prior, all of the data
+        look like noise to them.
+    :param patience: Stop when the smoothed ELBO has not improved for so many epochs; default never.
+    :param callback: Called after each epoch with an :class:`Epoch`.
+    :param progress: Show a progress bar; needs tqdm.
+    :return: The epochs.
+    :raises ValueError: If an argument is out of range, ``num_data`` is not known, or there is no batch.
+    :raises ImportError: If a progress bar is wanted and tqdm is not installed.
+
+    Example:
+        >>> loader = DataLoader(TensorDataset(x, y), batch_size=500, shuffle=True)
+        >>> history = fit(model, likelihood, loader, num_epochs=40)
+    """
+    num_data = _number_of_rows(batches) if num_data is None else num_data
+    for name, value in (("num_epochs", num_epochs), ("patience", 1 if patience is None else patience)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+    epochs = _progress_bar(range(1, num_epochs + 1)) if progress else range(1, num_epochs + 1)
+    loop = _Loop(model, likelihood, num_data, lr, num_held_back)
+    history: list[Epoch] = []
+    try:
+        for number in epochs:
+            loop.set_rate(share_done=(number - 1) / num_epochs)
+            elbo = loop.run(batches)
+            history.append(Epoch(number, elbo, 0.5 * (elbo + (history[-1].smoothed_elbo if history else elbo))))
+            if callback is not None:
+                callback(history[-1])
+            if patience is not None and _has_stalled(history, patience):
+                break
+    finally:
+        loop.finish()
+    return history
+
+
+class _Loop:
+    """The objective and both optimisers."""
+
+    def __init__(
+        self,
+        model: gpytorch.models.ApproximateGP,
+        likelihood: gpytorch.likelihoods.Likelihood,
+        num_data: int,
+        lr: float,
+        num_held_back: int,
+    ) -> None:
+        self.mll = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=num_data)
+        self.natural = NaturalGradient(model, num_data=num_data)
+        hyperparameters = [p for p in (*model.hyperparameters(), *likelihood.parameters()) if p.requires_grad]
+        # A model whose hyperparameters are all fixed trains its posterior alone.
+        self.adam = torch.optim.Adam(hyperparameters, lr=lr) if hyperparameters else None
+        self.lr = lr
+        self.num_held_back = num_held_back
+        self.num_steps = 0
+
+    def set_rate(self, share_done: float) -> None:
+        if self.adam is not None:
+            self.adam.param_groups[0]["lr"] = 0.5 * self.lr * (1.0 + math.cos(math.pi * share_done))
+
+    def run(self, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
+        """One pass over the data; the mean of the batches' ELBOs, in nats."""
+        self.mll.train()
+        elbos = [self._step(x, y) for x, y in batches]
+        if not elbos:
+            raise ValueError("batches is empty: there is no data to fit")
+        return torch.stack(elbos).mean().item() * self.mll.num_data
+
+    def _step(self, x: Tensor, y: Tensor) -> Tensor:
+        if self.adam is not None:
+            self.adam.zero_grad()
+        loss = -self.mll(self.mll.model(x), y)
+        loss.backward()
+        self.natural.step()
+        if self.adam is not None and self.num_steps >= self.num_held_back:
+            self.adam.step()
+        self.num_steps += 1
+        return -loss.detach()
+
+    def finish(self) -> None:
+        self.natural.detach()
+        self.mll.eval()
+
+
+def _number_of_rows(batches: Iterable[Any]) -> int:
+    dataset = getattr(batches, "dataset", None)
+    if not isinstance(dataset, Sized):
+        raise ValueError("num_data is not given and batches has no dataset of known length: pass num_data=...")
+    return len(dataset)
+
+
+def _has_stalled(history: list[Epoch], patience: int) -> bool:
+    smoothed = [epoch.smoothed_elbo for epoch in history]
+    return len(smoothed) > patience and max(smoothed[-patience:]) <= max(smoothed[:-patience])
+
+
+def _progress_bar(epochs: range) -> Any:
+    try:
+        tqdm = importlib.import_module("tqdm").tqdm
+    except ImportError as error:
+        raise ImportError("progress=True needs tqdm: pip install tqdm") from error
+    return tqdm(epochs, desc="epochs")

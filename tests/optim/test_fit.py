@@ -1,0 +1,90 @@
+"""The training loop."""
+
+from __future__ import annotations
+
+import sys
+
+import gpytorch
+import pytest
+import torch
+from gpytorch.kernels import RBFKernel, ScaleKernel
+from torch.utils.data import DataLoader, TensorDataset
+
+from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
+from gpytorch_gam.components import constant, regular_grid
+from gpytorch_gam.mlls import CollapsedELBO
+from gpytorch_gam.optim import Epoch, fit
+
+
+def make_problem() -> tuple[AdditiveGP, gpytorch.likelihoods.GaussianLikelihood, torch.Tensor, torch.Tensor]:
+    size = torch.Size([2])
+    kernel = ScaleKernel(RBFKernel(batch_shape=size), batch_shape=size)
+    kernel.base_kernel.lengthscale = 0.3
+    group = ComponentGroup(kernel, [[0], [1]], regular_grid(0.0, 1.0, 8).double())
+    model = AdditiveGP(AdditivePredictor(group, constant()), "block_low_rank", 4).double()
+    x = torch.rand(600, 2).double()
+    y = torch.sin(6 * x[:, 0]) + x[:, 1] + 0.2 * torch.randn(600).double()
+    return model, gpytorch.likelihoods.GaussianLikelihood().double(), x, y
+
+
+def make_loader(x: torch.Tensor, y: torch.Tensor) -> DataLoader:
+    return DataLoader(TensorDataset(x, y), batch_size=100, shuffle=True)
+
+
+def test_fit_learns_posterior_and_hyperparameters() -> None:
+    model, likelihood, x, y = make_problem()
+    history = fit(model, likelihood, make_loader(x, y), num_epochs=40, lr=0.1)
+    assert [epoch.number for epoch in history] == list(range(1, 41))
+    assert history[-1].smoothed_elbo > history[0].elbo + 50
+    assert not model.training
+    assert not likelihood.training
+    assert likelihood.noise.sqrt().item() == pytest.approx(0.2, abs=0.03)
+    best = CollapsedELBO(likelihood, model).optimum(x, y).bound.item()
+    mll = gpytorch.mlls.VariationalELBO(likelihood, model.train(), num_data=len(y))
+    assert best - mll(model(x), y).item() * len(y) < 2.0
+    assert model.variational_strategy._recorder is None
+
+
+def test_fixed_hyperparameters_stay_and_full_batches_need_no_loader() -> None:
+    model, likelihood, x, y = make_problem()
+    for parameter in (*model.hyperparameters(), *likelihood.parameters()):
+        parameter.requires_grad_(False)
+    before = [p.clone() for p in model.hyperparameters()]
+    history = fit(model, likelihood, [(x, y)], num_data=len(y), num_epochs=3)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.hyperparameters(), strict=True))
+    best = CollapsedELBO(likelihood, model).optimum(x, y).bound.item()
+    assert history[-1].elbo == pytest.approx(best, abs=2.0)  # what rank 4 leaves
+
+
+def test_patience_stops_and_the_callback_hears_of_every_epoch() -> None:
+    model, likelihood, x, y = make_problem()
+    heard: list[Epoch] = []
+    history = fit(model, likelihood, make_loader(x, y), num_epochs=500, lr=0.1, patience=3, callback=heard.append)
+    assert heard == history
+    assert 4 <= len(history) < 500
+
+
+def test_an_interrupted_fit_leaves_the_model_usable() -> None:
+    model, likelihood, x, y = make_problem()
+
+    def interrupt(_: Epoch) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(model, likelihood, make_loader(x, y), callback=interrupt)
+    assert not model.training
+    assert model.variational_strategy._recorder is None
+    assert fit(model, likelihood, make_loader(x, y), num_epochs=1)
+
+
+def test_errors_name_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, likelihood, x, y = make_problem()
+    with pytest.raises(ValueError, match="pass num_data="):
+        fit(model, likelihood, [(x, y)])
+    with pytest.raises(ValueError, match="num_epochs must be at least 1, got 0"):
+        fit(model, likelihood, make_loader(x, y), num_epochs=0)
+    with pytest.raises(ValueError, match="batches is empty"):
+        fit(model, likelihood, [], num_data=5)
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    with pytest.raises(ImportError, match="progress=True needs tqdm"):
+        fit(model, likelihood, make_loader(x, y), progress=True)
