@@ -4,7 +4,7 @@ mean-field approximation do not.
 
 Two smooth effects are drawn from their prior, on two inputs in [0, 1] with a Gaussian copula, and observed with noise
 in 500 rows. Hyperparameters are those that generated the data, so what differs is the posterior alone: each family is
-set to its best fit of the optimum in closed form. Printed are the share of rows in which the 95% band of a centred
+set to its fit of the optimum in closed form. Printed are the share of rows in which the 95% band of a centred
 effect holds its true value, and the standard deviation of the bands relative to the exact Gaussian process (no inducing
 points), over all replicates and both effects.
 

@@ -3,7 +3,7 @@ Claim: block + low-rank precision needs a small rank that grows slowly with the 
 low-rank precision needs one direction for each that the data determine, and is worse than mean-field below that.
 
 Additive models of plain RBF kernels on inputs that share latent factors, Gaussian noise, hyperparameters known. The
-optimal posterior is found in closed form, and each family is set to its best fit of it. Printed is what the fit loses:
+optimal posterior is found in closed form, and each family is set to its fit of it. Printed is what the fit loses:
 the Kullback-Leibler divergence to the optimum, in nats, which is the difference of their ELBOs.
 
     python benchmarks/rank.py [--json FILE]

@@ -85,12 +85,11 @@ def effective_dimension(factors: CovarianceFactors) -> Tensor:
     r"""
     :math:`\mathrm{tr}(I - P^{-1}) = \|V\|_F^2 + \|F\|_F^2`, the number of directions that the data determine.
 
-    :param factors: Of P, with blocks.
+    :param factors: Of P.
     :return: ``()``.
     """
-    assert factors.block_roots is not None
-    total = torch.stack([root.square().sum() for root in factors.block_roots]).sum()
-    return total if factors.shared_root is None else total + factors.shared_root.square().sum()
+    roots = [*(factors.block_roots or ()), *(() if factors.shared_root is None else (factors.shared_root,))]
+    return torch.stack([factors.mean.new_zeros(()), *(root.square().sum() for root in roots)]).sum()
 
 
 def step_length(

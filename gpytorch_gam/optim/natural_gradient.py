@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import weakref
 from collections.abc import Callable, Sequence
 from copy import deepcopy
@@ -33,6 +34,9 @@ _ITERATIONS, _FIRST_ITERATIONS = 2, 6
 
 # Steps after which the step size has fallen to a half.
 _HALVING = 10.0
+
+# Where the schedule starts for a posterior that is worth keeping: at a step size of a tenth.
+_WARM_STEP = 90
 
 
 class _Batch(NamedTuple):
@@ -90,7 +94,8 @@ class NaturalGradient(torch.optim.Optimizer):
     row; if the batch is larger than ``chunk_size`` four times, in a step with r = 1 fifteen times), and
     :math:`O(Q (b + R)(R + M))`, all in float64. Linear in the number of components.
 
-    Use it with :class:`~gpytorch.mlls.VariationalELBO` (``beta`` 1), in a training forward with gradients. Call
+    Use it with :class:`~gpytorch.mlls.VariationalELBO` (``beta`` 1) in a training forward with gradients, the loss
+    being minus the objective as it is returned, per row. Prefer batches of one size (``drop_last=True``). Call
     ``step`` before that of the hyperparameters' optimiser, which changes the features. It reads the gradients at the
     predictor and not those of the parameters, so gradient clipping and scaling do not reach it, and ``zero_grad``
     has nothing to forget. Several forward and backward passes before a step count as one batch; divide each
@@ -107,6 +112,8 @@ class NaturalGradient(torch.optim.Optimizer):
     :param lr: A fixed step size in (0, 1]; default the schedule above.
     :param tolerance: Nats that the noise of minibatches may cost in the long run; without effect under ``lr``.
     :param chunk_size: Rows whose features exist at a time.
+    :param warm_start: Start from the present posterior, one that was loaded or set in closed form: the schedule begins
+        at a tenth. Otherwise the first step forgets it.
     :raises ValueError: If an argument is out of range, or another optimiser is attached to the model.
     :raises TypeError: If model or distribution are of another kind.
     :raises NotImplementedError: For batches of models and for several predictors.
@@ -123,6 +130,12 @@ class NaturalGradient(torch.optim.Optimizer):
         >>>     adam.step()
     """
 
+    _strategy: AdditiveVariationalStrategy
+    _distribution: BlockLowRankPrecisionVariationalDistribution | LowRankPrecisionVariationalDistribution
+    _num_data: int
+    _chunk_size: int
+    _recorder: _AttachedRecorder
+
     def __init__(
         self,
         model: gpytorch.models.ApproximateGP,
@@ -130,9 +143,10 @@ class NaturalGradient(torch.optim.Optimizer):
         lr: float | None = None,
         tolerance: float = 1.0,
         chunk_size: int = 8192,
+        warm_start: bool = False,
     ) -> None:
         strategy = _validated_strategy(model)
-        if isinstance(num_data, bool) or not isinstance(num_data, int) or num_data < 1:
+        if isinstance(num_data, bool) or not isinstance(num_data, numbers.Integral) or num_data < 1:
             raise ValueError(f"num_data must be a positive integer, the number of rows of all data, got {num_data!r}")
         if lr is not None and not 0 < lr <= 1:
             raise ValueError(f"lr must lie in (0, 1], or be None for the default schedule, got {lr!r}")
@@ -144,9 +158,17 @@ class NaturalGradient(torch.optim.Optimizer):
         if isinstance(attached, _AttachedRecorder) and attached.owner() is not None:
             raise ValueError("model has a NaturalGradient attached: call its detach() before attaching another")
         self._strategy, self._distribution = strategy, strategy._variational_distribution
-        self._num_data, self._chunk_size = num_data, chunk_size
+        self._num_data, self._chunk_size = int(num_data), chunk_size
         super().__init__(list(self._distribution.parameters()), {"lr": lr, "tolerance": tolerance})
+        if warm_start:
+            self._start_from_present_posterior()
         self._recorder = strategy._recorder = _AttachedRecorder(self)
+
+    @torch.no_grad()
+    def _start_from_present_posterior(self) -> None:
+        factors = self._distribution.covariance_factors(self._strategy.predictor.group_shapes)
+        self._memory["step"] = _WARM_STEP
+        self._memory["effective_dimension"] = effective_dimension(factors)
 
     def detach(self) -> None:
         """Stop recording the forwards of the model. The optimiser cannot step after that."""
@@ -185,9 +207,14 @@ class NaturalGradient(torch.optim.Optimizer):
         """The step size r, a float64 scalar on the model's device."""
         group, memory = self.param_groups[0], self._memory
         like = torch.zeros((), dtype=torch.float64, device=self._distribution.device)
-        scheduled = 1.0 / (1.0 + memory.get("step", 0) / _HALVING)
+        if group["lr"] is not None and not 0 <= group["lr"] <= 1:
+            raise ValueError(f"lr must lie in [0, 1], got {group['lr']!r} in the parameter group")
         if group["lr"] is not None or self._forgets(num_rows):
             return like + (1.0 if group["lr"] is None else group["lr"])
+        scheduled = 1.0 / (1.0 + memory.get("step", 0) / _HALVING)
+        # A batch that is small beside the others, such as an epoch's last, is noisier and moves less.
+        memory["largest_batch"] = max(memory.get("largest_batch", 0), num_rows)
+        scheduled *= num_rows / memory["largest_batch"]
         # The step r at which noise costs r / 4 (N / b - 1) effdim = tolerance.
         unseen = self._num_data - num_rows
         floor = 4.0 * group["tolerance"] * num_rows / (unseen * memory["effective_dimension"])
@@ -218,6 +245,7 @@ class NaturalGradient(torch.optim.Optimizer):
         length = step_length(gradient, direction, change, batch.curvatures, prior_variance)
         q.variational_mean.copy_(old.mean + rate * length * direction)
         self._store(factor, fit)
+        memory["written_mean"] = q.variational_mean.detach().clone()
         memory["choleskys"] = choleskys
         memory["effective_dimension"] = effective_dimension(factors)
         memory["step"] = memory.get("step", 0) + 1
@@ -245,6 +273,11 @@ class NaturalGradient(torch.optim.Optimizer):
     def _posterior(self, choleskys: list[Tensor]) -> Posterior:
         """The posterior of the last step, in the coordinates of the present kernels."""
         q, memory = self._distribution, self._memory
+        written = memory.get("written_mean")
+        if written is not None and not torch.equal(written, q.variational_mean):
+            # Loaded or set by somebody else: it belongs to the present kernels, and what was kept to the old posterior.
+            for name in ("choleskys", "block_roots", "directions"):
+                memory.pop(name, None)
         roots = memory.get("block_roots")
         if roots is None and isinstance(q, BlockLowRankPrecisionVariationalDistribution):
             roots = [root.double() for root in q.run_factors]
@@ -255,7 +288,8 @@ class NaturalGradient(torch.optim.Optimizer):
         if factor is not None and directions is None:
             size = q.num_inducing_points
             columns = min(q.rank + _OVERSAMPLING, size)
-            directions = torch.randn(size, columns, dtype=torch.float64, device=q.device)
+            more = torch.randn(size, columns - q.rank, dtype=torch.float64, device=q.device)
+            directions = torch.cat([factor, more * factor.square().mean().sqrt()], dim=-1)
         posterior = Posterior(q.variational_mean.double(), factor, roots, directions)
         before = memory.get("choleskys")
         return posterior if before is None else transported(posterior, before, choleskys)
@@ -270,7 +304,7 @@ class NaturalGradient(torch.optim.Optimizer):
 
     def _store(self, factor: Tensor | None, fit: StreamingFit) -> None:
         q, memory = self._distribution, self._memory
-        if factor is not None:
+        if factor is not None and q.precision_factor is not None:
             q.precision_factor.copy_(factor)
             memory["directions"] = fit.directions
         if not isinstance(q, BlockLowRankPrecisionVariationalDistribution):
@@ -308,8 +342,13 @@ class _AttachedRecorder(ForwardRecorder):
         self.owner = _nobody if owner is None else weakref.ref(owner)
 
     def record(self, x: Tensor, mean: Tensor, variance: Tensor) -> None:
-        if self.owner() is not None:
-            super().record(x, mean, variance)
+        owner = self.owner()
+        if owner is None:
+            return
+        super().record(x, mean, variance)
+        # More than all rows is no batch: somebody trains without stepping, and graphs must not pile up.
+        while len(self.records) > 1 and sum(len(record.mean) for record in self.records[1:]) > owner._num_data:
+            self.records.pop(0)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _AttachedRecorder, (None,)

@@ -290,11 +290,11 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
     @torch.no_grad()
     def set_whitened_posterior(self, mean: Tensor, precision: Tensor) -> None:
         """
-        Set the distribution to the Gaussian of its family closest to one given by mean and precision, such as that of
+        Set the distribution to a Gaussian of its family close to one given by mean and precision, such as that of
         :meth:`CollapsedELBO.optimum`.
 
-        A coupled (Cholesky) distribution takes any precision exactly. The structured ones keep the mean and take the
-        best fit of :math:`I + BB^\top` or :math:`I + \\mathrm{blockdiag}(E_c E_c^\top) + BB^\top`. Cost :math:`O(Q^3)`.
+        A coupled (Cholesky) distribution takes any precision exactly. The structured ones keep the mean and take a
+        fit of :math:`I + BB^\top` or :math:`I + \\mathrm{blockdiag}(E_c E_c^\top) + BB^\top`. Cost :math:`O(Q^3)`.
 
         :param mean: Mean of the whitened inducing variables, ``(*batch, Q)``.
         :param precision: Their precision, ``(*batch, Q, Q)``; for the structured families at least the identity, as it
