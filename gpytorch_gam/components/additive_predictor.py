@@ -174,8 +174,14 @@ class AdditivePredictor(gpytorch.Module):
         """
         if not torch.is_tensor(x):
             raise ValueError(f"x must be a torch.Tensor, got {type(x).__name__}")
-        if not x.is_floating_point():
-            raise ValueError(f"x has dtype {x.dtype}, but the model computes in {self.dtype}: pass x.to({self.dtype})")
+        self._check_own_kind()
+        self._check_kind(x)
+        self._check_shape(x)
+        if check_finite:
+            self._check_finite(x)
+
+    def _check_own_kind(self) -> None:
+        """Groups may be built from tensors of any dtype, but are used in one."""
         if self.dtype not in (torch.float32, torch.float64):
             raise ValueError(f"the model is in {self.dtype}; use float32 or float64: model.float() or model.double()")
         kinds = {(group.inducing_points.dtype, group.inducing_points.device) for group in self.groups}
@@ -191,6 +197,10 @@ class AdditivePredictor(gpytorch.Module):
                     f"the kernel of components {list(group.names)} is {parameter.dtype}, but the inducing points are "
                     f"{self.dtype}: convert the whole model with model.to({self.dtype})"
                 )
+
+    def _check_kind(self, x: Tensor) -> None:
+        if not x.is_floating_point():
+            raise ValueError(f"x has dtype {x.dtype}, but the model computes in {self.dtype}: pass x.to({self.dtype})")
         if x.device != self.device:
             raise ValueError(f"x is on {x.device}, but the model is on {self.device}: move one of them with .to(...)")
         if x.dtype != self.dtype:
@@ -198,6 +208,8 @@ class AdditivePredictor(gpytorch.Module):
                 f"x has dtype {x.dtype}, but the inducing points have {self.dtype}: pass x.to({self.dtype}) or convert "
                 "the model (for float64: model.double())"
             )
+
+    def _check_shape(self, x: Tensor) -> None:
         if x.dim() < 2:
             raise ValueError(f"x must have shape (*batch, n, D), got {tuple(x.shape)}")
         for group in self.groups:
@@ -208,8 +220,6 @@ class AdditivePredictor(gpytorch.Module):
                 )
         if x.shape[-2] == 0 or (x.numel() == 0 and x.shape[-1] > 0):
             raise ValueError(f"x is empty, shape {tuple(x.shape)}: it needs at least one row")
-        if check_finite:
-            self._check_finite(x)
 
     def _check_finite(self, x: Tensor) -> None:
         # A sum is finite unless an entry is not (or it overflows): one cheap reduction for the usual case.
