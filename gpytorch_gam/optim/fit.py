@@ -38,6 +38,7 @@ def fit(
     lr: float = 0.03,
     num_held_back: int = 12,
     patience: int | None = None,
+    warm_start: bool = False,
     callback: Callable[[Epoch], Any] | None = None,
     progress: bool = False,
 ) -> list[Epoch]:
@@ -58,6 +59,7 @@ def fit(
     :param num_held_back: Steps before the hyperparameters move: while the posterior is near the prior, all of the data
         look like noise to them.
     :param patience: Stop when the smoothed ELBO has not improved for so many epochs; default never.
+    :param warm_start: Go on from the present posterior, as after another ``fit``; see :class:`NaturalGradient`.
     :param callback: Called after each epoch with an :class:`Epoch`.
     :param progress: Show a progress bar; needs tqdm.
     :return: The epochs.
@@ -73,7 +75,7 @@ def fit(
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
     epochs = _progress_bar(range(1, num_epochs + 1)) if progress else range(1, num_epochs + 1)
-    loop = _Loop(model, likelihood, num_data, lr, num_held_back)
+    loop = _Loop(model, likelihood, num_data, lr, num_held_back, warm_start)
     history: list[Epoch] = []
     try:
         for number in epochs:
@@ -99,9 +101,10 @@ class _Loop:
         num_data: int,
         lr: float,
         num_held_back: int,
+        warm_start: bool,
     ) -> None:
         self.mll = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=num_data)
-        self.natural = NaturalGradient(model, num_data=num_data)
+        self.natural = NaturalGradient(model, num_data=num_data, warm_start=warm_start)
         hyperparameters = [p for p in (*model.hyperparameters(), *likelihood.parameters()) if p.requires_grad]
         # A model whose hyperparameters are all fixed trains its posterior alone.
         self.adam = torch.optim.Adam(hyperparameters, lr=lr) if hyperparameters else None

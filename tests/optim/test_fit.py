@@ -64,6 +64,13 @@ def test_patience_stops_and_the_callback_hears_of_every_epoch() -> None:
     assert 4 <= len(history) < 500
 
 
+def test_a_second_fit_goes_on_from_the_first() -> None:
+    model, likelihood, x, y = make_problem()
+    first = fit(model, likelihood, make_loader(x, y), num_epochs=20, lr=0.1)
+    second = fit(model, likelihood, make_loader(x, y), num_epochs=1, lr=0.01, warm_start=True)
+    assert second[0].elbo > first[-1].elbo - 10.0
+
+
 def test_an_interrupted_fit_leaves_the_model_usable() -> None:
     model, likelihood, x, y = make_problem()
 
