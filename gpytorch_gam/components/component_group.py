@@ -268,6 +268,16 @@ class ComponentGroup(gpytorch.Module):
         multiplier = self.multiplier(x)
         return covariance if multiplier is None else covariance * multiplier.unsqueeze(-2)
 
+    def features(self, x: Tensor, cholesky: Tensor) -> Tensor:
+        r"""
+        Features :math:`\phi_c(\mathbf x) = L_c^{-1} k_c(Z_c, \mathbf x)`, multipliers included.
+
+        :param x: Inputs ``(*batch, n, D)``.
+        :param cholesky: :math:`L_c` from :meth:`inducing_cholesky`, ``(*batch, C_g, M, M)``.
+        :return: ``(*batch, C_g, M, n)``.
+        """
+        return torch.linalg.solve_triangular(cholesky.to(x.dtype), self.cross_covariance(x), upper=False)
+
     def prior_variance(self, x: Tensor) -> Tensor:
         """
         Prior variance of the components at ``x``.
@@ -291,10 +301,7 @@ class ComponentGroup(gpytorch.Module):
         :return: ``(*batch, C_g, n, n)``.
         """
         if self.exact:  # determined by the inducing variables, so of their number's rank
-            features = torch.linalg.solve_triangular(
-                self.inducing_cholesky(0.0).to(x.dtype), self.cross_covariance(x), upper=False
-            )
-            return RootLinearOperator(features.mT)
+            return RootLinearOperator(self.features(x, self.inducing_cholesky(0.0)).mT)
         covariance = to_linear_operator(self.kernel(self.select(x)))
         multiplier = self.multiplier(x)
         if multiplier is None:

@@ -11,6 +11,7 @@ import torch
 from gpytorch.likelihoods import GaussianLikelihood
 from torch import Tensor
 
+from gpytorch_gam.operators._capacitance import add_identity, capacitance_log_determinant
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 
 
@@ -174,13 +175,12 @@ class CollapsedELBO(gpytorch.Module):
 
     def _solve(self, statistics: GaussianStatistics) -> GaussianOptimum:
         noise = self.likelihood.noise.double().squeeze(-1)
-        eye = torch.eye(statistics.gram.shape[-1], dtype=torch.float64, device=statistics.gram.device)
-        precision = eye + statistics.gram / noise[..., None, None]
+        precision = add_identity(statistics.gram / noise[..., None, None])
         cholesky = torch.linalg.cholesky(precision)
         scaled = (statistics.projected / noise[..., None]).unsqueeze(-1)
         half = torch.linalg.solve_triangular(cholesky, scaled, upper=False)  # L_P^-1 Phi r / noise
         mean = torch.linalg.solve_triangular(cholesky.mT, half, upper=True).squeeze(-1)
-        logdet = 2.0 * cholesky.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        logdet = capacitance_log_determinant(cholesky)
         # log N(r; 0, Phi' Phi + noise I) by the matrix inversion and determinant lemmas
         fit = (statistics.residual_square + statistics.unexplained) / noise - half.square().sum((-2, -1))
         bound = -0.5 * (statistics.num_rows * (math.log(2 * math.pi) + noise.log()) + logdet + fit)

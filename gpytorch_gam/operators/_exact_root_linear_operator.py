@@ -4,16 +4,15 @@ from typing import TYPE_CHECKING
 
 import torch
 from linear_operator.operators import LinearOperator
-from linear_operator.utils.getitem import IndexType, _is_noop_index
 from torch import Tensor
 
-from ._indexing import submatrix
+from ._indexing import PlainlyIndexed
 
 if TYPE_CHECKING:
     from ._positive_definite_linear_operator import PositiveDefiniteLinearOperator
 
 
-class ExactRootLinearOperator(LinearOperator):
+class ExactRootLinearOperator(PlainlyIndexed):
     r"""The exact root :math:`\mathbf T` of an operator of this package, :math:`\mathbf T \mathbf T^\top = \mathbf A`.
 
     What ``operator.root_decomposition().root`` gives. Square, neither symmetric nor triangular, and never formed unless
@@ -45,15 +44,6 @@ class ExactRootLinearOperator(LinearOperator):
 
     def _diagonal(self) -> Tensor:
         return self.to_dense().diagonal(dim1=-2, dim2=-1)
-
-    def _get_indices(self, row_index: Tensor, col_index: Tensor, *batch_indices: Tensor) -> Tensor:
-        return self.to_dense()[(*batch_indices, row_index, col_index)]
-
-    def _getitem(self, row_index: IndexType, col_index: IndexType, *batch_indices: IndexType) -> LinearOperator:
-        if _is_noop_index(row_index) and _is_noop_index(col_index):
-            return super()._getitem(row_index, col_index, *batch_indices)
-        batch = super()._getitem(slice(None), slice(None), *batch_indices)
-        return submatrix(batch, row_index, col_index)
 
     def matmul(self, other: Tensor | LinearOperator) -> Tensor | LinearOperator:
         r""":math:`\mathbf T \mathbf X`.

@@ -8,15 +8,14 @@ import torch
 from linear_operator import settings
 from linear_operator.operators import LinearOperator, RootLinearOperator
 from linear_operator.utils.broadcasting import _matmul_broadcast_shape
-from linear_operator.utils.getitem import IndexType, _is_noop_index
 from linear_operator.utils.memoize import cached
 from torch import Tensor
 
 from ._exact_root_linear_operator import ExactRootLinearOperator
-from ._indexing import submatrix
+from ._indexing import PlainlyIndexed
 
 
-class PositiveDefiniteLinearOperator(LinearOperator):
+class PositiveDefiniteLinearOperator(PlainlyIndexed):
     r"""Common ground of this package's operators: symmetric positive definite, with an exact and cheap root.
 
     A subclass describes its matrix :math:`\mathbf A = \mathbf T \mathbf T^\top` by the ``_exact_*`` methods below,
@@ -271,16 +270,6 @@ class PositiveDefiniteLinearOperator(LinearOperator):
         if bool((constant > 0).all()):
             return self._scaled(constant)
         return super()._mul_constant(constant)
-
-    def _get_indices(self, row_index: Tensor, col_index: Tensor, *batch_indices: Tensor) -> Tensor:
-        # Upstream's default expands the operator to one copy, hence one capacitance, for every element asked for.
-        return self.to_dense()[(*batch_indices, row_index, col_index)]
-
-    def _getitem(self, row_index: IndexType, col_index: IndexType, *batch_indices: IndexType) -> LinearOperator:
-        if _is_noop_index(row_index) and _is_noop_index(col_index):
-            return super()._getitem(row_index, col_index, *batch_indices)
-        batch = super()._getitem(slice(None), slice(None), *batch_indices)
-        return submatrix(batch, row_index, col_index)
 
     def evaluate_kernel(self) -> PositiveDefiniteLinearOperator:
         """The operator itself: it holds no lazy kernel, and a copy would factorise again."""

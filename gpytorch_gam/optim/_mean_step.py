@@ -11,10 +11,9 @@ from torch import Tensor
 from gpytorch_gam.variational._precision_algebra import (
     CovarianceFactors,
     apply_block_inverse,
+    multiply_blocks,
     precision_covariance_factors,
 )
-
-from ._streaming_fit import multiply_blocks
 
 # The mean moves by at most this many prior standard deviations of the predictor in a step.
 _REACH = 3.0

@@ -22,7 +22,12 @@ import torch
 from torch import Tensor
 
 from gpytorch_gam.operators._capacitance import add_identity
-from gpytorch_gam.variational._precision_algebra import precision_covariance_factors, split_groups
+from gpytorch_gam.variational._precision_algebra import (
+    multiply_blocks,
+    precision_covariance_factors,
+    solve_blocks,
+    split_groups,
+)
 
 Apply = Callable[[Tensor], Tensor]
 
@@ -201,32 +206,6 @@ def shifted_cholesky(matrix: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
             return root, shift
         shift = 100 * shift
     return torch.linalg.cholesky(matrix + shift * eye), shift
-
-
-def solve_blocks(choleskys: Sequence[Tensor], stacked: Tensor, transpose: bool = False) -> Tensor:
-    r"""
-    :math:`L^{-1} X`, or :math:`L^{-\top} X` if ``transpose``, for :math:`L = \mathrm{blockdiag}(L_c)`.
-
-    :param choleskys: :math:`L_c`, ``(count, size, size)`` for each run of equal blocks.
-    :param stacked: ``(Q, k)``.
-    """
-    parts = split_groups(stacked, [(chol.shape[-3], chol.shape[-2]) for chol in choleskys])
-    solved = [
-        torch.linalg.solve_triangular(chol.mT if transpose else chol, part, upper=transpose)
-        for chol, part in zip(choleskys, parts, strict=True)
-    ]
-    return torch.cat([part.flatten(-3, -2) for part in solved], dim=-2)
-
-
-def multiply_blocks(blocks: Sequence[Tensor], stacked: Tensor) -> Tensor:
-    """
-    The product of a block-diagonal matrix with columns.
-
-    :param blocks: ``(count, size, size)`` for each run of equal blocks.
-    :param stacked: ``(Q, k)``.
-    """
-    parts = zip(blocks, split_groups(stacked, [(b.shape[-3], b.shape[-2]) for b in blocks]), strict=True)
-    return torch.cat([(block @ part).flatten(-3, -2) for block, part in parts], dim=-2)
 
 
 def _rounding(block: Tensor) -> Tensor:

@@ -51,6 +51,43 @@ def split_groups(stacked: Tensor, group_shapes: Sequence[tuple[int, int]]) -> li
     return [part.unflatten(-2, shape) for part, shape in zip(parts, group_shapes, strict=True)]
 
 
+def join_groups(parts: Sequence[Tensor]) -> Tensor:
+    """
+    The inverse of :func:`split_groups`.
+
+    :param parts: For each group ``(*batch, C_g, M_g, k)``.
+    :return: ``(*batch, Q, k)``.
+    """
+    return torch.cat([part.flatten(-3, -2) for part in parts], dim=-2)
+
+
+def solve_blocks(choleskys: Sequence[Tensor], stacked: Tensor, transpose: bool = False) -> Tensor:
+    r"""
+    :math:`L^{-1} X`, or :math:`L^{-\top} X` if ``transpose``, for :math:`L = \mathrm{blockdiag}(L_c)`.
+
+    :param choleskys: :math:`L_c` of each group, ``(*batch, C_g, M_g, M_g)``.
+    :param stacked: ``(*batch, Q, k)``.
+    """
+    parts = split_groups(stacked, [(chol.shape[-3], chol.shape[-2]) for chol in choleskys])
+    return join_groups(
+        [
+            torch.linalg.solve_triangular(chol.mT if transpose else chol, part, upper=transpose)
+            for chol, part in zip(choleskys, parts, strict=True)
+        ]
+    )
+
+
+def multiply_blocks(blocks: Sequence[Tensor], stacked: Tensor) -> Tensor:
+    """
+    The product of a block-diagonal matrix with columns.
+
+    :param blocks: For each group ``(*batch, C_g, M_g, M_g)``.
+    :param stacked: ``(*batch, Q, k)``.
+    """
+    parts = split_groups(stacked, [(block.shape[-3], block.shape[-2]) for block in blocks])
+    return join_groups([block @ part for block, part in zip(blocks, parts, strict=True)])
+
+
 def block_covariance_root(block_factor: Tensor) -> tuple[Tensor, Tensor]:
     r"""
     :math:`V_c = E_c \,\mathrm{chol}(I + E_c^\top E_c)^{-\top}` and :math:`\log|I + E_c E_c^\top|`.
@@ -72,8 +109,7 @@ def apply_block_inverse(block_roots: Sequence[Tensor], factor: Tensor) -> Tensor
     """
     shapes = [(root.shape[-3], root.shape[-2]) for root in block_roots]
     parts = split_groups(factor, shapes)
-    solved = [part - root @ (root.mT @ part) for root, part in zip(block_roots, parts, strict=True)]
-    return torch.cat([part.flatten(-3, -2) for part in solved], dim=-2)
+    return join_groups([part - root @ (root.mT @ part) for root, part in zip(block_roots, parts, strict=True)])
 
 
 def precision_covariance_factors(

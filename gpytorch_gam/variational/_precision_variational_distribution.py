@@ -86,13 +86,19 @@ class _PrecisionVariationalDistribution(_VariationalDistribution):
             divergence = kl_from_standard_normal(*self._factors(None))
         return divergence.to(self.variational_mean.dtype)
 
-    @abstractmethod
+    @torch.no_grad()
     def fit_precision(self, precision: Tensor) -> None:
         """
-        Set the factors to the best fit of a dense precision.
+        Set the factors to a fit of a dense precision.
 
         :param precision: ``(*batch, Q, Q)``, float64, at least the identity.
         """
+        identity = torch.eye(precision.shape[-1], dtype=precision.dtype, device=precision.device)
+        self._fit_excess(precision - identity)
+
+    @abstractmethod
+    def _fit_excess(self, excess: Tensor) -> None:
+        """Set the factors to a fit of what a precision has beyond the identity, ``(*batch, Q, Q)``."""
 
     @torch.no_grad()
     def initialize_variational_distribution(self, prior_dist: MultivariateNormal) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gpytorch_gam.operators._capacitance import add_identity
 
-from ._precision_algebra import split_groups
+from ._precision_algebra import multiply_blocks, solve_blocks, split_groups
 
 # Beyond two rounds the fit gains little, and a diagonal block can turn indefinite.
 _NUM_ROUNDS = 3
@@ -69,9 +69,8 @@ def diagonal_blocks(matrix: Tensor, shapes: Sequence[tuple[int, int]]) -> list[T
     """
     blocks = []
     for rows, (count, size), start in zip(split_groups(matrix, shapes), shapes, _starts(shapes), strict=True):
-        columns = rows[..., start : start + count * size].unflatten(
-            -1, (count, size)
-        )  # (*batch, count, size, count, size)
+        # (*batch, count, size, count, size)
+        columns = rows[..., start : start + count * size].unflatten(-1, (count, size))
         blocks.append(columns.diagonal(dim1=-4, dim2=-2).movedim(-1, -3))
     return blocks
 
@@ -93,12 +92,12 @@ def fit_block_low_rank(
     if rank == 0:
         return [leading_root(t, r) for t, r in zip(targets, block_ranks, strict=True)], excess[..., :0]
     choleskys = [torch.linalg.cholesky(add_identity(target)) for target in targets]
-    normalised = _solve_blocks(choleskys, _solve_blocks(choleskys, excess, shapes).mT, shapes)
+    normalised = solve_blocks(choleskys, solve_blocks(choleskys, excess).mT)
     matrix = normalised
     factor, remainders, improving = None, targets, None
     for _ in range(_NUM_ROUNDS):
         shared = leading_root(matrix, rank)
-        new_factor = _multiply_blocks(choleskys, shared, shapes)
+        new_factor = multiply_blocks(choleskys, shared)
         new_remainders = [t - inner for t, inner in zip(targets, _own_blocks(new_factor, shapes), strict=True)]
         if factor is None or improving is None:  # the remainder of the first round is positive by construction
             factor, remainders = new_factor, new_remainders
@@ -125,17 +124,6 @@ def _starts(shapes: Sequence[tuple[int, int]]) -> list[int]:
 
 def _own_blocks(factor: Tensor, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
     return [part @ part.mT for part in split_groups(factor, shapes)]
-
-
-def _solve_blocks(choleskys: Sequence[Tensor], stacked: Tensor, shapes: Sequence[tuple[int, int]]) -> Tensor:
-    parts = zip(choleskys, split_groups(stacked, shapes), strict=True)
-    solved = [torch.linalg.solve_triangular(chol, part, upper=False) for chol, part in parts]
-    return torch.cat([part.flatten(-3, -2) for part in solved], dim=-2)
-
-
-def _multiply_blocks(choleskys: Sequence[Tensor], stacked: Tensor, shapes: Sequence[tuple[int, int]]) -> Tensor:
-    parts = zip(choleskys, split_groups(stacked, shapes), strict=True)
-    return torch.cat([(chol @ part).flatten(-3, -2) for chol, part in parts], dim=-2)
 
 
 def _replace_diagonal_blocks(matrix: Tensor, blocks: Sequence[Tensor], shapes: Sequence[tuple[int, int]]) -> Tensor:

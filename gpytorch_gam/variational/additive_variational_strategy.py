@@ -28,7 +28,7 @@ from gpytorch_gam.components.projection import project_components, project_sum, 
 from gpytorch_gam.operators import BlockDiagonalCholeskyLinearOperator, LowRankPrecisionInverseLinearOperator
 
 from ._forward_recorder import ForwardRecorder
-from ._posterior_covariance import PosteriorCovariance, posterior_covariance
+from ._posterior_covariance import PosteriorCovariance, covariance_in_rows, keep_positive, posterior_covariance
 from ._precision_algebra import CovarianceFactors, split_groups
 from ._precision_variational_distribution import _PrecisionVariationalDistribution
 from ._structured_fit import inverse_cholesky
@@ -243,7 +243,9 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
             covariance = LowRankPrecisionInverseLinearOperator(base, self.paper_parameters()[1])
             return MultivariateNormal(mean, covariance)
         if isinstance(distribution, Delta):
-            return MultivariateNormal(mean, ZeroLinearOperator(*mean.shape, mean.shape[-1], dtype=dtype))
+            return MultivariateNormal(
+                mean, ZeroLinearOperator(*mean.shape, mean.shape[-1], dtype=dtype, device=mean.device)
+            )
         whitened = distribution.lazy_covariance_matrix.to_dense().double()
         dense = prior.root_matmul(prior.root_matmul(whitened).mT).to(dtype)
         return MultivariateNormal(mean, DenseLinearOperator(dense))
@@ -289,12 +291,12 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
 
     @torch.no_grad()
     def set_whitened_posterior(self, mean: Tensor, precision: Tensor) -> None:
-        """
+        r"""
         Set the distribution to a Gaussian of its family close to one given by mean and precision, such as that of
         :meth:`CollapsedELBO.optimum`.
 
         A coupled (Cholesky) distribution takes any precision exactly. The structured ones keep the mean and take a
-        fit of :math:`I + BB^\top` or :math:`I + \\mathrm{blockdiag}(E_c E_c^\top) + BB^\top`. Cost :math:`O(Q^3)`.
+        fit of :math:`I + BB^\top` or :math:`I + \mathrm{blockdiag}(E_c E_c^\top) + BB^\top`. Cost :math:`O(Q^3)`.
 
         :param mean: Mean of the whitened inducing variables, ``(*batch, Q)``.
         :param precision: Their precision, ``(*batch, Q, Q)``; for the structured families at least the identity, as it
@@ -356,7 +358,7 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
         :return: ``(*batch, Q, n)``.
         """
         parts = [
-            torch.linalg.solve_triangular(cholesky.to(x.dtype), group.cross_covariance(x), upper=False).flatten(-3, -2)
+            group.features(x, cholesky).flatten(-3, -2)
             for group, cholesky in zip(self.predictor.groups, self.inducing_choleskys(), strict=True)
         ]
         batch = torch.broadcast_shapes(*(part.shape[:-2] for part in parts))
@@ -374,11 +376,7 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
         mean, variance, shared, sign = self._marginals(x)
         if self.predictor.num_predictors == 1:
             return PredictorMoments(mean.mT, variance.mT.unsqueeze(-1))
-        shared = shared.movedim(-1, -3)  # (*batch, n, P, R)
-        between = sign * (shared @ shared.mT)
-        # The diagonal comes from the marginal variances, where it is kept positive.
-        within = between.diagonal(dim1=-2, dim2=-1)
-        return PredictorMoments(mean.mT, between + torch.diag_embed(variance.mT - within))
+        return PredictorMoments(mean.mT, covariance_in_rows(variance, shared, sign))
 
     def _marginals(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
         """Mean and variance ``(*batch, P, n)``, shared projections ``(*batch, P, R, n)`` and their sign."""
@@ -398,7 +396,7 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
         mean = self.predictor.prior_means(x) + columns[..., -1, :]
         prior_variance = _stack_predictors(prior, mean)
         variance = prior_variance - _stack_predictors(removed, mean) + factors.shared_sign * coupled.square().sum(-2)
-        return mean, _keep_positive(variance, prior_variance), coupled, factors.shared_sign
+        return mean, keep_positive(variance, prior_variance), coupled, factors.shared_sign
 
     @_without_autocast
     def forward(self, x: Tensor, diag: bool = True, **kwargs: Any) -> MultivariateNormal:
@@ -545,12 +543,6 @@ def _stack_predictors(values: list[Any], like: Tensor) -> Tensor:
     """Stack one ``(*batch, n)`` a predictor (or the number 0 for none) to ``(*batch, P, n)``."""
     zero = like.new_zeros(like.shape[:-2] + like.shape[-1:])
     return torch.stack([zero + value for value in values], dim=-2)
-
-
-def _keep_positive(variance: Tensor, prior_variance: Tensor) -> Tensor:
-    """Rounding can carry a variance that is tiny beside the prior's below zero: hold it at the size of rounding."""
-    floor = torch.finfo(variance.dtype).eps * prior_variance
-    return torch.maximum(variance, floor)
 
 
 def _validate_distribution(predictor: AdditivePredictor, q: _VariationalDistribution) -> None:

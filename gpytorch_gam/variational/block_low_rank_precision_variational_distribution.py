@@ -87,15 +87,8 @@ class BlockLowRankPrecisionVariationalDistribution(_PrecisionVariationalDistribu
             start += count
         return parts
 
-    @torch.no_grad()
-    def fit_precision(self, precision: Tensor) -> None:
-        """
-        Set the blocks and B to a fit of a dense precision whose diagonal blocks it reproduces (unless ``block_rank``
-        restricts them): never worse than mean-field.
-
-        :param precision: ``(*batch, Q, Q)``, float64, at least the identity.
-        """
-        excess = add_identity(-precision).neg()
+    def _fit_excess(self, excess: Tensor) -> None:
+        # Reproduces the diagonal blocks (unless block_rank restricts them), so it is never worse than mean-field.
         block_ranks = [factor.shape[-1] for factor in self.run_factors]
         blocks, shared = fit_block_low_rank(excess, self.runs, self.rank, block_ranks)
         for factor, block in zip(self.run_factors, blocks, strict=True):

@@ -12,6 +12,7 @@ from torch import Tensor
 from gpytorch_gam.components import ComponentGroup
 from gpytorch_gam.components.projection import whitened_weights
 
+from ._posterior_covariance import covariance_in_rows, keep_positive
 from ._precision_algebra import split_groups
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class ComponentPosterior:
         own = [_own_variance(group) for group in groups]
         self._own_variance = self._gather(own)
         variance = self._own_variance + shared_sign * self._shared.square().sum(-2)
-        self.variance = torch.maximum(variance, torch.finfo(variance.dtype).eps * self._prior_variance)
+        self.variance = keep_positive(variance, self._prior_variance)
 
     def _gather(self, parts: Sequence[Tensor], dim: int = -2) -> Tensor:
         """Join a quantity of all groups along the component dimension and take the chosen components."""
@@ -152,10 +153,7 @@ class ComponentPosterior:
 
         :return: ``(*batch, n, C, C)``.
         """
-        rows = self._shared.movedim(-1, -3)  # (*batch, n, C, R)
-        coupled = self._sign * (rows @ rows.mT)
-        within = coupled.diagonal(dim1=-2, dim2=-1)
-        return coupled + torch.diag_embed(self.variance.mT - within)
+        return covariance_in_rows(self.variance, self._shared, self._sign)
 
     def covariance(self) -> Tensor:
         """
@@ -196,7 +194,7 @@ class ComponentPosterior:
         """
         mean, own, prior = (self._sum(part, -2) for part in (self.mean, self._own_variance, self._prior_variance))
         variance = own + self._sign * self._sum(self._shared, -3).square().sum(-2)
-        return mean, torch.maximum(variance, torch.finfo(variance.dtype).eps * prior)
+        return mean, keep_positive(variance, prior)
 
     def _sum(self, parts: Tensor, dim: int) -> Tensor:
         """Sum over the components, for several predictors over those of each, which then stand in the same place."""

@@ -11,7 +11,6 @@ from linear_operator.operators import IdentityLinearOperator
 from torch import Tensor
 
 from gpytorch_gam.operators import LowRankPrecisionInverseLinearOperator
-from gpytorch_gam.operators._capacitance import add_identity
 from gpytorch_gam.warnings import RankWarning
 
 from ._precision_variational_distribution import _PrecisionVariationalDistribution
@@ -64,23 +63,15 @@ class LowRankPrecisionVariationalDistribution(_PrecisionVariationalDistribution)
         """None: outside the low-rank term the precision is the prior's."""
         return None
 
-    @torch.no_grad()
-    def fit_precision(self, precision: Tensor) -> None:
-        r"""
-        Set B to the best fit of :math:`I + BB^\top` to a dense precision: the leading eigenvectors of what exceeds I.
-
-        A :class:`~gpytorch_gam.warnings.RankWarning` says so if that leaves the bound ten nats or more short.
-
-        :param precision: ``(*batch, Q, Q)``, float64, at least the identity.
-        """
-        excess = add_identity(-precision).neg()
+    def _fit_excess(self, excess: Tensor) -> None:
+        # The leading eigenvectors, which is optimal. A RankWarning says if that leaves the bound notably short.
         lost = truncation_gap(excess, self.rank).max().item()
         if lost >= _NOTABLE_LOSS:
             warnings.warn(
                 f"rank {self.rank} leaves the bound {lost:.1f} nats below its optimum at these hyperparameters: raise "
                 "the rank, or use BlockLowRankPrecisionVariationalDistribution, which needs a smaller one",
                 RankWarning,
-                stacklevel=2,
+                stacklevel=3,
             )
         if self.precision_factor is not None:
             self.precision_factor.copy_(leading_root(excess, self.rank))
