@@ -3,13 +3,19 @@
 from .additive_variational_strategy import AdditiveVariationalStrategy, PredictorMoments
 from .block_low_rank_precision_variational_distribution import BlockLowRankPrecisionVariationalDistribution
 from .component_posterior import ComponentPosterior, ComponentSamples
+from .full_additive_variational_strategy import FullAdditiveVariationalStrategy
 from .low_rank_precision_variational_distribution import LowRankPrecisionVariationalDistribution
+from .site_variational_distribution import SiteVariationalDistribution
+from .tied_additive_variational_strategy import TiedAdditiveVariationalStrategy
 
 __all__ = [
     "AdditiveVariationalStrategy",
     "BlockLowRankPrecisionVariationalDistribution",
     "ComponentPosterior",
     "ComponentSamples",
+    "FullAdditiveVariationalStrategy",
     "LowRankPrecisionVariationalDistribution",
     "PredictorMoments",
+    "SiteVariationalDistribution",
+    "TiedAdditiveVariationalStrategy",
 ]

@@ -125,7 +125,7 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
     ) -> None:
         gpytorch.Module.__init__(self)  # upstream's constructor wants a single tensor of inducing points
         object.__setattr__(self, "model", model)
-        _validate_distribution(predictor, variational_distribution)
+        self._check_distribution(predictor, variational_distribution)
         if jitter_val is not None and jitter_val < 0:
             raise ValueError(f"jitter_val must not be negative, got {jitter_val}")
         self._jitter_val = jitter_val
@@ -137,6 +137,9 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
         self.register_buffer("variational_params_initialized", torch.tensor(0))
         self._recorder: ForwardRecorder | None = None  # exists while an optimiser that needs it is attached
         self._initialized = False  # mirrors the buffer: reading that one waits for the device
+
+    def _check_distribution(self, predictor: AdditivePredictor, q: _VariationalDistribution) -> None:
+        _validate_distribution(predictor, q)
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)

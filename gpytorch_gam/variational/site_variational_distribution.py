@@ -1,0 +1,80 @@
+"""Parameters of a Gaussian posterior that is tied to the rows of the training data."""
+
+from __future__ import annotations
+
+import torch
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.variational._variational_distribution import _VariationalDistribution
+from torch import Tensor
+
+
+class SiteVariationalDistribution(_VariationalDistribution):
+    r"""
+    A weight :math:`\alpha_n` and a root precision :math:`\Lambda_n` for each of N rows of training data: the 2N
+    parameters of the two systems of `Adam, Durrande and John (2018)`_ that are tied to the data (sections 4 and 4.1).
+
+    Seen from the posterior, row n is a Gaussian observation ("site") of the predictor with precision
+    :math:`\Lambda_n^2`; the sign of :math:`\Lambda_n` has no meaning. What the posterior is depends on the kernels,
+    which belong to the strategy: :class:`TiedAdditiveVariationalStrategy` or :class:`FullAdditiveVariationalStrategy`,
+    which make this distribution themselves.
+
+    :param num_data: Number N of rows.
+    :param batch_shape: Batch shape of independent models.
+    :param mean_init_std: Standard deviation of the initial weights around zero.
+    :param init_scale: Initial root precision; positive, since the gradient at :math:`\Lambda_n = 0` vanishes.
+    :raises ValueError: If ``num_data`` is not a positive integer, or ``init_scale`` not positive.
+
+    :ivar site_weights: :math:`\boldsymbol\alpha`, ``(*batch, N)``.
+    :ivar site_scales: :math:`\Lambda`, ``(*batch, N)``.
+
+    .. _Adam, Durrande and John (2018):
+        https://arxiv.org/abs/1812.11106
+    """
+
+    site_weights: Tensor
+    site_scales: Tensor
+
+    def __init__(
+        self,
+        num_data: int,
+        batch_shape: torch.Size = torch.Size([]),  # noqa: B008 (GPyTorch's own default)
+        mean_init_std: float = 1e-3,
+        init_scale: float = 1e-2,
+    ) -> None:
+        if isinstance(num_data, bool) or not isinstance(num_data, int) or num_data < 1:
+            raise ValueError(f"num_data must be a positive integer, got {num_data!r}")
+        if not init_scale > 0:
+            raise ValueError(
+                f"init_scale must be positive, got {init_scale!r}: the bound has no gradient where scales are zero"
+            )
+        super().__init__(num_data, batch_shape=torch.Size(batch_shape), mean_init_std=mean_init_std)
+        self.init_scale = init_scale
+        weights = mean_init_std * torch.randn(self.shape())
+        self.register_parameter("site_weights", torch.nn.Parameter(weights))
+        self.register_parameter("site_scales", torch.nn.Parameter(torch.full(self.shape(), float(init_scale))))
+
+    @property
+    def num_data(self) -> int:
+        """Number of rows of the training data."""
+        return self.num_inducing_points
+
+    def forward(self) -> MultivariateNormal:
+        """
+        Not available: without kernels the sites define no distribution.
+
+        :raises NotImplementedError: Always.
+        """
+        raise NotImplementedError(
+            "a SiteVariationalDistribution holds weights and precisions of data rows, which give a distribution only "
+            "together with the kernels: use strategy.variational_distribution of the strategy that owns it"
+        )
+
+    @torch.no_grad()
+    def initialize_variational_distribution(self, prior_dist: MultivariateNormal) -> None:
+        """
+        Set the weights to noise of ``mean_init_std`` and the scales to ``init_scale``: nearly the prior.
+
+        :param prior_dist: Not used; the initial values do not depend on the prior.
+        """
+        self.site_weights.normal_(0.0, self.mean_init_std)
+        self.site_scales.fill_(self.init_scale)
