@@ -38,7 +38,8 @@ class AdditiveGP(ApproximateGP):
         - ``"coupled"``: one full covariance over all inducing variables, for small models;
         - ``"delta"``: a point estimate (maximum a posteriori).
     :param rank: Columns of the low-rank factor; only for the first two families. Default 32 for ``"block_low_rank"``
-        and 64 for ``"low_rank"``, or the number of inducing points if that is smaller.
+        and 64 for ``"low_rank"``, or the number of inducing points if that is smaller. ``"auto"`` chooses it from the
+        data, see :class:`LowRankPrecisionVariationalDistribution`.
     :param batch_shape: Batch shape of independent models; default the predictor's.
     :param jitter_val: Absolute jitter, see :class:`AdditiveVariationalStrategy`.
     :raises ValueError: If the family is unknown, or a rank is given to a family without one.
@@ -53,7 +54,7 @@ class AdditiveGP(ApproximateGP):
         self,
         predictor: AdditivePredictor,
         family: str = "block_low_rank",
-        rank: int | None = None,
+        rank: int | str | None = None,
         batch_shape: torch.Size | None = None,
         jitter_val: float | None = None,
     ) -> None:
@@ -96,7 +97,7 @@ class AdditiveGP(ApproximateGP):
 
 
 def _make_distribution(
-    predictor: AdditivePredictor, family: str, rank: int | None, batch_shape: torch.Size
+    predictor: AdditivePredictor, family: str, rank: int | str | None, batch_shape: torch.Size
 ) -> _VariationalDistribution:
     if family not in FAMILIES:
         raise ValueError(f"family must be one of {list(FAMILIES)}, got {family!r}")

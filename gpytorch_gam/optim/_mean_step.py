@@ -15,6 +15,8 @@ from gpytorch_gam.variational._precision_algebra import (
     precision_covariance_factors,
 )
 
+from ._weighted_features import Resistance
+
 # The mean moves by at most this many prior standard deviations of the predictor in a step.
 _REACH = 3.0
 
@@ -91,22 +93,18 @@ def effective_dimension(factors: CovarianceFactors) -> Tensor:
     return torch.stack([factors.mean.new_zeros(()), *(root.square().sum() for root in roots)]).sum()
 
 
-def step_length(
-    gradient: Tensor, direction: Tensor, change: Tensor, curvatures: Tensor, prior_variance: Tensor
-) -> Tensor:
+def step_length(gradient: Tensor, direction: Tensor, resistance: Resistance) -> Tensor:
     r"""
-    How far to go along a direction: to the maximum of the batch's quadratic model, at most 1, and no farther than a
+    How far to go along a direction: to the maximum of the quadratic model of the rows, at most 1, and no farther than a
     few prior standard deviations of the predictor in any row, because far from the optimum the curvature can say
     nothing of where it is (under a log link it is off by the factor of the counts).
 
     :param gradient: Of the bound in the mean, ``(Q,)``.
     :param direction: :math:`d`, ``(Q,)``.
-    :param change: Of the predictor along the direction, :math:`\phi_n^\top d`, ``(b,)``.
-    :param curvatures: :math:`\lambda`, ``(b,)``.
-    :param prior_variance: Of the predictor, ``(b,)``.
+    :param resistance: Of the rows, along the direction.
     :return: ``()``, between 0 and 1.
     """
     tiny = torch.finfo(torch.float64).tiny
-    resistance = direction.square().sum() + (curvatures * change.square()).sum()
-    length = ((gradient @ direction) / resistance.clamp_min(tiny)).clamp(0.0, 1.0)
-    return torch.minimum(length, (_REACH * prior_variance.sqrt() / change.abs().clamp_min(tiny)).amin())
+    curvature = direction.square().sum() + resistance.curvature
+    length = ((gradient @ direction) / curvature.clamp_min(tiny)).clamp(0.0, 1.0)
+    return torch.minimum(length, _REACH * resistance.reach)

@@ -82,7 +82,10 @@ def fit_round(
             num_iterations,
         )
         directions = multiply_blocks(choleskys, directions)
-    return StreamingFit(directions, remainder_roots(totals, directions[:, :rank], shift))
+    # By rounding, the remainder may lie below zero by so much in the coordinates of the iteration.
+    base = [torch.zeros_like(total) for total in totals] if own is None else own
+    padded = [total + 2 * shift * add_identity(block) for total, block in zip(totals, base, strict=True)]
+    return StreamingFit(directions, remainder_roots(padded, directions[:, :rank]))
 
 
 def fit_afresh(apply: Apply, totals: Sequence[Tensor], start: Tensor, rank: int, num_iterations: int) -> StreamingFit:
@@ -166,14 +169,13 @@ def leading_factor(apply: Apply, start: Tensor, num_iterations: int) -> tuple[Te
     return columns @ torch.linalg.eigh(columns.mT @ columns).eigenvectors.flip(-1), shift
 
 
-def remainder_roots(totals: Sequence[Tensor], factor: Tensor | None, shift: Tensor | float = 0.0) -> list[Tensor]:
+def remainder_roots(totals: Sequence[Tensor], factor: Tensor | None) -> list[Tensor]:
     r"""
     Lower triangular roots of what B leaves of the diagonal blocks, :math:`E_c E_c^\top = T_c - B_c B_c^\top`, taken in
     coordinates in which :math:`I + T_c` is the identity, so that rounding is relative to that.
 
     :param totals: :math:`T_c`, ``(count, size, size)`` for each run of equal blocks.
     :param factor: :math:`B`, ``(Q, R)``, or None.
-    :param shift: How far below zero a remainder may lie in these coordinates.
     """
     shapes = [(total.shape[-3], total.shape[-2]) for total in totals]
     remainders = list(totals)
@@ -185,7 +187,7 @@ def remainder_roots(totals: Sequence[Tensor], factor: Tensor | None, shift: Tens
         cholesky = torch.linalg.cholesky(add_identity(total) + _rounding(total))
         half = torch.linalg.solve_triangular(cholesky, remainder, upper=False)
         normalised = torch.linalg.solve_triangular(cholesky, half.mT, upper=False)
-        roots.append(cholesky @ shifted_cholesky(normalised, 2 * shift + total.new_tensor(_SHIFT))[0])
+        roots.append(cholesky @ shifted_cholesky(normalised, total.new_tensor(_SHIFT))[0])
     return roots
 
 

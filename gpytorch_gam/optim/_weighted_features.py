@@ -1,8 +1,10 @@
-r"""Sums :math:`\sum_n \lambda_n \phi_n \phi_n^\top` over the rows of a batch, without a :math:`Q \times Q` matrix."""
+r"""Sums :math:`\sum_n \lambda_n \phi_n \phi_n^\top` over rows of data, without a :math:`Q \times Q` matrix."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,72 +12,145 @@ from torch import Tensor
 from gpytorch_gam.variational._precision_algebra import split_groups
 
 
-class WeightedFeatures:
+class FeatureChunk(NamedTuple):
     r"""
-    The features :math:`\phi_n` of a batch with a weight :math:`\lambda_n \ge 0` for each row, in float64.
+    Some rows, in float64.
+
+    :ivar features: :math:`\phi_n`, ``(Q, n)``.
+    :ivar gradients: :math:`g_n`, derivatives of the expected log-likelihood in the mean of the predictor, ``(n,)``.
+    :ivar curvatures: :math:`\lambda_n \ge 0`, minus twice those in its variance, ``(n,)``.
+    """
+
+    features: Tensor
+    gradients: Tensor
+    curvatures: Tensor
+
+
+class Totals(NamedTuple):
+    r"""
+    Sums over all rows.
+
+    :ivar blocks: diagonal blocks of :math:`\Phi\Lambda\Phi^\top`, ``(count, size, size)`` for each run of equal blocks.
+    :ivar projected: :math:`\Phi g`, ``(Q,)``.
+    """
+
+    blocks: list[Tensor]
+    projected: Tensor
+
+
+class WeightedFeatures(ABC):
+    """Sums over the rows of chunks, which a subclass yields as often as it is asked to."""
+
+    @abstractmethod
+    def chunks(self) -> Iterator[FeatureChunk]:
+        """All rows, at least one chunk."""
+
+    def totals(self, shapes: Sequence[tuple[int, int]]) -> Totals:
+        r"""
+        The diagonal blocks and the projected gradients, in one pass. Cost :math:`O(N \sum_c M_c^2)`.
+
+        :param shapes: ``(count, size)`` of each run of equal blocks.
+        """
+        total: Totals | None = None
+        for features, gradients, curvatures in self.chunks():
+            blocks = [(part * curvatures) @ part.mT for part in split_groups(features, shapes)]
+            projected = features @ gradients
+            if total is not None:
+                blocks = [old + new for old, new in zip(total.blocks, blocks, strict=True)]
+                projected = total.projected + projected
+            total = Totals(blocks, projected)
+        assert total is not None
+        return total
+
+    def gram(self) -> tuple[Tensor, Tensor]:
+        r"""
+        All of :math:`\Phi\Lambda\Phi^\top`, ``(Q, Q)``, and :math:`\Phi g`, ``(Q,)``. Cost :math:`O(N Q^2)`.
+        """
+        total: tuple[Tensor, Tensor] | None = None
+        for features, gradients, curvatures in self.chunks():
+            gram, projected = (features * curvatures) @ features.mT, features @ gradients
+            total = (gram, projected) if total is None else (total[0] + gram, total[1] + projected)
+        assert total is not None
+        return total
+
+    def apply(self, columns: Tensor) -> Tensor:
+        r"""
+        :math:`\Phi \Lambda \Phi^\top X`. Cost :math:`O(N Q k)`.
+
+        :param columns: :math:`X`, ``(Q, k)``.
+        :return: ``(Q, k)``.
+        """
+        total = torch.zeros_like(columns)
+        for features, _, curvatures in self.chunks():
+            total = total + features @ (curvatures.unsqueeze(-1) * (features.mT @ columns))
+        return total
+
+    def resistance(self, direction: Tensor) -> Resistance:
+        r"""
+        What the rows say against a step of the mean along a direction.
+
+        :param direction: :math:`d`, ``(Q,)``.
+        """
+        tiny = torch.finfo(torch.float64).tiny
+        curvature, reach = direction.new_zeros(()), direction.new_full((), torch.inf)
+        for features, _, curvatures in self.chunks():
+            change = direction @ features
+            curvature = curvature + (curvatures * change.square()).sum()
+            prior_stddev = features.square().sum(-2).sqrt()
+            reach = torch.minimum(reach, (prior_stddev / change.abs().clamp_min(tiny)).amin())
+        return Resistance(curvature, reach)
+
+
+class Resistance(NamedTuple):
+    r"""
+    :ivar curvature: :math:`\sum_n \lambda_n (\phi_n^\top d)^2`, ``()``.
+    :ivar reach: the step along d that moves the predictor by one prior standard deviation in the row that it moves
+        most, ``()``.
+    """
+
+    curvature: Tensor
+    reach: Tensor
+
+
+class BatchFeatures(WeightedFeatures):
+    r"""
+    The rows of one batch.
 
     At most ``chunk_size`` columns of features exist at a time. A batch no larger than that is evaluated once; of a
     larger one every sum evaluates the features anew.
 
     :param features: Maps inputs ``(n, D)`` to features ``(Q, n)``.
     :param x: Inputs ``(b, D)``.
-    :param weights: :math:`\lambda`, ``(b,)``, float64.
+    :param gradients: :math:`g`, ``(b,)``, float64, at the mean m.
+    :param curvatures: :math:`\lambda`, ``(b,)``, float64.
+    :param displacement: :math:`\delta`, ``(Q,)``: gradients are wanted at the mean :math:`m - \delta`, where they are
+        :math:`g_n + \lambda_n \phi_n^\top \delta`.
     :param chunk_size: Rows processed at a time.
     """
 
-    def __init__(self, features: Callable[[Tensor], Tensor], x: Tensor, weights: Tensor, chunk_size: int) -> None:
+    def __init__(
+        self,
+        features: Callable[[Tensor], Tensor],
+        x: Tensor,
+        gradients: Tensor,
+        curvatures: Tensor,
+        displacement: Tensor,
+        chunk_size: int,
+    ) -> None:
         self._features = features
-        self._x = x.split(chunk_size)
-        self._weights = weights.split(chunk_size)
-        self._chunk_size = chunk_size
-        self._kept = features(x).double() if len(self._x) == 1 else None
+        self._rows = list(
+            zip(x.split(chunk_size), gradients.split(chunk_size), curvatures.split(chunk_size), strict=True)
+        )
+        self._displacement = displacement
+        self._kept = [self._chunk(*self._rows[0])] if len(self._rows) == 1 else None
 
-    def _chunks(self) -> Iterator[Tensor]:
+    def _chunk(self, x: Tensor, gradients: Tensor, curvatures: Tensor) -> FeatureChunk:
+        features = self._features(x).double()
+        return FeatureChunk(features, gradients + curvatures * (self._displacement @ features), curvatures)
+
+    def chunks(self) -> Iterator[FeatureChunk]:
+        """All rows."""
         if self._kept is not None:
-            yield self._kept
+            yield from self._kept
         else:
-            yield from (self._features(x).double() for x in self._x)
-
-    def totals(
-        self, shapes: Sequence[tuple[int, int]], gradients: Tensor, displacement: Tensor
-    ) -> tuple[list[Tensor], Tensor]:
-        r"""
-        The diagonal blocks of :math:`\Phi \Lambda \Phi^\top`, and the gradient :math:`\Phi g` at another mean,
-        :math:`g_n + \lambda_n \phi_n^\top \delta` in each row, in one pass. Cost :math:`O(b \sum_c M_c^2)`.
-
-        :param shapes: ``(count, size)`` of each run of equal blocks.
-        :param gradients: :math:`g`, ``(b,)``, at a mean m.
-        :param displacement: :math:`\delta`, ``(Q,)``: the gradient is wanted at :math:`m - \delta`.
-        :return: For each run ``(count, size, size)``, and the gradient ``(Q,)``.
-        """
-        blocks: list[Tensor] | None = None
-        projected = torch.zeros_like(displacement)
-        chunks = zip(self._chunks(), self._weights, gradients.split(self._chunk_size), strict=True)
-        for features, weights, gradient in chunks:
-            new = [(part * weights) @ part.mT for part in split_groups(features, shapes)]
-            blocks = new if blocks is None else [old + block for old, block in zip(blocks, new, strict=True)]
-            projected = projected + features @ (gradient + weights * (displacement @ features))
-        assert blocks is not None  # split returns at least one chunk
-        return blocks, projected
-
-    def apply(self, columns: Tensor) -> Tensor:
-        r"""
-        :math:`\Phi \Lambda \Phi^\top X`. Cost :math:`O(b Q k)`.
-
-        :param columns: :math:`X`, ``(Q, k)``.
-        :return: ``(Q, k)``.
-        """
-        total = torch.zeros_like(columns)
-        for features, weights in zip(self._chunks(), self._weights, strict=True):
-            total = total + features @ (weights.unsqueeze(-1) * (features.mT @ columns))
-        return total
-
-    def project(self, direction: Tensor) -> tuple[Tensor, Tensor]:
-        r"""
-        :math:`\Phi^\top d` and the prior variances :math:`\phi_n^\top \phi_n` that the features explain.
-
-        :param direction: :math:`d`, ``(Q,)``.
-        :return: ``(b,)`` and ``(b,)``.
-        """
-        pairs = [(direction @ features, features.square().sum(-2)) for features in self._chunks()]
-        return torch.cat([projection for projection, _ in pairs]), torch.cat([square for _, square in pairs])
+            yield from (self._chunk(*rows) for rows in self._rows)

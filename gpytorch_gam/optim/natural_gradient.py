@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from copy import deepcopy
@@ -19,18 +20,16 @@ from gpytorch_gam.variational import (
     LowRankPrecisionVariationalDistribution,
 )
 from gpytorch_gam.variational._forward_recorder import ForwardRecord, ForwardRecorder
-from gpytorch_gam.variational._precision_algebra import precision_covariance_factors, split_groups
 from gpytorch_gam.variational._structured_fit import leading_root
+from gpytorch_gam.warnings import RankWarning
 
-from ._mean_step import Posterior, effective_dimension, precision_solve, step_length, transported
-from ._streaming_fit import StreamingFit, fit_afresh, fit_round, mixed_product, remainder_roots
-from ._weighted_features import WeightedFeatures
+from ._mean_step import Posterior, effective_dimension, transported
+from ._natural_step import DENSE_LIMIT, Family, Step, dense_step, streamed_step, with_more_directions
+from ._rank import NOTABLE_LOSS, missing_nats, with_columns
+from ._weighted_features import BatchFeatures
 
-# Columns of the subspace iteration beyond R: they speed up its convergence and cost little.
-_OVERSAMPLING = 8
-
-# Products with the target precision in a round. The paper's family has one round, at first from random directions.
-_ITERATIONS, _FIRST_ITERATIONS = 2, 6
+# Steps between two looks at whether the rank suffices.
+_CHECK_EVERY = 5
 
 # Steps after which the step size has fallen to a half.
 _HALVING = 10.0
@@ -199,8 +198,8 @@ class NaturalGradient(torch.optim.Optimizer):
         if self._strategy._recorder is not self._recorder:
             raise RuntimeError("this NaturalGradient is detached from its model: make a new one")
         batch = _joined(self._recorder.take(), self._num_data)
-        features = WeightedFeatures(self._strategy.features, batch.x, batch.curvatures, self._chunk_size)
-        self._update(features, batch)
+        self._update(batch)
+        self._warn_if_rank_is_small()
         return result
 
     def _step_size(self, num_rows: int) -> Tensor:
@@ -227,48 +226,60 @@ class NaturalGradient(torch.optim.Optimizer):
             return lr == 1
         return num_rows >= self._num_data or "step" not in self._memory
 
-    def _update(self, features: WeightedFeatures, batch: _Batch) -> None:
+    def _update(self, batch: _Batch) -> None:
         q, memory = self._distribution, self._memory
         rate, forgets = self._step_size(len(batch.x)), self._forgets(len(batch.x))
         choleskys = self._run_choleskys()
         old = self._posterior(choleskys)
-        shapes = [(root.shape[-3], root.shape[-2]) for root in old.block_roots]
         # The gradients of this batch are those at the mean of the forward.
-        blocks, projected = features.totals(shapes, batch.gradients, q.variational_mean.double() - old.mean)
-        fit = self._fit_afresh(features, old, blocks) if forgets else self._fit(features, old, blocks, rate)
-
-        factor = None if fit.directions is None else fit.directions[:, : q.rank]
-        gradient = projected - old.mean
-        factors, _ = precision_covariance_factors(gradient, factor, fit.block_roots)
-        direction = precision_solve(factors)
-        change, prior_variance = features.project(direction)
-        length = step_length(gradient, direction, change, batch.curvatures, prior_variance)
-        q.variational_mean.copy_(old.mean + rate * length * direction)
-        self._store(factor, fit)
-        memory["written_mean"] = q.variational_mean.detach().clone()
-        memory["choleskys"] = choleskys
-        memory["effective_dimension"] = effective_dimension(factors)
+        displacement = q.variational_mean.double() - old.mean
+        features = BatchFeatures(
+            self._strategy.features, batch.x, batch.gradients, batch.curvatures, displacement, self._chunk_size
+        )
+        step = self._natural_step(old, features, rate, forgets)
         memory["step"] = memory.get("step", 0) + 1
+        self._store(self._with_enough_columns(step))
+        memory["choleskys"] = choleskys
+        memory["effective_dimension"] = effective_dimension(step.factors)
 
-    def _fit_afresh(self, features: WeightedFeatures, old: Posterior, totals: list[Tensor]) -> StreamingFit:
+    def _natural_step(self, old: Posterior, features: BatchFeatures, rate: Tensor, forgets: bool) -> Step:
         q = self._distribution
-        if old.directions is None:
-            return StreamingFit(None, remainder_roots(totals, None))
-        if isinstance(q, BlockLowRankPrecisionVariationalDistribution):
-            return fit_afresh(features.apply, totals, old.directions, q.rank, _ITERATIONS)
-        return fit_round(features.apply, None, totals, old.directions, q.rank, _FIRST_ITERATIONS)
+        if forgets and len(old.mean) <= DENSE_LIMIT:
+            gram, projected = features.gram()
+            if q.rank_tolerance is not None:
+                q.resize(q.sufficient_rank(gram))
+            return dense_step(old, features, gram, projected, self._family)
+        return streamed_step(old, features, rate, self._family, forgets)
 
-    def _fit(self, features: WeightedFeatures, old: Posterior, new_blocks: list[Tensor], rate: Tensor) -> StreamingFit:
+    def _with_enough_columns(self, step: Step) -> Posterior:
+        """The posterior of a step, with more columns of B where they are missing and may be had."""
+        q, memory = self._distribution, self._memory
+        directions = step.posterior.directions
+        if directions is None or memory["step"] % _CHECK_EVERY:
+            return step.posterior
+        missing = missing_nats(step, self._family)
+        if q.rank_tolerance is None:
+            memory["missing_nats"] = missing
+        elif missing > q.rank_tolerance:
+            q.resize(directions.shape[-1])
+            return with_columns(step, q.rank)
+        return step.posterior
+
+    def _warn_if_rank_is_small(self) -> None:
+        missing = self._memory.pop("missing_nats", 0.0)
+        if missing > NOTABLE_LOSS and not self._memory.get("has_warned"):
+            self._memory["has_warned"] = True
+            warnings.warn(
+                f"rank {self._distribution.rank} leaves the bound about {missing:.0f} nats or more below its optimum: "
+                'raise the rank, or use rank="auto"',
+                RankWarning,
+                stacklevel=3,
+            )
+
+    @property
+    def _family(self) -> Family:
         q = self._distribution
-        own = [(1 - rate) * (root @ root.mT) for root in old.block_roots]
-        totals = [block + rate * new for block, new in zip(own, new_blocks, strict=True)]
-        if old.factor is None or old.directions is None:
-            return StreamingFit(None, remainder_roots(totals, None))
-        parts = split_groups(old.factor, [(block.shape[-3], block.shape[-2]) for block in own])
-        totals = [total + (1 - rate) * (part @ part.mT) for total, part in zip(totals, parts, strict=True)]
-        apply = mixed_product(features.apply, old.factor, rate)
-        blocks = own if isinstance(q, BlockLowRankPrecisionVariationalDistribution) else None
-        return fit_round(apply, blocks, totals, old.directions, q.rank, _ITERATIONS)
+        return Family(isinstance(q, BlockLowRankPrecisionVariationalDistribution), q.rank)
 
     def _posterior(self, choleskys: list[Tensor]) -> Posterior:
         """The posterior of the last step, in the coordinates of the present kernels."""
@@ -286,10 +297,7 @@ class NaturalGradient(torch.optim.Optimizer):
         factor = None if q.precision_factor is None else q.precision_factor.double()
         directions = memory.get("directions")
         if factor is not None and directions is None:
-            size = q.num_inducing_points
-            columns = min(q.rank + _OVERSAMPLING, size)
-            more = torch.randn(size, columns - q.rank, dtype=torch.float64, device=q.device)
-            directions = torch.cat([factor, more * factor.square().mean().sqrt()], dim=-1)
+            directions = with_more_directions(factor)
         posterior = Posterior(q.variational_mean.double(), factor, roots, directions)
         before = memory.get("choleskys")
         return posterior if before is None else transported(posterior, before, choleskys)
@@ -302,19 +310,21 @@ class NaturalGradient(torch.optim.Optimizer):
         runs = [list(run) for _, run in groupby(by_group, key=lambda cholesky: cholesky.shape[-1])]
         return [torch.cat(run) for run in runs]
 
-    def _store(self, factor: Tensor | None, fit: StreamingFit) -> None:
+    def _store(self, posterior: Posterior) -> None:
         q, memory = self._distribution, self._memory
-        if factor is not None and q.precision_factor is not None:
-            q.precision_factor.copy_(factor)
-            memory["directions"] = fit.directions
+        q.variational_mean.copy_(posterior.mean)
+        memory["written_mean"] = q.variational_mean.detach().clone()
+        if posterior.factor is not None and q.precision_factor is not None:
+            q.precision_factor.copy_(posterior.factor)
+            memory["directions"] = posterior.directions
         if not isinstance(q, BlockLowRankPrecisionVariationalDistribution):
-            memory["block_roots"] = fit.block_roots
+            memory["block_roots"] = posterior.block_roots
             return
-        for parameter, root in zip(q.run_factors, fit.block_roots, strict=True):
+        for parameter, root in zip(q.run_factors, posterior.block_roots, strict=True):
             columns = parameter.shape[-1]
             parameter.copy_(root if columns == root.shape[-1] else leading_root(root @ root.mT, columns))
         if any(parameter.shape[-1] < parameter.shape[-2] for parameter in q.run_factors):
-            memory["block_roots"] = fit.block_roots
+            memory["block_roots"] = posterior.block_roots
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from gpytorch.distributions import MultivariateNormal
@@ -33,14 +34,56 @@ class _PrecisionVariationalDistribution(_VariationalDistribution):
             "variational_mean", torch.nn.Parameter(torch.zeros(*self.batch_shape, num_inducing_points))
         )
 
-    def _register_precision_factor(self, rank: int) -> None:
+    def _register_precision_factor(self, rank: int | str, initial_rank: int, rank_tolerance: float) -> None:
         """Register B with small random entries: its gradient at B = 0 is exactly zero. Rank 0 registers nothing."""
+        if not rank_tolerance > 0:
+            raise ValueError(f"rank_tolerance must be a positive number of nats, got {rank_tolerance!r}")
+        self.rank_tolerance = rank_tolerance if rank == "auto" else None
+        if rank == "auto":
+            rank = min(initial_rank, self.num_inducing_points)
         _validate_rank(rank, self.num_inducing_points)
+        assert isinstance(rank, int)
         self.rank = rank
         factor = None
         if rank > 0:
             factor = torch.nn.Parameter(self.init_scale * torch.randn(*self.shape(), rank))
         self.register_parameter("precision_factor", factor)
+
+    @torch.no_grad()
+    def resize(self, rank: int) -> None:
+        """
+        Change the number of columns of B: further ones are drawn small, and those beyond are dropped.
+
+        The parameter stays the same object, of another shape. Optimisers that keep statistics of its entries, such as
+        Adam, have to be made anew.
+
+        :param rank: Columns R, at least 1 and at most Q.
+        :raises ValueError: If the rank is out of range, or the distribution has no B.
+        """
+        _validate_rank(rank, self.num_inducing_points)
+        if rank == 0 or self.precision_factor is None:
+            raise ValueError(f"B can only be resized between ranks above 0, got {self.rank} to {rank}")
+        if rank == self.rank:
+            return
+        factor = self.precision_factor
+        more = self.init_scale * torch.randn(*factor.shape[:-1], max(0, rank - self.rank)).to(factor)
+        factor.grad = None
+        factor.data = torch.cat([factor.data[..., :rank], more], dim=-1)
+        self.rank = rank
+
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any, **kwargs: Any) -> None:
+        saved = state_dict.get(prefix + "precision_factor")
+        if self.rank_tolerance is not None and saved is not None:
+            self.resize(saved.shape[-1])
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+    @abstractmethod
+    def sufficient_rank(self, excess: Tensor) -> int:
+        """
+        The rank that loses at most ``rank_tolerance`` nats.
+
+        :param excess: What the optimal precision has beyond the identity, ``(*batch, Q, Q)``.
+        """
 
     @abstractmethod
     def block_factors(self, group_shapes: Sequence[tuple[int, int]] | None = None) -> list[Tensor] | None:
@@ -94,7 +137,10 @@ class _PrecisionVariationalDistribution(_VariationalDistribution):
         :param precision: ``(*batch, Q, Q)``, float64, at least the identity.
         """
         identity = torch.eye(precision.shape[-1], dtype=precision.dtype, device=precision.device)
-        self._fit_excess(precision - identity)
+        excess = precision - identity
+        if self.rank_tolerance is not None:
+            self.resize(self.sufficient_rank(excess))
+        self._fit_excess(excess)
 
     @abstractmethod
     def _fit_excess(self, excess: Tensor) -> None:
@@ -114,9 +160,9 @@ class _PrecisionVariationalDistribution(_VariationalDistribution):
                 parameter.copy_(self.init_scale * torch.randn_like(parameter))
 
 
-def _validate_rank(rank: int, num_inducing_points: int) -> None:
+def _validate_rank(rank: int | str, num_inducing_points: int) -> None:
     if isinstance(rank, bool) or not isinstance(rank, int):
-        raise ValueError(f"rank must be an integer, got {rank!r}")
+        raise ValueError(f'rank must be an integer or "auto", got {rank!r}')
     if not 0 <= rank <= num_inducing_points:
         raise ValueError(
             f"rank must lie between 0 and the number of inducing points, {num_inducing_points}, got {rank}"

@@ -1,27 +1,35 @@
 r"""
 The structured precisions closest to a dense one, :math:`I + G` with :math:`G` positive semidefinite.
 
-For the low-rank family the optimum is a truncated eigendecomposition. For block + low-rank it is found by the principal
-factor iteration of factor analysis: in coordinates in which the diagonal blocks are the identity, B collects what the
-off-diagonal blocks share, and the blocks hold the remainder.
+For the low-rank family the optimum is a truncated eigendecomposition. For block + low-rank, the Gaussian of precision
+:math:`D + BB^\top` with the least divergence to one of precision :math:`P = I + G` is the maximum likelihood factor
+analysis of P, with blocks in the place of unique variances:
+
+- given :math:`D = LL^\top`, the best B consists of the leading eigenvectors of :math:`L^{-1} P L^{-\top} - I`, scaled
+  by the roots of their eigenvalues and multiplied by L;
+- at the optimum the diagonal blocks of :math:`D + BB^\top` are those of P.
+
+Iterating the two from the mean-field fit, D the diagonal blocks of P, the blocks shrink and the divergence falls with
+every round (the iteration of Lawley, 1940).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from gpytorch_gam.operators._capacitance import add_identity
 
-from ._precision_algebra import multiply_blocks, solve_blocks, split_groups
+from ._precision_algebra import multiply_blocks, precision_covariance_factors, solve_blocks, split_groups
 
-# Beyond two rounds the fit gains little, and a diagonal block can turn indefinite.
-_NUM_ROUNDS = 3
+# Rounds of a fit: at most so many, and none that would gain less than this many nats.
+_NUM_ROUNDS, _WORTHWHILE = 20, 1e-2
 
-# Remainders this far below zero, relative to the block, are rounding.
-_ROUNDING = 1e-9
+# Candidates for an automatic rank: steps of a half, rounded to multiples of 4.
+_SMALLEST_RANK, _GROWTH = 4, 1.5
 
 
 def leading_root(matrix: Tensor, rank: int) -> Tensor:
@@ -80,7 +88,7 @@ def fit_block_low_rank(
 ) -> tuple[list[Tensor], Tensor]:
     r"""
     Factors with :math:`\mathrm{blockdiag}(E_c E_c^\top) + BB^\top \approx G`, the diagonal blocks being equal (up to
-    ``block_ranks``).
+    ``block_ranks``). The divergence is never above that of the mean-field fit. Cost :math:`O(Q^3)` a round.
 
     :param excess: :math:`G`, positive semidefinite, ``(*batch, Q, Q)``.
     :param shapes: ``(count, size)`` of each run of equal blocks.
@@ -89,30 +97,114 @@ def fit_block_low_rank(
     :return: For each run ``(*batch, count, size, r)``, and ``(*batch, Q, rank)``.
     """
     targets = diagonal_blocks(excess, shapes)
-    if rank == 0:
-        return [leading_root(t, r) for t, r in zip(targets, block_ranks, strict=True)], excess[..., :0]
-    choleskys = [torch.linalg.cholesky(add_identity(target)) for target in targets]
-    normalised = solve_blocks(choleskys, solve_blocks(choleskys, excess).mT)
-    matrix = normalised
-    factor, remainders, improving = None, targets, None
+    best = _Fit(torch.zeros_like(excess[..., :rank]), targets, relative_divergence(excess, targets, None, targets))
+    if rank:
+        best = _iterated(excess, shapes, targets, best, rank)
+        # The leading eigenvectors of G alone, which are exact where B can hold all of it.
+        nothing = [torch.zeros_like(target) for target in targets]
+        best = best.better(_round(excess, shapes, targets, nothing, rank))
+    return [leading_root(block, r) for block, r in zip(best.blocks, block_ranks, strict=True)], best.factor
+
+
+class _Fit(NamedTuple):
+    """Factor, blocks D - I and relative divergence, each with leading batch dimensions."""
+
+    factor: Tensor
+    blocks: list[Tensor]
+    divergence: Tensor
+
+    def better(self, other: _Fit, where: Tensor | bool = True) -> _Fit:
+        """The one with the smaller divergence, in each element of a batch; only there where ``other`` may win."""
+        wins = (other.divergence < self.divergence) & where
+        return _Fit(
+            torch.where(wins[..., None, None], other.factor, self.factor),
+            [
+                torch.where(wins[..., None, None, None], new, old)
+                for new, old in zip(other.blocks, self.blocks, strict=True)
+            ],
+            torch.where(wins, other.divergence, self.divergence),
+        )
+
+
+def _iterated(excess: Tensor, shapes: Sequence[tuple[int, int]], targets: list[Tensor], start: _Fit, rank: int) -> _Fit:
+    fit, active = start, torch.ones_like(start.divergence, dtype=torch.bool)
     for _ in range(_NUM_ROUNDS):
-        shared = leading_root(matrix, rank)
-        new_factor = multiply_blocks(choleskys, shared)
-        new_remainders = [t - inner for t, inner in zip(targets, _own_blocks(new_factor, shapes), strict=True)]
-        if factor is None or improving is None:  # the remainder of the first round is positive by construction
-            factor, remainders = new_factor, new_remainders
-            improving = torch.ones(excess.shape[:-2], dtype=torch.bool, device=excess.device)
-        else:
-            improving = improving & _are_positive(new_remainders, targets)
-            factor = torch.where(improving[..., None, None], new_factor, factor)
-            remainders = [
-                torch.where(improving[..., None, None, None], new, old)
-                for new, old in zip(new_remainders, remainders, strict=True)
-            ]
-        # The diagonal blocks of the next round are what the factor of this one explains of them.
-        matrix = _replace_diagonal_blocks(normalised, _own_blocks(shared, shapes), shapes)
-    assert factor is not None
-    return [leading_root(r, k) for r, k in zip(remainders, block_ranks, strict=True)], factor
+        new = fit.better(_round(excess, shapes, targets, fit.blocks, rank), where=active)
+        active = active & (fit.divergence - new.divergence > _WORTHWHILE)
+        fit = new
+        if not active.any():
+            break
+    return fit
+
+
+def _round(
+    excess: Tensor, shapes: Sequence[tuple[int, int]], targets: Sequence[Tensor], blocks: Sequence[Tensor], rank: int
+) -> _Fit:
+    """The best factor for given blocks, and the blocks that it leaves."""
+    choleskys = [torch.linalg.cholesky(add_identity(block)) for block in blocks]
+    unexplained = _minus_diagonal_blocks(excess, blocks, shapes)
+    shared = leading_root(solve_blocks(choleskys, solve_blocks(choleskys, unexplained).mT), rank)
+    factor = multiply_blocks(choleskys, shared)
+    own = [part @ part.mT for part in split_groups(factor, shapes)]
+    new_blocks = [_positive_part(target - inner) for target, inner in zip(targets, own, strict=True)]
+    return _Fit(factor, new_blocks, relative_divergence(excess, targets, factor, new_blocks))
+
+
+def relative_divergence(
+    excess: Tensor, targets: Sequence[Tensor], factor: Tensor | None, blocks: Sequence[Tensor]
+) -> Tensor:
+    r"""
+    :math:`\mathrm{KL}\big(N(0, (D + BB^\top)^{-1}) \,\|\, N(0, (I + G)^{-1})\big) + \tfrac12 \log|I + G|` in nats.
+
+    :param excess: :math:`G`, ``(*batch, Q, Q)``.
+    :param targets: Its diagonal blocks, ``(*batch, count, size, size)`` for each run.
+    :param factor: :math:`B`, ``(*batch, Q, R)``, or None.
+    :param blocks: :math:`D - I`, ``(*batch, count, size, size)`` for each run.
+    :return: ``(*batch)``.
+    """
+    roots = [leading_root(block, block.shape[-1]) for block in blocks]
+    factors, logdet = precision_covariance_factors(excess[..., 0], factor, roots)
+    # tr((I + G) S) - Q with S = I - V V' - F F'
+    trace = excess.diagonal(dim1=-2, dim2=-1).sum(-1)
+    for root, target in zip(factors.block_roots or (), targets, strict=True):
+        trace = trace - root.square().sum((-3, -2, -1)) - (root * (target @ root)).sum((-3, -2, -1))
+    if factors.shared_root is not None:
+        shared = factors.shared_root
+        trace = trace - shared.square().sum((-2, -1)) - (shared * (excess @ shared)).sum((-2, -1))
+    return 0.5 * (trace + logdet)
+
+
+def rank_for_tolerance(excess: Tensor, shapes: Sequence[tuple[int, int]] | None, tolerance: float) -> int:
+    r"""
+    The smallest rank (of a few candidates) that loses at most so much against the optimum.
+
+    :param excess: :math:`G`, ``(*batch, Q, Q)``.
+    :param shapes: ``(count, size)`` of each run of equal blocks; None for the low-rank family.
+    :param tolerance: Nats.
+    """
+    size = excess.shape[-1]
+    if shapes is None:
+        values = torch.linalg.eigvalsh(excess).clamp_min(0)
+        lost = 0.5 * (values - values.log1p()).cumsum(-1)  # of the smallest eigenvalues
+        return max(1, size - int((lost <= tolerance).sum(-1).min()))
+    optimum = 0.5 * torch.linalg.slogdet(add_identity(excess)).logabsdet
+    targets = diagonal_blocks(excess, shapes)
+    fit = _Fit(excess[..., :0], targets, relative_divergence(excess, targets, None, targets))
+    for rank in candidate_ranks(size):
+        # Blocks only shrink as the rank grows: each fit goes on from the last.
+        start = fit._replace(factor=torch.zeros_like(excess[..., :rank]))
+        fit = _iterated(excess, shapes, targets, start, rank)
+        if (fit.divergence - optimum <= tolerance).all():
+            return rank
+    return size
+
+
+def candidate_ranks(size: int) -> list[int]:
+    """Ranks from small to ``size``."""
+    ranks = [min(_SMALLEST_RANK, size)]
+    while ranks[-1] < size:
+        ranks.append(min(size, 4 * round(ranks[-1] * _GROWTH / 4 + 0.25)))
+    return ranks
 
 
 def _starts(shapes: Sequence[tuple[int, int]]) -> list[int]:
@@ -122,23 +214,16 @@ def _starts(shapes: Sequence[tuple[int, int]]) -> list[int]:
     return starts[:-1]
 
 
-def _own_blocks(factor: Tensor, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
-    return [part @ part.mT for part in split_groups(factor, shapes)]
+def _positive_part(block: Tensor) -> Tensor:
+    """Without the negative eigenvalues that rounding leaves."""
+    root = leading_root(block, block.shape[-1])
+    return root @ root.mT
 
 
-def _replace_diagonal_blocks(matrix: Tensor, blocks: Sequence[Tensor], shapes: Sequence[tuple[int, int]]) -> Tensor:
-    replaced = matrix.clone()
+def _minus_diagonal_blocks(matrix: Tensor, blocks: Sequence[Tensor], shapes: Sequence[tuple[int, int]]) -> Tensor:
+    changed = matrix.clone()
     for block, (count, size), start in zip(blocks, shapes, _starts(shapes), strict=True):
         for index in range(count):
             rows = slice(start + index * size, start + (index + 1) * size)
-            replaced[..., rows, rows] = block[..., index, :, :]
-    return replaced
-
-
-def _are_positive(remainders: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor:
-    """Whether all blocks of a batch element are positive semidefinite up to rounding, ``(*batch)``."""
-    verdicts = []
-    for remainder, target in zip(remainders, targets, strict=True):
-        scale = target.diagonal(dim1=-2, dim2=-1).amax(-1) + 1
-        verdicts.append((torch.linalg.eigvalsh(remainder)[..., 0] >= -_ROUNDING * scale).all(-1))
-    return torch.stack(verdicts).all(0)
+            changed[..., rows, rows] -= block[..., index, :, :]
+    return changed

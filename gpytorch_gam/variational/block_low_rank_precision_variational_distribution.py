@@ -13,7 +13,10 @@ from gpytorch_gam.operators import BlockDiagonalCholeskyLinearOperator, LowRankP
 from gpytorch_gam.operators._capacitance import add_identity
 
 from ._precision_variational_distribution import _PrecisionVariationalDistribution
-from ._structured_fit import fit_block_low_rank
+from ._structured_fit import fit_block_low_rank, rank_for_tolerance
+
+# Where an automatic rank starts, before data are seen.
+_INITIAL_RANK = 16
 
 
 class BlockLowRankPrecisionVariationalDistribution(_PrecisionVariationalDistribution):
@@ -32,22 +35,24 @@ class BlockLowRankPrecisionVariationalDistribution(_PrecisionVariationalDistribu
 
     :param block_sizes: Number of inducing points of each component, ``predictor.num_inducing``; may be ragged.
     :param rank: Columns R of B, between 0 and the sum of the block sizes. 16 to 64 suffices in most additive models; it
-        grows slowly with the number of components.
+        grows slowly with the number of components. Or ``"auto"``, as in the low-rank family.
     :param block_rank: Largest number of columns of each :math:`E_c`; default the size of the block (no restriction).
     :param batch_shape: Batch shape of independent models.
     :param mean_init_std: Standard deviation of the noise on the initial mean.
     :param init_scale: Standard deviation of the initial entries of B and of the :math:`E_c`.
+    :param rank_tolerance: Nats that an automatic rank may lose against the optimum; only for ``rank="auto"``.
     :raises ValueError: If sizes or ranks are out of range.
     """
 
     def __init__(
         self,
         block_sizes: Sequence[int],
-        rank: int,
+        rank: int | str,
         block_rank: int | None = None,
         batch_shape: torch.Size = torch.Size([]),  # noqa: B008 (GPyTorch's own default)
         mean_init_std: float = 1e-3,
         init_scale: float = 1e-2,
+        rank_tolerance: float = 1.0,
     ) -> None:
         block_sizes = tuple(int(size) for size in block_sizes)
         if not block_sizes or min(block_sizes) < 1:
@@ -62,7 +67,7 @@ class BlockLowRankPrecisionVariationalDistribution(_PrecisionVariationalDistribu
             columns = size if block_rank is None else min(block_rank, size)
             factor = init_scale * torch.randn(*self.batch_shape, count, size, columns)
             self.register_parameter(f"block_factor_{index}", torch.nn.Parameter(factor))
-        self._register_precision_factor(rank)
+        self._register_precision_factor(rank, _INITIAL_RANK, rank_tolerance)
 
     @property
     def run_factors(self) -> list[Tensor]:
@@ -86,6 +91,14 @@ class BlockLowRankPrecisionVariationalDistribution(_PrecisionVariationalDistribu
             parts.append(self.run_factors[run].narrow(-3, start, count))
             start += count
         return parts
+
+    def sufficient_rank(self, excess: Tensor) -> int:
+        """
+        The smallest of a few ranks whose fit loses at most ``rank_tolerance`` nats. Cost :math:`O(Q^3)` for each.
+
+        :param excess: :math:`G`, ``(*batch, Q, Q)``.
+        """
+        return rank_for_tolerance(excess, self.runs, self.rank_tolerance or 1.0)
 
     def _fit_excess(self, excess: Tensor) -> None:
         # Reproduces the diagonal blocks (unless block_rank restricts them), so it is never worse than mean-field.

@@ -14,9 +14,12 @@ from gpytorch_gam.operators import LowRankPrecisionInverseLinearOperator
 from gpytorch_gam.warnings import RankWarning
 
 from ._precision_variational_distribution import _PrecisionVariationalDistribution
-from ._structured_fit import leading_root, truncation_gap
+from ._structured_fit import leading_root, rank_for_tolerance, truncation_gap
 
 _NOTABLE_LOSS = 10.0  # nats
+
+# Where an automatic rank starts, before data are seen.
+_INITIAL_RANK = 64
 
 
 class LowRankPrecisionVariationalDistribution(_PrecisionVariationalDistribution):
@@ -38,10 +41,14 @@ class LowRankPrecisionVariationalDistribution(_PrecisionVariationalDistribution)
     than mean-field. If a large rank is out of reach, use :class:`BlockLowRankPrecisionVariationalDistribution`.
 
     :param num_inducing_points: Length Q of the inducing vector, ``predictor.num_inducing_total``.
-    :param rank: Columns R of B, between 1 and Q.
+    :param rank: Columns R of B, between 1 and Q; or ``"auto"``, for as many as ``rank_tolerance`` asks for. Those are
+        chosen when the posterior is first fitted to data, by ``NaturalGradient``, ``polish``,
+        ``initialize_from_data`` or :meth:`AdditiveVariationalStrategy.set_whitened_posterior`; ``NaturalGradient`` adds
+        columns where they fall short later.
     :param batch_shape: Batch shape of independent models.
     :param mean_init_std: Standard deviation of the noise on the initial mean.
     :param init_scale: Standard deviation of the initial entries of B (the gradient at B = 0 vanishes).
+    :param rank_tolerance: Nats that an automatic rank may lose against the optimum; only for ``rank="auto"``.
     :raises ValueError: If the rank is negative, larger than Q or not an integer.
 
     .. _Adam, Durrande and John (2018):
@@ -51,13 +58,23 @@ class LowRankPrecisionVariationalDistribution(_PrecisionVariationalDistribution)
     def __init__(
         self,
         num_inducing_points: int,
-        rank: int,
+        rank: int | str,
         batch_shape: torch.Size = torch.Size([]),  # noqa: B008 (GPyTorch's own default)
         mean_init_std: float = 1e-3,
         init_scale: float = 1e-2,
+        rank_tolerance: float = 1.0,
     ) -> None:
         super().__init__(num_inducing_points, batch_shape, mean_init_std, init_scale)
-        self._register_precision_factor(rank)
+        self._register_precision_factor(rank, _INITIAL_RANK, rank_tolerance)
+
+    def sufficient_rank(self, excess: Tensor) -> int:
+        r"""
+        The rank that loses at most ``rank_tolerance`` nats: :math:`\tfrac12 \sum_{i > R} (g_i - \log(1 + g_i))` over
+        the eigenvalues of G.
+
+        :param excess: :math:`G`, ``(*batch, Q, Q)``.
+        """
+        return rank_for_tolerance(excess, None, self.rank_tolerance or 1.0)
 
     def block_factors(self, group_shapes: Sequence[tuple[int, int]] | None = None) -> list[Tensor] | None:
         """None: outside the low-rank term the precision is the prior's."""

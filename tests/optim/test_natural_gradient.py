@@ -407,6 +407,7 @@ def test_accumulated_halves_equal_one_batch() -> None:
         torch.testing.assert_close(accumulated, whole, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.filterwarnings("ignore::gpytorch_gam.warnings.RankWarning")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("family", ["block_low_rank", "low_rank", "mean_field"])
 def test_restored_state_continues_exactly(family: str, dtype: torch.dtype) -> None:

@@ -1,0 +1,149 @@
+"""A natural-gradient step of a structured posterior, given the derivatives of some rows or of all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gpytorch_gam.operators._capacitance import add_identity
+from gpytorch_gam.variational._precision_algebra import (
+    CovarianceFactors,
+    precision_covariance_factors,
+    split_groups,
+)
+from gpytorch_gam.variational._structured_fit import diagonal_blocks, fit_block_low_rank, leading_root
+
+from ._mean_step import Posterior, precision_solve, step_length
+from ._streaming_fit import StreamingFit, fit_afresh, fit_round, mixed_product, remainder_roots
+from ._weighted_features import WeightedFeatures
+
+# Up to so many inducing variables a step that forgets the posterior before it is taken with a dense Q x Q matrix: that
+# is exact, and no slower than the products with the features that do without it.
+DENSE_LIMIT = 1024
+
+# Columns of the subspace iteration beyond R: they speed up its convergence and cost little.
+_OVERSAMPLING = 8
+
+# Products with the target precision in a round. The paper's family has one round, at first from random directions.
+_ITERATIONS, _FIRST_ITERATIONS = 2, 6
+
+
+class Family(NamedTuple):
+    """
+    :ivar has_blocks: whether D is more than the identity.
+    :ivar rank: columns R of B.
+    """
+
+    has_blocks: bool
+    rank: int
+
+
+class Step(NamedTuple):
+    r"""
+    :ivar posterior: the new one.
+    :ivar factors: of its precision, with the blocks that the family cannot hold; with the gradient for a mean.
+    :ivar totals: diagonal blocks of the precision beyond the identity, for each run of equal blocks.
+    """
+
+    posterior: Posterior
+    factors: CovarianceFactors
+    totals: list[Tensor]
+
+
+def dense_step(old: Posterior, features: WeightedFeatures, gram: Tensor, projected: Tensor, family: Family) -> Step:
+    r"""
+    A step of size 1: the fit of :math:`I + \Phi\Lambda\Phi^\top` to the family, and Newton's step of the mean.
+
+    :param old: The posterior that the derivatives belong to.
+    :param features: The rows.
+    :param gram: :math:`\Phi\Lambda\Phi^\top`, ``(Q, Q)``.
+    :param projected: :math:`\Phi g`, ``(Q,)``.
+    :param family: Of the posterior.
+    """
+    shapes = _shapes(old)
+    totals = diagonal_blocks(gram, shapes)
+    fit = _dense_fit(gram, totals, shapes, family)
+    gradient = projected - old.mean
+    factors, _ = precision_covariance_factors(gradient, _factor(fit, family), fit.block_roots)
+    direction = torch.cholesky_solve(gradient.unsqueeze(-1), torch.linalg.cholesky(add_identity(gram))).squeeze(-1)
+    mean = old.mean + step_length(gradient, direction, features.resistance(direction)) * direction
+    return Step(Posterior(mean, _factor(fit, family), fit.block_roots, fit.directions), factors, totals)
+
+
+def streamed_step(
+    old: Posterior, features: WeightedFeatures, rate: Tensor, family: Family, forgets: bool = False
+) -> Step:
+    r"""
+    A step of size r, from products with the features alone. Cost linear in the number of components.
+
+    :param old: The posterior that the derivatives belong to.
+    :param features: The rows.
+    :param rate: r, ``()``.
+    :param family: Of the posterior.
+    :param forgets: Whether r is 1, so that nothing of the old precision remains.
+    """
+    new_blocks, projected = features.totals(_shapes(old))
+    if forgets:
+        totals, fit = new_blocks, _fit_forgetting(old, features, new_blocks, family)
+    else:
+        totals, fit = _fit_mixing(old, features, new_blocks, rate, family)
+    gradient = projected - old.mean
+    factors, _ = precision_covariance_factors(gradient, _factor(fit, family), fit.block_roots)
+    direction = precision_solve(factors)
+    mean = old.mean + rate * step_length(gradient, direction, features.resistance(direction)) * direction
+    return Step(Posterior(mean, _factor(fit, family), fit.block_roots, fit.directions), factors, totals)
+
+
+def _factor(fit: StreamingFit, family: Family) -> Tensor | None:
+    return None if fit.directions is None else fit.directions[:, : family.rank]
+
+
+def _shapes(posterior: Posterior) -> list[tuple[int, int]]:
+    return [(root.shape[-3], root.shape[-2]) for root in posterior.block_roots]
+
+
+def _dense_fit(gram: Tensor, totals: list[Tensor], shapes: Sequence[tuple[int, int]], family: Family) -> StreamingFit:
+    if family.rank == 0:
+        return StreamingFit(None, remainder_roots(totals, None))
+    if not family.has_blocks:
+        directions = leading_root(gram, min(family.rank + _OVERSAMPLING, len(gram))).flip(-1)
+        return StreamingFit(directions, remainder_roots(totals, directions[:, : family.rank]))
+    roots, factor = fit_block_low_rank(gram, shapes, family.rank, [size for _, size in shapes])
+    return StreamingFit(with_more_directions(factor), roots)
+
+
+def with_more_directions(factor: Tensor) -> Tensor:
+    """
+    The factor and some random columns of its size, to start a subspace iteration.
+
+    :param factor: ``(Q, R)``.
+    """
+    size, rank = factor.shape
+    more = torch.randn(size, min(_OVERSAMPLING, size - rank), dtype=factor.dtype, device=factor.device)
+    return torch.cat([factor, more * factor.square().mean().sqrt().clamp_min(1e-3)], dim=-1)
+
+
+def _fit_forgetting(old: Posterior, features: WeightedFeatures, totals: list[Tensor], family: Family) -> StreamingFit:
+    if old.directions is None:
+        return StreamingFit(None, remainder_roots(totals, None))
+    if family.has_blocks:
+        return fit_afresh(features.apply, totals, old.directions, family.rank, _ITERATIONS)
+    return fit_round(features.apply, None, totals, old.directions, family.rank, _FIRST_ITERATIONS)
+
+
+def _fit_mixing(
+    old: Posterior, features: WeightedFeatures, new_blocks: list[Tensor], rate: Tensor, family: Family
+) -> tuple[list[Tensor], StreamingFit]:
+    own = [(1 - rate) * (root @ root.mT) for root in old.block_roots]
+    totals = [block + rate * new for block, new in zip(own, new_blocks, strict=True)]
+    if old.factor is None or old.directions is None:
+        return totals, StreamingFit(None, remainder_roots(totals, None))
+    parts = split_groups(old.factor, _shapes(old))
+    totals = [total + (1 - rate) * (part @ part.mT) for total, part in zip(totals, parts, strict=True)]
+    apply = mixed_product(features.apply, old.factor, rate)
+    return totals, fit_round(
+        apply, own if family.has_blocks else None, totals, old.directions, family.rank, _ITERATIONS
+    )
