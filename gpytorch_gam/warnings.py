@@ -3,3 +3,7 @@
 
 class RankWarning(UserWarning):
     """A low-rank posterior has too few columns for what the data determine."""
+
+
+class CurvatureWarning(UserWarning):
+    """A loss asks for more variance everywhere, as one of the wrong sign does."""

@@ -11,18 +11,26 @@ from torch import Tensor
 from gpytorch_gam.operators._capacitance import add_identity
 from gpytorch_gam.variational._precision_algebra import (
     CovarianceFactors,
+    multiply_blocks,
     precision_covariance_factors,
     split_groups,
 )
 from gpytorch_gam.variational._structured_fit import diagonal_blocks, fit_block_low_rank, leading_root
 
 from ._mean_step import Posterior, precision_solve, step_length
-from ._streaming_fit import StreamingFit, fit_afresh, fit_round, mixed_product, remainder_roots
+from ._streaming_fit import (
+    StreamingFit,
+    factor_analysis_round,
+    fit_afresh,
+    fit_round,
+    mixed_product,
+    remainder_roots,
+)
 from ._weighted_features import WeightedFeatures
 
 # Up to so many inducing variables a step that forgets the posterior before it is taken with a dense Q x Q matrix: that
 # is exact, and no slower than the products with the features that do without it.
-DENSE_LIMIT = 1024
+DENSE_LIMIT = 512
 
 # Columns of the subspace iteration beyond R: they speed up its convergence and cost little.
 _OVERSAMPLING = 8
@@ -90,11 +98,64 @@ def streamed_step(
         totals, fit = new_blocks, _fit_forgetting(old, features, new_blocks, family)
     else:
         totals, fit = _fit_mixing(old, features, new_blocks, rate, family)
+    return _with_streamed_mean(old, features, rate, family, fit, totals, projected)
+
+
+def exact_step(old: Posterior, features: WeightedFeatures, rate: Tensor, family: Family) -> Step:
+    r"""
+    A step of size r with derivatives that have no noise: what the blocks explain is taken out before B is sought, so
+    that steps of size 1 lead to the best fit of the family. It goes on from the old B and blocks, which should be
+    decent. Cost linear in the number of components.
+
+    :param old: The posterior that the derivatives belong to.
+    :param features: All rows.
+    :param rate: r, ``()``.
+    :param family: Of the posterior.
+    """
+    new_blocks, projected = features.totals(_shapes(old))
+    own = [root @ root.mT for root in old.block_roots]
+    totals = [torch.lerp(block, new, rate) for block, new in zip(_plus_factor(own, old), new_blocks, strict=True)]
+    if old.factor is None or old.directions is None:
+        fit = StreamingFit(None, remainder_roots(totals, None))
+    elif family.has_blocks:
+        apply = mixed_product(features.apply, old.factor, rate)
+        scaled = [rate * block for block in own]
+        fit = factor_analysis_round(
+            lambda columns: apply(columns) - multiply_blocks(scaled, columns),
+            own,
+            totals,
+            old.directions,
+            family.rank,
+            _ITERATIONS,
+        )
+    else:
+        apply = mixed_product(features.apply, old.factor, rate)
+        fit = fit_round(apply, None, totals, old.directions, family.rank, _ITERATIONS)
+    return _with_streamed_mean(old, features, rate, family, fit, totals, projected)
+
+
+def _with_streamed_mean(
+    old: Posterior,
+    features: WeightedFeatures,
+    rate: Tensor,
+    family: Family,
+    fit: StreamingFit,
+    totals: list[Tensor],
+    projected: Tensor,
+) -> Step:
     gradient = projected - old.mean
     factors, _ = precision_covariance_factors(gradient, _factor(fit, family), fit.block_roots)
     direction = precision_solve(factors)
     mean = old.mean + rate * step_length(gradient, direction, features.resistance(direction)) * direction
     return Step(Posterior(mean, _factor(fit, family), fit.block_roots, fit.directions), factors, totals)
+
+
+def _plus_factor(blocks: list[Tensor], posterior: Posterior) -> list[Tensor]:
+    r"""The blocks plus those of :math:`BB^\top`."""
+    if posterior.factor is None:
+        return blocks
+    parts = split_groups(posterior.factor, _shapes(posterior))
+    return [block + part @ part.mT for block, part in zip(blocks, parts, strict=True)]
 
 
 def _factor(fit: StreamingFit, family: Family) -> Tensor | None:
@@ -117,13 +178,13 @@ def _dense_fit(gram: Tensor, totals: list[Tensor], shapes: Sequence[tuple[int, i
 
 def with_more_directions(factor: Tensor) -> Tensor:
     """
-    The factor and some random columns of its size, to start a subspace iteration.
+    The factor and some small random columns, to start a subspace iteration.
 
     :param factor: ``(Q, R)``.
     """
     size, rank = factor.shape
     more = torch.randn(size, min(_OVERSAMPLING, size - rank), dtype=factor.dtype, device=factor.device)
-    return torch.cat([factor, more * factor.square().mean().sqrt().clamp_min(1e-3)], dim=-1)
+    return torch.cat([factor, 1e-3 * more * factor.square().mean().sqrt().clamp_min(1.0)], dim=-1)
 
 
 def _fit_forgetting(old: Posterior, features: WeightedFeatures, totals: list[Tensor], family: Family) -> StreamingFit:
@@ -137,13 +198,10 @@ def _fit_forgetting(old: Posterior, features: WeightedFeatures, totals: list[Ten
 def _fit_mixing(
     old: Posterior, features: WeightedFeatures, new_blocks: list[Tensor], rate: Tensor, family: Family
 ) -> tuple[list[Tensor], StreamingFit]:
-    own = [(1 - rate) * (root @ root.mT) for root in old.block_roots]
-    totals = [block + rate * new for block, new in zip(own, new_blocks, strict=True)]
+    own = [root @ root.mT for root in old.block_roots]
+    totals = [torch.lerp(block, new, rate) for block, new in zip(_plus_factor(own, old), new_blocks, strict=True)]
     if old.factor is None or old.directions is None:
         return totals, StreamingFit(None, remainder_roots(totals, None))
-    parts = split_groups(old.factor, _shapes(old))
-    totals = [total + (1 - rate) * (part @ part.mT) for total, part in zip(totals, parts, strict=True)]
     apply = mixed_product(features.apply, old.factor, rate)
-    return totals, fit_round(
-        apply, own if family.has_blocks else None, totals, old.directions, family.rank, _ITERATIONS
-    )
+    base = [(1 - rate) * block for block in own] if family.has_blocks else None
+    return totals, fit_round(apply, base, totals, old.directions, family.rank, _ITERATIONS)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from gpytorch_gam.variational._precision_algebra import precision_covariance_factors, split_groups
 
 from ._mean_step import Posterior
-from ._natural_step import Family, Step
-from ._streaming_fit import remainder_roots
+from ._natural_step import Family, Step, with_more_directions
+from ._streaming_fit import positive_remainder_roots
 
 # Nats that a fixed rank may lose before its user is warned.
 NOTABLE_LOSS = 10.0
@@ -26,17 +28,47 @@ def missing_nats(step: Step, family: Family) -> float:
     return (_gain_of_more_directions(step, family) if family.has_blocks else _gain_of_blocks(step)).item()
 
 
-def with_columns(step: Step, rank: int) -> Posterior:
+def widened(step: Step, family: Family, tolerance: float) -> Posterior:
+    """
+    The posterior of a step, with more columns of B if it loses more than the tolerance without them. For the low-rank
+    family the diagonal blocks tell how many would do if the components were independent, which is enough; for block +
+    low-rank the next few directions become columns.
+
+    :param step: With B of a rank above 0.
+    :param family: Of the posterior.
+    :param tolerance: Nats.
+    """
+    posterior = step.posterior
+    if posterior.directions is None or missing_nats(step, family) <= tolerance:
+        return posterior
+    if family.has_blocks:
+        return _with_columns(step, posterior.directions.shape[-1])
+    wanted = family.rank + _needed_columns(posterior.block_roots, tolerance)
+    return _with_columns(step, min(wanted, len(posterior.mean)))
+
+
+def _needed_columns(block_roots: Sequence[Tensor], tolerance: float) -> int:
+    """How many eigenvalues of the blocks have to go until the others cost at most the tolerance."""
+    values = torch.cat([torch.linalg.svdvals(root).square().flatten() for root in block_roots])
+    lost = (0.5 * (values - values.log1p())).sort().values.cumsum(-1)
+    return int((lost > tolerance).sum())
+
+
+def _with_columns(step: Step, rank: int) -> Posterior:
     """
     The posterior of a step with the first directions as columns of B, the diagonal blocks of the precision kept.
 
-    :param step: With at least ``rank`` directions.
+    :param step: Its directions are followed by small random ones if the rank is larger than their number.
     :param rank: Columns R of B.
     """
     posterior = step.posterior
-    assert posterior.directions is not None
-    factor = posterior.directions[:, :rank]
-    return posterior._replace(factor=factor, block_roots=remainder_roots(step.totals, factor))
+    directions = posterior.directions
+    assert directions is not None
+    # Random columns explain nothing of the blocks yet.
+    roots = positive_remainder_roots(step.totals, directions[:, :rank])
+    while directions.shape[-1] < rank:
+        directions = with_more_directions(directions)
+    return Posterior(posterior.mean, directions[:, :rank], roots, directions)
 
 
 def _gain_of_blocks(step: Step) -> Tensor:
@@ -69,7 +101,7 @@ def _gain_of_more_directions(step: Step, family: Family) -> Tensor:
     posterior = step.posterior
     assert posterior.directions is not None
     more = posterior.directions[:, family.rank :]
-    larger = with_columns(step, posterior.directions.shape[-1])
+    larger = _with_columns(step, posterior.directions.shape[-1])
     nothing = torch.zeros_like(posterior.mean)
     factors, logdet = precision_covariance_factors(nothing, posterior.factor, posterior.block_roots)
     _, larger_logdet = precision_covariance_factors(nothing, larger.factor, larger.block_roots)

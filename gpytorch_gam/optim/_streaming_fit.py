@@ -28,6 +28,7 @@ from gpytorch_gam.variational._precision_algebra import (
     solve_blocks,
     split_groups,
 )
+from gpytorch_gam.variational._structured_fit import leading_root
 
 Apply = Callable[[Tensor], Tensor]
 
@@ -86,6 +87,35 @@ def fit_round(
     base = [torch.zeros_like(total) for total in totals] if own is None else own
     padded = [total + 2 * shift * add_identity(block) for total, block in zip(totals, base, strict=True)]
     return StreamingFit(directions, remainder_roots(padded, directions[:, :rank]))
+
+
+def factor_analysis_round(
+    apply: Apply, own: Sequence[Tensor], totals: Sequence[Tensor], start: Tensor, rank: int, num_iterations: int
+) -> StreamingFit:
+    r"""
+    One round of the factor analysis of :math:`I + G`, see :mod:`gpytorch_gam.variational._structured_fit`: with
+    :math:`I + O_c = L_c L_c^\top` for the present blocks, B from the leading eigenvectors of
+    :math:`L^{-1} (G - \mathrm{blockdiag}(O_c)) L^{-\top}`, and the blocks that it leaves. The matrix is indefinite, so
+    the eigenvectors are those of its compression to the subspace (Rayleigh and Ritz), which has to be a good one.
+
+    :param apply: Maps ``(Q, k)`` to :math:`(G - \mathrm{blockdiag}(O_c)) X`.
+    :param own: :math:`O_c`, positive semidefinite, ``(count, size, size)`` for each run of equal blocks.
+    :param totals: Diagonal blocks of G.
+    :param start: ``(Q, k)`` of full column rank, where the subspace iteration starts.
+    :param rank: Columns R of B.
+    :param num_iterations: Products with G, at least 1.
+    """
+    choleskys = [torch.linalg.cholesky(add_identity(block) + _rounding(block)) for block in own]
+    product = solve_blocks(choleskys, start)
+    for _ in range(num_iterations):
+        basis = torch.linalg.qr(product).Q
+        product = solve_blocks(choleskys, apply(solve_blocks(choleskys, basis, transpose=True)))
+    core = basis.mT @ product
+    values, vectors = torch.linalg.eigh(0.5 * (core + core.mT))
+    # Next directions are kept at their size, unless they explain nothing: a subspace iteration needs them all.
+    sizes = values.flip(-1).clamp_min(1e-6 * (1 + values[-1].clamp_min(0))).sqrt()
+    directions = multiply_blocks(choleskys, basis @ vectors.flip(-1) * sizes)
+    return StreamingFit(directions, positive_remainder_roots(totals, directions[:, :rank]))
 
 
 def fit_afresh(apply: Apply, totals: Sequence[Tensor], start: Tensor, rank: int, num_iterations: int) -> StreamingFit:
@@ -189,6 +219,17 @@ def remainder_roots(totals: Sequence[Tensor], factor: Tensor | None) -> list[Ten
         normalised = torch.linalg.solve_triangular(cholesky, half.mT, upper=False)
         roots.append(cholesky @ shifted_cholesky(normalised, total.new_tensor(_SHIFT))[0])
     return roots
+
+
+def positive_remainder_roots(totals: Sequence[Tensor], factor: Tensor) -> list[Tensor]:
+    r"""
+    Roots of the positive parts of :math:`T_c - B_c B_c^\top`, for a B that may explain more than the blocks hold.
+
+    :param totals: :math:`T_c`, ``(count, size, size)`` for each run of equal blocks.
+    :param factor: :math:`B`, ``(Q, R)``.
+    """
+    parts = split_groups(factor, [(total.shape[-3], total.shape[-2]) for total in totals])
+    return [leading_root(total - part @ part.mT, total.shape[-1]) for total, part in zip(totals, parts, strict=True)]
 
 
 def shifted_cholesky(matrix: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 import gpytorch
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from .natural_gradient import NaturalGradient
+from .polish import polish
 
 
 class Epoch(NamedTuple):
@@ -39,6 +41,7 @@ def fit(
     num_held_back: int = 12,
     patience: int | None = None,
     warm_start: bool = False,
+    polish_passes: int = 0,
     callback: Callable[[Epoch], Any] | None = None,
     progress: bool = False,
 ) -> list[Epoch]:
@@ -60,6 +63,8 @@ def fit(
         look like noise to them.
     :param patience: Stop when the smoothed ELBO has not improved for so many epochs; default never.
     :param warm_start: Go on from the present posterior, as after another ``fit``; see :class:`NaturalGradient`.
+    :param polish_passes: Bring the posterior to its optimum by up to so many passes of :func:`polish` at the end, at the
+        hyperparameters that were found. The history then ends with one more entry, whose ``elbo`` is exact.
     :param callback: Called after each epoch with an :class:`Epoch`.
     :param progress: Show a progress bar; needs tqdm.
     :return: The epochs.
@@ -74,6 +79,8 @@ def fit(
     for name, value in (("num_epochs", num_epochs), ("patience", 1 if patience is None else patience)):
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
+    if polish_passes < 0:
+        raise ValueError(f"polish_passes must not be negative, got {polish_passes}")
     epochs = _progress_bar(range(1, num_epochs + 1)) if progress else range(1, num_epochs + 1)
     loop = _Loop(model, likelihood, num_data, lr, num_held_back, warm_start)
     history: list[Epoch] = []
@@ -88,6 +95,9 @@ def fit(
                 break
     finally:
         loop.finish()
+    if polish_passes:
+        bound = polish(model, likelihood, _every_row(batches), max_passes=polish_passes)[-1]
+        history.append(Epoch(len(history) + 1, bound, bound))
     return history
 
 
@@ -145,6 +155,15 @@ def _number_of_rows(batches: Iterable[Any]) -> int:
     if not isinstance(dataset, Sized):
         raise ValueError("num_data is not given and batches has no dataset of known length: pass num_data=...")
     return len(dataset)
+
+
+def _every_row(batches: Iterable[tuple[Tensor, Tensor]]) -> Iterable[tuple[Tensor, Tensor]]:
+    """The batches, with the rows that a loader drops from its last one."""
+    if not isinstance(batches, DataLoader) or not batches.drop_last:
+        return batches
+    return DataLoader(
+        batches.dataset, batches.batch_size, num_workers=batches.num_workers, collate_fn=batches.collate_fn
+    )
 
 
 def _has_stalled(history: list[Epoch], patience: int) -> bool:

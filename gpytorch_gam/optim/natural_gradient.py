@@ -20,19 +20,29 @@ from gpytorch_gam.variational import (
     LowRankPrecisionVariationalDistribution,
 )
 from gpytorch_gam.variational._forward_recorder import ForwardRecord, ForwardRecorder
-from gpytorch_gam.variational._structured_fit import leading_root
-from gpytorch_gam.warnings import RankWarning
+from gpytorch_gam.warnings import CurvatureWarning, RankWarning
 
 from ._mean_step import Posterior, effective_dimension, transported
-from ._natural_step import DENSE_LIMIT, Family, Step, dense_step, streamed_step, with_more_directions
-from ._rank import NOTABLE_LOSS, missing_nats, with_columns
+from ._natural_step import DENSE_LIMIT, Step, dense_step, streamed_step
+from ._rank import NOTABLE_LOSS, missing_nats, widened
+from ._structured_posterior import (
+    StructuredDistribution,
+    family_of,
+    holds_all,
+    read_posterior,
+    validated_strategy,
+    write_posterior,
+)
 from ._weighted_features import BatchFeatures
 
 # Steps between two looks at whether the rank suffices.
 _CHECK_EVERY = 5
 
-# Steps after which the step size has fallen to a half.
-_HALVING = 10.0
+# Steps after which the step size has fallen to a half: by default, and when natural parameters are averaged.
+_HALVING, _AVERAGING_HALVING = 10.0, 3.0
+
+# Steps whose curvature is looked at.
+_NUM_CHECKED = 5
 
 # Where the schedule starts for a posterior that is worth keeping: at a step size of a tenth.
 _WARM_STEP = 90
@@ -44,6 +54,7 @@ class _Batch(NamedTuple):
     x: Tensor  # (b, D)
     gradients: Tensor  # g_n, (b,), float64
     curvatures: Tensor  # lambda_n, (b,), float64
+    is_convex: Tensor  # (), whether every row's expected log-likelihood grows with the variance
 
 
 class NaturalGradient(torch.optim.Optimizer):
@@ -87,11 +98,17 @@ class NaturalGradient(torch.optim.Optimizer):
     default :math:`r = 1 / (1 + t / 10)` in step t = 0, 1, ..., but not below the step at which that cost is
     ``tolerance``, so that it goes on following the hyperparameters. When a step sees all rows, r is 1: the optimum of
     a Gaussian likelihood is then reached in one step, up to the family. ``lr`` fixes the step size instead, also for
-    torch's schedulers, which multiply it.
+    torch's schedulers, which multiply it. ``averaging`` lets :math:`r = 1 / (1 + t / 3)` fall without end: the natural
+    parameters are then an average over those of all batches, with weights that grow like :math:`t^2`, and the noise
+    dies out. It is for hyperparameters that stand still (or end with :func:`polish`, which has no noise at all).
+
+    **Rank.** ``rank="auto"`` is settled in the first step and raised when columns are missing. A fixed rank that costs
+    more than ten nats is warned of once.
 
     Cost of a step beside that of the ELBO and its gradients: evaluating the features of the batch once (Q numbers a
-    row; if the batch is larger than ``chunk_size`` four times, in a step with r = 1 fifteen times), and
-    :math:`O(Q (b + R)(R + M))`, all in float64. Linear in the number of components.
+    row; if the batch is larger than ``chunk_size`` four times), and :math:`O(Q (b + R)(R + M))`, all in float64. Linear
+    in the number of components. A step with r = 1 forms a dense :math:`Q \times Q` matrix while Q is at most 512, and
+    evaluates the features of a batch above ``chunk_size`` up to fifteen times beyond that.
 
     Use it with :class:`~gpytorch.mlls.VariationalELBO` (``beta`` 1) in a training forward with gradients, the loss
     being minus the objective as it is returned, per row. Prefer batches of one size (``drop_last=True``). Call
@@ -113,6 +130,7 @@ class NaturalGradient(torch.optim.Optimizer):
     :param chunk_size: Rows whose features exist at a time.
     :param warm_start: Start from the present posterior, one that was loaded or set in closed form: the schedule begins
         at a tenth. Otherwise the first step forgets it.
+    :param averaging: Average natural parameters instead of holding the step size up; excludes ``lr``.
     :raises ValueError: If an argument is out of range, or another optimiser is attached to the model.
     :raises TypeError: If model or distribution are of another kind.
     :raises NotImplementedError: For batches of models and for several predictors.
@@ -143,14 +161,17 @@ class NaturalGradient(torch.optim.Optimizer):
         tolerance: float = 1.0,
         chunk_size: int = 8192,
         warm_start: bool = False,
+        averaging: bool = False,
     ) -> None:
-        strategy = _validated_strategy(model)
+        strategy = validated_strategy(model, StructuredDistribution)
         if isinstance(num_data, bool) or not isinstance(num_data, numbers.Integral) or num_data < 1:
             raise ValueError(f"num_data must be a positive integer, the number of rows of all data, got {num_data!r}")
         if lr is not None and not 0 < lr <= 1:
             raise ValueError(f"lr must lie in (0, 1], or be None for the default schedule, got {lr!r}")
         if not tolerance > 0:
             raise ValueError(f"tolerance must be a positive number of nats, got {tolerance!r}")
+        if averaging and lr is not None:
+            raise ValueError(f"averaging=True is a schedule of the step size and takes no lr, got lr={lr!r}")
         if chunk_size < 1:
             raise ValueError(f"chunk_size must be at least 1, got {chunk_size!r}")
         attached = strategy._recorder
@@ -158,7 +179,9 @@ class NaturalGradient(torch.optim.Optimizer):
             raise ValueError("model has a NaturalGradient attached: call its detach() before attaching another")
         self._strategy, self._distribution = strategy, strategy._variational_distribution
         self._num_data, self._chunk_size = int(num_data), chunk_size
-        super().__init__(list(self._distribution.parameters()), {"lr": lr, "tolerance": tolerance})
+        super().__init__(
+            list(self._distribution.parameters()), {"lr": lr, "tolerance": tolerance, "averaging": averaging}
+        )
         if warm_start:
             self._start_from_present_posterior()
         self._recorder = strategy._recorder = _AttachedRecorder(self)
@@ -199,6 +222,7 @@ class NaturalGradient(torch.optim.Optimizer):
             raise RuntimeError("this NaturalGradient is detached from its model: make a new one")
         batch = _joined(self._recorder.take(), self._num_data)
         self._update(batch)
+        self._warn_if_curvature_is_negative(batch)
         self._warn_if_rank_is_small()
         return result
 
@@ -210,10 +234,13 @@ class NaturalGradient(torch.optim.Optimizer):
             raise ValueError(f"lr must lie in [0, 1], got {group['lr']!r} in the parameter group")
         if group["lr"] is not None or self._forgets(num_rows):
             return like + (1.0 if group["lr"] is None else group["lr"])
-        scheduled = 1.0 / (1.0 + memory.get("step", 0) / _HALVING)
+        halving = _AVERAGING_HALVING if group["averaging"] else _HALVING
+        scheduled = 1.0 / (1.0 + memory.get("step", 0) / halving)
         # A batch that is small beside the others, such as an epoch's last, is noisier and moves less.
         memory["largest_batch"] = max(memory.get("largest_batch", 0), num_rows)
         scheduled *= num_rows / memory["largest_batch"]
+        if group["averaging"]:
+            return like + scheduled
         # The step r at which noise costs r / 4 (N / b - 1) effdim = tolerance.
         unseen = self._num_data - num_rows
         floor = 4.0 * group["tolerance"] * num_rows / (unseen * memory["effective_dimension"])
@@ -246,24 +273,33 @@ class NaturalGradient(torch.optim.Optimizer):
         q = self._distribution
         if forgets and len(old.mean) <= DENSE_LIMIT:
             gram, projected = features.gram()
-            if q.rank_tolerance is not None:
+            if q.rank_tolerance is not None and "step" not in self._memory:
                 q.resize(q.sufficient_rank(gram))
-            return dense_step(old, features, gram, projected, self._family)
-        return streamed_step(old, features, rate, self._family, forgets)
+            return dense_step(old, features, gram, projected, family_of(q))
+        return streamed_step(old, features, rate, family_of(q), forgets)
 
     def _with_enough_columns(self, step: Step) -> Posterior:
         """The posterior of a step, with more columns of B where they are missing and may be had."""
         q, memory = self._distribution, self._memory
-        directions = step.posterior.directions
-        if directions is None or memory["step"] % _CHECK_EVERY:
+        if step.posterior.directions is None or memory["step"] % _CHECK_EVERY:
             return step.posterior
-        missing = missing_nats(step, self._family)
-        if q.rank_tolerance is None:
-            memory["missing_nats"] = missing
-        elif missing > q.rank_tolerance:
-            q.resize(directions.shape[-1])
-            return with_columns(step, q.rank)
+        if q.rank_tolerance is not None:
+            return widened(step, family_of(q), q.rank_tolerance)
+        memory["missing_nats"] = missing_nats(step, family_of(q))
         return step.posterior
+
+    def _warn_if_curvature_is_negative(self, batch: _Batch) -> None:
+        """Looks at the first few batches, because it waits for the device."""
+        memory = self._memory
+        if memory["step"] > _NUM_CHECKED or memory.get("has_warned_of_curvature") or not batch.is_convex:
+            return
+        memory["has_warned_of_curvature"] = True
+        warnings.warn(
+            "the loss falls with the variance of the predictor in every row of a batch, so nothing is learnt of it "
+            "there: pass the gradients of loss = -mll(model(x), y), with the minus sign",
+            CurvatureWarning,
+            stacklevel=3,
+        )
 
     def _warn_if_rank_is_small(self) -> None:
         missing = self._memory.pop("missing_nats", 0.0)
@@ -276,11 +312,6 @@ class NaturalGradient(torch.optim.Optimizer):
                 stacklevel=3,
             )
 
-    @property
-    def _family(self) -> Family:
-        q = self._distribution
-        return Family(isinstance(q, BlockLowRankPrecisionVariationalDistribution), q.rank)
-
     def _posterior(self, choleskys: list[Tensor]) -> Posterior:
         """The posterior of the last step, in the coordinates of the present kernels."""
         q, memory = self._distribution, self._memory
@@ -289,16 +320,9 @@ class NaturalGradient(torch.optim.Optimizer):
             # Loaded or set by somebody else: it belongs to the present kernels, and what was kept to the old posterior.
             for name in ("choleskys", "block_roots", "directions"):
                 memory.pop(name, None)
-        roots = memory.get("block_roots")
-        if roots is None and isinstance(q, BlockLowRankPrecisionVariationalDistribution):
-            roots = [root.double() for root in q.run_factors]
-        elif roots is None:
-            roots = [torch.zeros_like(cholesky) for cholesky in choleskys]
-        factor = None if q.precision_factor is None else q.precision_factor.double()
-        directions = memory.get("directions")
-        if factor is not None and directions is None:
-            directions = with_more_directions(factor)
-        posterior = Posterior(q.variational_mean.double(), factor, roots, directions)
+        posterior = read_posterior(q, [(cholesky.shape[-3], cholesky.shape[-1]) for cholesky in choleskys])
+        kept = {name: memory[name] for name in ("block_roots", "directions") if memory.get(name) is not None}
+        posterior = posterior._replace(**kept)
         before = memory.get("choleskys")
         return posterior if before is None else transported(posterior, before, choleskys)
 
@@ -312,19 +336,10 @@ class NaturalGradient(torch.optim.Optimizer):
 
     def _store(self, posterior: Posterior) -> None:
         q, memory = self._distribution, self._memory
-        q.variational_mean.copy_(posterior.mean)
+        write_posterior(q, posterior)
         memory["written_mean"] = q.variational_mean.detach().clone()
-        if posterior.factor is not None and q.precision_factor is not None:
-            q.precision_factor.copy_(posterior.factor)
-            memory["directions"] = posterior.directions
-        if not isinstance(q, BlockLowRankPrecisionVariationalDistribution):
-            memory["block_roots"] = posterior.block_roots
-            return
-        for parameter, root in zip(q.run_factors, posterior.block_roots, strict=True):
-            columns = parameter.shape[-1]
-            parameter.copy_(root if columns == root.shape[-1] else leading_root(root @ root.mT, columns))
-        if any(parameter.shape[-1] < parameter.shape[-2] for parameter in q.run_factors):
-            memory["block_roots"] = posterior.block_roots
+        memory["directions"] = posterior.directions
+        memory["block_roots"] = None if holds_all(q) else posterior.block_roots
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """
@@ -393,36 +408,10 @@ def _joined(records: Sequence[ForwardRecord], num_data: int) -> _Batch:
         )
     x = torch.cat([record.x for record in records]).detach()
     # For loss = -ELBO / N: the mean over the batch and the scaling to all rows cancel.
-    return _Batch(x, -num_data * gradients, (2 * num_data * curvatures).clamp_min(0))
+    return _Batch(x, -num_data * gradients, (2 * num_data * curvatures).clamp_min(0), (curvatures < 0).all())
 
 
 def _moved(value: Any, device: torch.device) -> Any:
     if torch.is_tensor(value):
         return value.to(device)
     return [_moved(item, device) for item in value] if isinstance(value, list) else value
-
-
-def _validated_strategy(model: gpytorch.models.ApproximateGP) -> AdditiveVariationalStrategy:
-    strategy = getattr(model, "variational_strategy", None)
-    if not isinstance(strategy, AdditiveVariationalStrategy):
-        raise TypeError(
-            "model must have an AdditiveVariationalStrategy as its variational_strategy, got "
-            f"{type(strategy).__name__}; the multitask wrappers are not supported"
-        )
-    q = strategy._variational_distribution
-    if not isinstance(q, BlockLowRankPrecisionVariationalDistribution | LowRankPrecisionVariationalDistribution):
-        raise TypeError(
-            "NaturalGradient needs a BlockLowRankPrecisionVariationalDistribution or a "
-            f"LowRankPrecisionVariationalDistribution, got {type(q).__name__}: train that one with torch's optimisers"
-        )
-    if strategy.predictor.num_predictors != 1:
-        raise NotImplementedError(
-            f"model has {strategy.predictor.num_predictors} predictors: their joint curvature in each row is not "
-            "recorded; train with torch's optimisers"
-        )
-    if q.batch_shape or strategy.predictor.batch_shape:
-        raise NotImplementedError(
-            f"model has batch shape {tuple(q.batch_shape or strategy.predictor.batch_shape)}: step sizes and line "
-            "searches belong to single models; make one model each, or train with torch's optimisers"
-        )
-    return strategy

@@ -43,7 +43,7 @@ class LowRankPrecisionVariationalDistribution(_PrecisionVariationalDistribution)
     :param num_inducing_points: Length Q of the inducing vector, ``predictor.num_inducing_total``.
     :param rank: Columns R of B, between 1 and Q; or ``"auto"``, for as many as ``rank_tolerance`` asks for. Those are
         chosen when the posterior is first fitted to data, by ``NaturalGradient``, ``polish``,
-        ``initialize_from_data`` or :meth:`AdditiveVariationalStrategy.set_whitened_posterior`; ``NaturalGradient`` adds
+        ``initialize_posterior`` or :meth:`AdditiveVariationalStrategy.set_whitened_posterior`; ``NaturalGradient`` adds
         columns where they fall short later.
     :param batch_shape: Batch shape of independent models.
     :param mean_init_std: Standard deviation of the noise on the initial mean.

@@ -1,0 +1,111 @@
+"""From and to the parameters of the structured variational distributions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import gpytorch
+
+from gpytorch_gam.variational import (
+    AdditiveVariationalStrategy,
+    BlockLowRankPrecisionVariationalDistribution,
+    LowRankPrecisionVariationalDistribution,
+)
+from gpytorch_gam.variational._structured_fit import leading_root
+
+from ._mean_step import Posterior
+from ._natural_step import Family, with_more_directions
+
+StructuredDistribution = (BlockLowRankPrecisionVariationalDistribution, LowRankPrecisionVariationalDistribution)
+
+
+def family_of(
+    distribution: BlockLowRankPrecisionVariationalDistribution | LowRankPrecisionVariationalDistribution,
+) -> Family:
+    """What the precision of a distribution can be."""
+    return Family(isinstance(distribution, BlockLowRankPrecisionVariationalDistribution), distribution.rank)
+
+
+def read_posterior(
+    distribution: BlockLowRankPrecisionVariationalDistribution | LowRankPrecisionVariationalDistribution,
+    group_shapes: Sequence[tuple[int, int]],
+) -> Posterior:
+    """
+    The posterior that the parameters describe.
+
+    :param distribution: Without a batch shape.
+    :param group_shapes: ``(C_g, M_g)`` of each group.
+    """
+    mean = distribution.variational_mean.double()
+    if isinstance(distribution, BlockLowRankPrecisionVariationalDistribution):
+        roots = [root.double() for root in distribution.run_factors]
+    else:
+        roots = [mean.new_zeros(count, size, size) for count, size in group_shapes]
+    factor = None if distribution.precision_factor is None else distribution.precision_factor.double()
+    return Posterior(mean, factor, roots, None if factor is None else with_more_directions(factor))
+
+
+def write_posterior(
+    distribution: BlockLowRankPrecisionVariationalDistribution | LowRankPrecisionVariationalDistribution,
+    posterior: Posterior,
+) -> None:
+    """
+    Set the parameters: what the family cannot hold (blocks in the low-rank family, columns of blocks beyond
+    ``block_rank``) is left out. B takes the posterior's rank.
+
+    :param distribution: Without a batch shape.
+    :param posterior: What to set.
+    """
+    distribution.variational_mean.copy_(posterior.mean)
+    if posterior.factor is not None and distribution.precision_factor is not None:
+        distribution.resize(posterior.factor.shape[-1])
+        distribution.precision_factor.copy_(posterior.factor)
+    if not isinstance(distribution, BlockLowRankPrecisionVariationalDistribution):
+        return
+    for parameter, root in zip(distribution.run_factors, posterior.block_roots, strict=True):
+        columns = parameter.shape[-1]
+        parameter.copy_(root if columns == root.shape[-1] else leading_root(root @ root.mT, columns))
+
+
+def holds_all(
+    distribution: BlockLowRankPrecisionVariationalDistribution | LowRankPrecisionVariationalDistribution,
+) -> bool:
+    """Whether the family has blocks without restriction, so that :func:`write_posterior` leaves nothing out."""
+    return isinstance(distribution, BlockLowRankPrecisionVariationalDistribution) and all(
+        parameter.shape[-1] == parameter.shape[-2] for parameter in distribution.run_factors
+    )
+
+
+def validated_strategy(
+    model: gpytorch.models.ApproximateGP, distributions: tuple[type, ...]
+) -> AdditiveVariationalStrategy:
+    """
+    The strategy of a model with one predictor, no batch shape, and one of the distributions.
+
+    :param model: The model.
+    :param distributions: Classes that are allowed.
+    :raises TypeError: If the strategy or the distribution is of another kind.
+    :raises NotImplementedError: For several predictors and for batches of models.
+    """
+    strategy = getattr(model, "variational_strategy", None)
+    if not isinstance(strategy, AdditiveVariationalStrategy):
+        raise TypeError(
+            "model must have an AdditiveVariationalStrategy as its variational_strategy, got "
+            f"{type(strategy).__name__}; the multitask wrappers are not supported"
+        )
+    q = strategy._variational_distribution
+    if not isinstance(q, distributions):
+        names = " or a ".join(kind.__name__ for kind in distributions)
+        raise TypeError(f"the model needs a {names}, got {type(q).__name__}: train that one with torch's optimisers")
+    if strategy.predictor.num_predictors != 1:
+        raise NotImplementedError(
+            f"model has {strategy.predictor.num_predictors} predictors: their joint curvature in each row is not "
+            "recorded; train with torch's optimisers"
+        )
+    batch_shape = strategy._variational_distribution.batch_shape or strategy.predictor.batch_shape
+    if batch_shape:
+        raise NotImplementedError(
+            f"model has batch shape {tuple(batch_shape)}: step sizes and line "
+            "searches belong to single models; make one model each, or train with torch's optimisers"
+        )
+    return strategy

@@ -1,0 +1,50 @@
+"""A posterior that has seen a batch of data, for training by any optimiser."""
+
+from __future__ import annotations
+
+import gpytorch
+import torch
+from gpytorch.likelihoods import Likelihood
+from torch import Tensor
+
+from .natural_gradient import NaturalGradient
+
+
+def initialize_posterior(
+    model: gpytorch.models.ApproximateGP, likelihood: Likelihood, x: Tensor, y: Tensor, num_data: int | None = None
+) -> None:
+    """
+    Set the posterior to a natural-gradient step on a batch at the present hyperparameters, and settle an automatic
+    rank. Those who train with Adam alone save the many steps that the precision factors take to grow to their size.
+    Make the optimiser after that: the rank may have changed.
+
+    Hyperparameters, gradients and modes of the modules are left as they were.
+
+    :param model: A model that :class:`NaturalGradient` takes.
+    :param likelihood: Any likelihood of one predictor.
+    :param x: Inputs of a batch ``(b, D)``; the more rows the better.
+    :param y: Responses ``(b)``.
+    :param num_data: Number N of rows of all the data; default b.
+
+    Example:
+        >>> initialize_posterior(model, likelihood, train_x[:1000], train_y[:1000], num_data=len(train_y))
+        >>> adam = torch.optim.Adam([*model.parameters(), *likelihood.parameters()], lr=0.1, betas=(0.9, 0.95))
+    """
+    num_data = len(y) if num_data is None else num_data
+    modes = model.training, likelihood.training
+    gradients = [(parameter, parameter.grad) for module in (model, likelihood) for parameter in module.parameters()]
+    natural = NaturalGradient(model, num_data=num_data)
+    try:
+        for parameter, _ in gradients:
+            parameter.grad = None
+        mll = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=num_data).train()
+        with torch.enable_grad():
+            loss = -mll(model(x), y)
+            loss.backward()
+        natural.step()
+    finally:
+        natural.detach()
+        for parameter, gradient in gradients:
+            parameter.grad = gradient if gradient is None or gradient.shape == parameter.shape else None
+        model.train(modes[0])
+        likelihood.train(modes[1])
