@@ -10,6 +10,7 @@ import gpytorch
 import torch
 from gpytorch.likelihoods import GaussianLikelihood
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from gpytorch_gam.operators._capacitance import add_identity, capacitance_log_determinant
 from gpytorch_gam.variational import AdditiveVariationalStrategy
@@ -73,7 +74,7 @@ class CollapsedELBO(gpytorch.Module):
 
     :param likelihood: A Gaussian likelihood with one noise variance.
     :param model: A model whose ``variational_strategy`` is an :class:`AdditiveVariationalStrategy`.
-    :param chunk_size: Rows processed at a time by :meth:`optimum`.
+    :param chunk_size: Rows whose features exist at a time.
     :raises ValueError: If the likelihood is not Gaussian, or the model is not additive with one predictor.
 
     Example:
@@ -111,7 +112,7 @@ class CollapsedELBO(gpytorch.Module):
         :param y: Responses ``(*batch, n)``.
         :return: ``(*batch)``.
         """
-        bound = self._solve(self.statistics(x, y)).bound / y.shape[-1]
+        bound = self._solve(self._summed_statistics(x, y)).bound / y.shape[-1]
         for _, module, prior, closure, _ in self.named_priors():
             bound = bound + prior.log_prob(closure(module)).sum() / y.shape[-1]
         return bound
@@ -124,10 +125,20 @@ class CollapsedELBO(gpytorch.Module):
         :param x: Inputs ``(*batch, n, D)``, all rows of the data.
         :param y: Responses ``(*batch, n)``.
         """
+        return self._solve(self._summed_statistics(x, y))
+
+    def _summed_statistics(self, x: Tensor, y: Tensor) -> GaussianStatistics:
+        """Statistics of all rows. With gradients, chunks are evaluated again in the backward pass and not kept."""
         if y.shape[-1] != x.shape[-2]:
             raise ValueError(f"y has {y.shape[-1]} entries, but x has {x.shape[-2]} rows")
-        chunks = zip(x.split(self.chunk_size, dim=-2), y.split(self.chunk_size, dim=-1), strict=True)
-        return self.optimum_of_batches(chunks)
+        if x.shape[-2] <= self.chunk_size:
+            return self.statistics(x, y)
+        total: GaussianStatistics | None = None
+        for rows in zip(x.split(self.chunk_size, dim=-2), y.split(self.chunk_size, dim=-1), strict=True):
+            new = checkpoint(self.statistics, *rows, use_reentrant=False)
+            total = new if total is None else total.plus(new)
+        assert total is not None
+        return total
 
     @torch.no_grad()
     def optimum_of_batches(self, batches: Iterable[tuple[Tensor, Tensor]]) -> GaussianOptimum:
