@@ -133,9 +133,11 @@ class CollapsedELBO(gpytorch.Module):
             raise ValueError(f"y has {y.shape[-1]} entries, but x has {x.shape[-2]} rows")
         if x.shape[-2] <= self.chunk_size:
             return self.statistics(x, y)
+        # Evaluating again needs the parameters that are there later; functional_call puts others in their place.
+        are_own = all(isinstance(parameter, torch.nn.Parameter) for parameter in self.parameters())
         total: GaussianStatistics | None = None
         for rows in zip(x.split(self.chunk_size, dim=-2), y.split(self.chunk_size, dim=-1), strict=True):
-            new = checkpoint(self.statistics, *rows, use_reentrant=False)
+            new = checkpoint(self.statistics, *rows, use_reentrant=False) if are_own else self.statistics(*rows)
             total = new if total is None else total.plus(new)
         assert total is not None
         return total

@@ -42,6 +42,7 @@ class AdditiveGP(ApproximateGP):
         data, see :class:`LowRankPrecisionVariationalDistribution`.
     :param batch_shape: Batch shape of independent models; default the predictor's.
     :param jitter_val: Absolute jitter, see :class:`AdditiveVariationalStrategy`.
+    :param rank_tolerance: Nats that an automatic rank may lose against the optimum.
     :raises ValueError: If the family is unknown, or a rank is given to a family without one.
 
     Example:
@@ -57,13 +58,14 @@ class AdditiveGP(ApproximateGP):
         rank: int | str | None = None,
         batch_shape: torch.Size | None = None,
         jitter_val: float | None = None,
+        rank_tolerance: float = 1.0,
     ) -> None:
         if not isinstance(predictor, AdditivePredictor):
             raise ValueError(
                 f"predictor must be an AdditivePredictor, got {type(predictor).__name__}: wrap component groups in one"
             )
         batch_shape = predictor.batch_shape if batch_shape is None else batch_shape
-        distribution = _make_distribution(predictor, family, rank, batch_shape)
+        distribution = _make_distribution(predictor, family, rank, batch_shape, rank_tolerance)
         super().__init__(AdditiveVariationalStrategy(self, predictor, distribution, jitter_val=jitter_val))
 
     @property
@@ -97,16 +99,21 @@ class AdditiveGP(ApproximateGP):
 
 
 def _make_distribution(
-    predictor: AdditivePredictor, family: str, rank: int | str | None, batch_shape: torch.Size
+    predictor: AdditivePredictor,
+    family: str,
+    rank: int | str | None,
+    batch_shape: torch.Size,
+    rank_tolerance: float,
 ) -> _VariationalDistribution:
     if family not in FAMILIES:
         raise ValueError(f"family must be one of {list(FAMILIES)}, got {family!r}")
     if rank is not None and family not in ("block_low_rank", "low_rank"):
         raise ValueError(f"family {family!r} has no rank, got rank={rank!r}")
     total = predictor.num_inducing_total
+    options: dict[str, Any] = {"batch_shape": batch_shape, "rank_tolerance": rank_tolerance}
     if family == "low_rank":
         rank = min(64, total) if rank is None else rank
-        return LowRankPrecisionVariationalDistribution(total, rank=rank, batch_shape=batch_shape)
+        return LowRankPrecisionVariationalDistribution(total, rank=rank, **options)
     if family == "coupled":
         return CholeskyVariationalDistribution(total, batch_shape=batch_shape)
     if family == "delta":
@@ -114,4 +121,4 @@ def _make_distribution(
     if family == "mean_field":
         rank = 0
     rank = min(32, total) if rank is None else rank
-    return BlockLowRankPrecisionVariationalDistribution(predictor.num_inducing, rank=rank, batch_shape=batch_shape)
+    return BlockLowRankPrecisionVariationalDistribution(predictor.num_inducing, rank=rank, **options)

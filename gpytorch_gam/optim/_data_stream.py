@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from gpytorch.likelihoods import Likelihood
@@ -40,7 +41,8 @@ class DataStream(WeightedFeatures):
     ) -> None:
         self._strategy, self._likelihood = strategy, likelihood
         self._batches, self._chunk_size = batches, chunk_size
-        self._factors = strategy.covariance_factors()
+        factors = strategy.covariance_factors()
+        self._factors = factors._replace(mean=factors.mean.clone())  # not the memory of a parameter
         self._gram: tuple[Tensor, Tensor] | None = None
         self._totals: Totals | None = None
         #: Sum of the expected log-likelihoods in nats, known after a reading.
@@ -65,8 +67,8 @@ class DataStream(WeightedFeatures):
     def chunks(self) -> Iterator[FeatureChunk]:
         """All rows."""
         expected, is_empty = torch.zeros((), dtype=torch.float64), True
-        for x, y in self._batches:
-            _check_rows(self._strategy, x, y)
+        for batch in self._batches:
+            x, y = _checked_rows(self._strategy, batch)
             for part_x, part_y in zip(x.split(self._chunk_size), y.split(self._chunk_size), strict=True):
                 chunk, value = self._differentiate(part_x, part_y)
                 expected, is_empty = expected.to(value) + value, False
@@ -79,7 +81,13 @@ class DataStream(WeightedFeatures):
         strategy = self._strategy
         features = strategy.features(x).double()
         mean, variance = _moments(strategy, self._factors, x, features)
-        rows = expected_gradients(self._likelihood, y, mean.to(x.dtype), variance.to(x.dtype))
+        try:
+            rows = expected_gradients(self._likelihood, y, mean.to(x.dtype), variance.to(x.dtype))
+        except ValueError as error:
+            missing = ~torch.isfinite(y)
+            if missing.any():
+                raise ValueError(f"y has NaN or infinity in {int(missing.sum())} of {len(y)} rows") from error
+            raise
         bad = ~(torch.isfinite(rows.gradients) & torch.isfinite(rows.curvatures))
         if bad.any():
             raise OverflowingLikelihoodError(
@@ -106,10 +114,19 @@ def _moments(
     return mean, keep_positive(variance, prior)
 
 
-def _check_rows(strategy: AdditiveVariationalStrategy, x: Tensor, y: Tensor) -> None:
+def _checked_rows(strategy: AdditiveVariationalStrategy, batch: Any) -> tuple[Tensor, Tensor]:
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
+        raise ValueError(
+            f"batches must hold pairs (x, y), got {type(batch).__name__}"
+            f"{f' of {len(batch)}' if isinstance(batch, tuple | list) else ''}; pass [(x, y)] for a single one"
+        )
+    x, y = batch
     strategy.check_inputs(x)
     if x.dim() != 2:
         raise ValueError(f"batches must hold inputs of shape (b, D), got {tuple(x.shape)}")
     if not torch.is_tensor(y) or y.shape != x.shape[:1]:
         shape = tuple(y.shape) if torch.is_tensor(y) else type(y).__name__
         raise ValueError(f"batches must hold responses of shape ({len(x)},) beside {len(x)} rows, got {shape}")
+    if y.device != x.device or (y.is_floating_point() and y.dtype != x.dtype):
+        raise ValueError(f"y is {y.dtype} on {y.device}, but x is {x.dtype} on {x.device}: pass y.to(x)")
+    return x, y

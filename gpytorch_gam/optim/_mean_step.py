@@ -18,7 +18,7 @@ from gpytorch_gam.variational._precision_algebra import (
 from ._weighted_features import Resistance
 
 # The mean moves by at most this many prior standard deviations of the predictor in a step.
-_REACH = 3.0
+REACH = 3.0
 
 
 class Posterior(NamedTuple):
@@ -107,4 +107,4 @@ def step_length(gradient: Tensor, direction: Tensor, resistance: Resistance) -> 
     tiny = torch.finfo(torch.float64).tiny
     curvature = direction.square().sum() + resistance.curvature
     length = ((gradient @ direction) / curvature.clamp_min(tiny)).clamp(0.0, 1.0)
-    return torch.minimum(length, _REACH * resistance.reach)
+    return torch.minimum(length, REACH * resistance.reach)

@@ -33,7 +33,7 @@ from ._weighted_features import WeightedFeatures
 DENSE_LIMIT = 512
 
 # Columns of the subspace iteration beyond R: they speed up its convergence and cost little.
-_OVERSAMPLING = 8
+OVERSAMPLING = 8
 
 # Products with the target precision in a round. The paper's family has one round, at first from random directions.
 _ITERATIONS, _FIRST_ITERATIONS = 2, 6
@@ -54,11 +54,13 @@ class Step(NamedTuple):
     :ivar posterior: the new one.
     :ivar factors: of its precision, with the blocks that the family cannot hold; with the gradient for a mean.
     :ivar totals: diagonal blocks of the precision beyond the identity, for each run of equal blocks.
+    :ivar rate: size of the step, ``()``: directions beyond B have seen this share of the rows' curvature only.
     """
 
     posterior: Posterior
     factors: CovarianceFactors
     totals: list[Tensor]
+    rate: Tensor
 
 
 def dense_step(old: Posterior, features: WeightedFeatures, gram: Tensor, projected: Tensor, family: Family) -> Step:
@@ -78,7 +80,9 @@ def dense_step(old: Posterior, features: WeightedFeatures, gram: Tensor, project
     factors, _ = precision_covariance_factors(gradient, _factor(fit, family), fit.block_roots)
     direction = torch.cholesky_solve(gradient.unsqueeze(-1), torch.linalg.cholesky(add_identity(gram))).squeeze(-1)
     mean = old.mean + step_length(gradient, direction, features.resistance(direction)) * direction
-    return Step(Posterior(mean, _factor(fit, family), fit.block_roots, fit.directions), factors, totals)
+    return Step(
+        Posterior(mean, _factor(fit, family), fit.block_roots, fit.directions), factors, totals, gram.new_ones(())
+    )
 
 
 def streamed_step(
@@ -147,7 +151,7 @@ def _with_streamed_mean(
     factors, _ = precision_covariance_factors(gradient, _factor(fit, family), fit.block_roots)
     direction = precision_solve(factors)
     mean = old.mean + rate * step_length(gradient, direction, features.resistance(direction)) * direction
-    return Step(Posterior(mean, _factor(fit, family), fit.block_roots, fit.directions), factors, totals)
+    return Step(Posterior(mean, _factor(fit, family), fit.block_roots, fit.directions), factors, totals, rate)
 
 
 def _plus_factor(blocks: list[Tensor], posterior: Posterior) -> list[Tensor]:
@@ -170,7 +174,7 @@ def _dense_fit(gram: Tensor, totals: list[Tensor], shapes: Sequence[tuple[int, i
     if family.rank == 0:
         return StreamingFit(None, remainder_roots(totals, None))
     if not family.has_blocks:
-        directions = leading_root(gram, min(family.rank + _OVERSAMPLING, len(gram))).flip(-1)
+        directions = leading_root(gram, min(family.rank + OVERSAMPLING, len(gram))).flip(-1)
         return StreamingFit(directions, remainder_roots(totals, directions[:, : family.rank]))
     roots, factor = fit_block_low_rank(gram, shapes, family.rank, [size for _, size in shapes])
     return StreamingFit(with_more_directions(factor), roots)
@@ -183,7 +187,7 @@ def with_more_directions(factor: Tensor) -> Tensor:
     :param factor: ``(Q, R)``.
     """
     size, rank = factor.shape
-    more = torch.randn(size, min(_OVERSAMPLING, size - rank), dtype=factor.dtype, device=factor.device)
+    more = torch.randn(size, min(OVERSAMPLING, size - rank), dtype=factor.dtype, device=factor.device)
     return torch.cat([factor, 1e-3 * more * factor.square().mean().sqrt().clamp_min(1.0)], dim=-1)
 
 

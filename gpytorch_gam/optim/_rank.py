@@ -7,11 +7,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gpytorch_gam.operators._capacitance import add_identity
 from gpytorch_gam.variational._precision_algebra import precision_covariance_factors, split_groups
+from gpytorch_gam.variational._structured_fit import diagonal_blocks, relative_divergence
 
 from ._mean_step import Posterior
 from ._natural_step import Family, Step, with_more_directions
 from ._streaming_fit import positive_remainder_roots
+
+# Of a step whose directions are still judged by.
+_SMALLEST_RATE = 1e-3
 
 # Nats that a fixed rank may lose before its user is warned.
 NOTABLE_LOSS = 10.0
@@ -26,6 +31,20 @@ def missing_nats(step: Step, family: Family) -> float:
     :param family: Of the posterior.
     """
     return (_gain_of_more_directions(step, family) if family.has_blocks else _gain_of_blocks(step)).item()
+
+
+def dense_loss(gram: Tensor, posterior: Posterior, family: Family) -> Tensor:
+    r"""
+    The divergence of a posterior from the one of precision :math:`I + G`, means aside, ``()``.
+
+    :param gram: :math:`G`, ``(Q, Q)``.
+    :param posterior: Its blocks count only if the family holds them.
+    :param family: Of the posterior.
+    """
+    shapes = [(root.shape[-3], root.shape[-2]) for root in posterior.block_roots]
+    blocks = [(root @ root.mT) * family.has_blocks for root in posterior.block_roots]
+    divergence = relative_divergence(gram, diagonal_blocks(gram, shapes), posterior.factor, blocks)
+    return divergence - 0.5 * torch.linalg.slogdet(add_identity(gram)).logabsdet
 
 
 def widened(step: Step, family: Family, tolerance: float) -> Posterior:
@@ -62,8 +81,11 @@ def _with_columns(step: Step, rank: int) -> Posterior:
     :param rank: Columns R of B.
     """
     posterior = step.posterior
-    directions = posterior.directions
-    assert directions is not None
+    assert posterior.directions is not None and posterior.factor is not None
+    kept = posterior.factor.shape[-1]
+    # As columns of B the next directions would grow to this size.
+    more = posterior.directions[:, kept:] / step.rate.clamp_min(_SMALLEST_RATE).sqrt()
+    directions = torch.cat([posterior.factor, more], dim=-1)
     # Random columns explain nothing of the blocks yet.
     roots = positive_remainder_roots(step.totals, directions[:, :rank])
     while directions.shape[-1] < rank:
@@ -100,13 +122,13 @@ def _gain_of_more_directions(step: Step, family: Family) -> Tensor:
     """
     posterior = step.posterior
     assert posterior.directions is not None
-    more = posterior.directions[:, family.rank :]
     larger = _with_columns(step, posterior.directions.shape[-1])
     nothing = torch.zeros_like(posterior.mean)
     factors, logdet = precision_covariance_factors(nothing, posterior.factor, posterior.block_roots)
     _, larger_logdet = precision_covariance_factors(nothing, larger.factor, larger.block_roots)
     shared = factors.shared_root
-    assert shared is not None
+    assert shared is not None and larger.factor is not None
+    more = larger.factor[:, family.rank :]
     trace = -(shared.mT @ more).square().sum()
     for own, part in zip(_parts(shared, step), _parts(more, step), strict=True):
         trace = trace + (own.mT @ part).square().sum()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import gpytorch
+import torch
+from torch import Tensor
 
 from gpytorch_gam.variational import (
     AdditiveVariationalStrategy,
@@ -36,13 +39,18 @@ def read_posterior(
     :param distribution: Without a batch shape.
     :param group_shapes: ``(C_g, M_g)`` of each group.
     """
-    mean = distribution.variational_mean.double()
+    mean = _copied(distribution.variational_mean)
     if isinstance(distribution, BlockLowRankPrecisionVariationalDistribution):
-        roots = [root.double() for root in distribution.run_factors]
+        roots = [_copied(root) for root in distribution.run_factors]
     else:
         roots = [mean.new_zeros(count, size, size) for count, size in group_shapes]
-    factor = None if distribution.precision_factor is None else distribution.precision_factor.double()
+    factor = None if distribution.precision_factor is None else _copied(distribution.precision_factor)
     return Posterior(mean, factor, roots, None if factor is None else with_more_directions(factor))
+
+
+def _copied(parameter: Tensor) -> Tensor:
+    """In float64, and never the parameter's own memory, which steps write to."""
+    return parameter.detach().to(torch.float64, copy=True)
 
 
 def write_posterior(
@@ -109,3 +117,14 @@ def validated_strategy(
             "searches belong to single models; make one model each, or train with torch's optimisers"
         )
     return strategy
+
+
+@contextmanager
+def modes_kept(*modules: torch.nn.Module) -> Iterator[None]:
+    """Give each module, and each inside them, its train or eval mode back at the end."""
+    modes = [(part, part.training) for module in modules for part in module.modules()]
+    try:
+        yield
+    finally:
+        for part, is_training in modes:
+            part.training = is_training

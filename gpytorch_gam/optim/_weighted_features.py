@@ -11,6 +11,9 @@ from torch import Tensor
 
 from gpytorch_gam.variational._precision_algebra import split_groups
 
+# Keeps quotients of numbers finite that may both be zero.
+_SMALL = 1e-150
+
 
 class FeatureChunk(NamedTuple):
     r"""
@@ -91,14 +94,13 @@ class WeightedFeatures(ABC):
 
         :param direction: :math:`d`, ``(Q,)``.
         """
-        tiny = torch.finfo(torch.float64).tiny
-        curvature, reach = direction.new_zeros(()), direction.new_full((), torch.inf)
+        curvature, largest = direction.new_zeros(()), direction.new_zeros(())
         for features, _, curvatures in self.chunks():
             change = direction @ features
             curvature = curvature + (curvatures * change.square()).sum()
-            prior_stddev = features.square().sum(-2).sqrt()
-            reach = torch.minimum(reach, (prior_stddev / change.abs().clamp_min(tiny)).amin())
-        return Resistance(curvature, reach)
+            prior_stddev = features.square().sum(-2).sqrt()  # 0 far from all inducing points, where nothing moves
+            largest = torch.maximum(largest, (change.abs() / prior_stddev.clamp_min(_SMALL)).amax())
+        return Resistance(curvature, 1.0 / largest)
 
 
 class Resistance(NamedTuple):
@@ -121,10 +123,8 @@ class BatchFeatures(WeightedFeatures):
 
     :param features: Maps inputs ``(n, D)`` to features ``(Q, n)``.
     :param x: Inputs ``(b, D)``.
-    :param gradients: :math:`g`, ``(b,)``, float64, at the mean m.
+    :param gradients: :math:`g`, ``(b,)``, float64.
     :param curvatures: :math:`\lambda`, ``(b,)``, float64.
-    :param displacement: :math:`\delta`, ``(Q,)``: gradients are wanted at the mean :math:`m - \delta`, where they are
-        :math:`g_n + \lambda_n \phi_n^\top \delta`.
     :param chunk_size: Rows processed at a time.
     """
 
@@ -134,19 +134,16 @@ class BatchFeatures(WeightedFeatures):
         x: Tensor,
         gradients: Tensor,
         curvatures: Tensor,
-        displacement: Tensor,
         chunk_size: int,
     ) -> None:
         self._features = features
         self._rows = list(
             zip(x.split(chunk_size), gradients.split(chunk_size), curvatures.split(chunk_size), strict=True)
         )
-        self._displacement = displacement
         self._kept = [self._chunk(*self._rows[0])] if len(self._rows) == 1 else None
 
     def _chunk(self, x: Tensor, gradients: Tensor, curvatures: Tensor) -> FeatureChunk:
-        features = self._features(x).double()
-        return FeatureChunk(features, gradients + curvatures * (self._displacement @ features), curvatures)
+        return FeatureChunk(self._features(x).double(), gradients, curvatures)
 
     def chunks(self) -> Iterator[FeatureChunk]:
         """All rows."""

@@ -37,7 +37,7 @@ def fit(
     num_data: int | None = None,
     *,
     num_epochs: int = 40,
-    lr: float = 0.03,
+    lr: float = 0.1,
     num_held_back: int = 12,
     patience: int | None = None,
     warm_start: bool = False,
@@ -63,8 +63,8 @@ def fit(
         look like noise to them.
     :param patience: Stop when the smoothed ELBO has not improved for so many epochs; default never.
     :param warm_start: Go on from the present posterior, as after another ``fit``; see :class:`NaturalGradient`.
-    :param polish_passes: Bring the posterior to its optimum by up to so many passes of :func:`polish` at the end, at the
-        hyperparameters that were found. The history then ends with one more entry, whose ``elbo`` is exact.
+    :param polish_passes: Bring the posterior to its optimum by up to so many passes of :func:`polish` at the end, at
+        the hyperparameters that were found. The history then ends with one more entry, whose ``elbo`` is exact.
     :param callback: Called after each epoch with an :class:`Epoch`.
     :param progress: Show a progress bar; needs tqdm.
     :return: The epochs.
@@ -162,7 +162,12 @@ def _every_row(batches: Iterable[tuple[Tensor, Tensor]]) -> Iterable[tuple[Tenso
     if not isinstance(batches, DataLoader) or not batches.drop_last:
         return batches
     return DataLoader(
-        batches.dataset, batches.batch_size, num_workers=batches.num_workers, collate_fn=batches.collate_fn
+        batches.dataset,
+        batches.batch_size,
+        sampler=batches.sampler,
+        num_workers=batches.num_workers,
+        collate_fn=batches.collate_fn,
+        pin_memory=batches.pin_memory,
     )
 
 

@@ -7,6 +7,7 @@ import torch
 from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 
+from ._structured_posterior import modes_kept
 from .natural_gradient import NaturalGradient
 
 
@@ -31,20 +32,18 @@ def initialize_posterior(
         >>> adam = torch.optim.Adam([*model.parameters(), *likelihood.parameters()], lr=0.1, betas=(0.9, 0.95))
     """
     num_data = len(y) if num_data is None else num_data
-    modes = model.training, likelihood.training
     gradients = [(parameter, parameter.grad) for module in (model, likelihood) for parameter in module.parameters()]
     natural = NaturalGradient(model, num_data=num_data)
-    try:
-        for parameter, _ in gradients:
-            parameter.grad = None
-        mll = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=num_data).train()
-        with torch.enable_grad():
-            loss = -mll(model(x), y)
-            loss.backward()
-        natural.step()
-    finally:
-        natural.detach()
-        for parameter, gradient in gradients:
-            parameter.grad = gradient if gradient is None or gradient.shape == parameter.shape else None
-        model.train(modes[0])
-        likelihood.train(modes[1])
+    with modes_kept(model, likelihood):
+        try:
+            for parameter, _ in gradients:
+                parameter.grad = None
+            mll = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=num_data).train()
+            with torch.enable_grad():
+                loss = -mll(model(x), y)
+                loss.backward()
+            natural.step()
+        finally:
+            natural.detach()
+            for parameter, gradient in gradients:
+                parameter.grad = gradient

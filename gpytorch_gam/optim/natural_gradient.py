@@ -22,9 +22,10 @@ from gpytorch_gam.variational import (
 from gpytorch_gam.variational._forward_recorder import ForwardRecord, ForwardRecorder
 from gpytorch_gam.warnings import CurvatureWarning, RankWarning
 
+from ._hyperparameter_gradient import correct_gradients
 from ._mean_step import Posterior, effective_dimension, transported
-from ._natural_step import DENSE_LIMIT, Step, dense_step, streamed_step
-from ._rank import NOTABLE_LOSS, missing_nats, widened
+from ._natural_step import DENSE_LIMIT, OVERSAMPLING, dense_step, streamed_step
+from ._rank import NOTABLE_LOSS, dense_loss, missing_nats, widened
 from ._structured_posterior import (
     StructuredDistribution,
     family_of,
@@ -41,8 +42,11 @@ _CHECK_EVERY = 5
 # Steps after which the step size has fallen to a half: by default, and when natural parameters are averaged.
 _HALVING, _AVERAGING_HALVING = 10.0, 3.0
 
-# Steps whose curvature is looked at.
-_NUM_CHECKED = 5
+# Steps whose curvature is looked at, and rows that they must have for a verdict.
+_NUM_CHECKED, _NUM_ROWS = 5, 50
+
+# Frames from a method that step() calls to the caller of step(): torch wraps it twice.
+_USER_LEVEL = 5
 
 # Where the schedule starts for a posterior that is worth keeping: at a step size of a tenth.
 _WARM_STEP = 90
@@ -53,8 +57,7 @@ class _Batch(NamedTuple):
 
     x: Tensor  # (b, D)
     gradients: Tensor  # g_n, (b,), float64
-    curvatures: Tensor  # lambda_n, (b,), float64
-    is_convex: Tensor  # (), whether every row's expected log-likelihood grows with the variance
+    curvatures: Tensor  # lambda_n, (b,), float64, negative where the likelihood is not log-concave
 
 
 class NaturalGradient(torch.optim.Optimizer):
@@ -162,6 +165,7 @@ class NaturalGradient(torch.optim.Optimizer):
         chunk_size: int = 8192,
         warm_start: bool = False,
         averaging: bool = False,
+        variance_reduction: bool = True,
     ) -> None:
         strategy = validated_strategy(model, StructuredDistribution)
         if isinstance(num_data, bool) or not isinstance(num_data, numbers.Integral) or num_data < 1:
@@ -180,7 +184,8 @@ class NaturalGradient(torch.optim.Optimizer):
         self._strategy, self._distribution = strategy, strategy._variational_distribution
         self._num_data, self._chunk_size = int(num_data), chunk_size
         super().__init__(
-            list(self._distribution.parameters()), {"lr": lr, "tolerance": tolerance, "averaging": averaging}
+            list(self._distribution.parameters()),
+            {"lr": lr, "tolerance": tolerance, "averaging": averaging, "variance_reduction": variance_reduction},
         )
         if warm_start:
             self._start_from_present_posterior()
@@ -254,52 +259,77 @@ class NaturalGradient(torch.optim.Optimizer):
         return num_rows >= self._num_data or "step" not in self._memory
 
     def _update(self, batch: _Batch) -> None:
-        q, memory = self._distribution, self._memory
+        memory = self._memory
         rate, forgets = self._step_size(len(batch.x)), self._forgets(len(batch.x))
         choleskys = self._run_choleskys()
         old = self._posterior(choleskys)
-        # The gradients of this batch are those at the mean of the forward.
-        displacement = q.variational_mean.double() - old.mean
         features = BatchFeatures(
-            self._strategy.features, batch.x, batch.gradients, batch.curvatures, displacement, self._chunk_size
+            self._strategy.features, batch.x, batch.gradients, batch.curvatures.clamp_min(0), self._chunk_size
         )
-        step = self._natural_step(old, features, rate, forgets)
+        if self.param_groups[0]["variance_reduction"]:
+            chunks = batch.gradients.split(self._chunk_size), batch.curvatures.split(self._chunk_size)
+            correct_gradients(self._strategy, (chunk.features for chunk in features.chunks()), *chunks, self._num_data)
+        posterior = self._natural_step(old, features, len(batch.x), rate, forgets)
+        self._store(posterior, choleskys)
         memory["step"] = memory.get("step", 0) + 1
-        self._store(self._with_enough_columns(step))
-        memory["choleskys"] = choleskys
-        memory["effective_dimension"] = effective_dimension(step.factors)
 
-    def _natural_step(self, old: Posterior, features: BatchFeatures, rate: Tensor, forgets: bool) -> Step:
-        q = self._distribution
+    def _natural_step(
+        self, old: Posterior, features: BatchFeatures, num_rows: int, rate: Tensor, forgets: bool
+    ) -> Posterior:
         if forgets and len(old.mean) <= DENSE_LIMIT:
-            gram, projected = features.gram()
-            if q.rank_tolerance is not None and "step" not in self._memory:
-                q.resize(q.sufficient_rank(gram))
-            return dense_step(old, features, gram, projected, family_of(q))
-        return streamed_step(old, features, rate, family_of(q), forgets)
-
-    def _with_enough_columns(self, step: Step) -> Posterior:
-        """The posterior of a step, with more columns of B where they are missing and may be had."""
+            return self._dense_step(old, features)
         q, memory = self._distribution, self._memory
-        if step.posterior.directions is None or memory["step"] % _CHECK_EVERY:
+        step = streamed_step(old, features, rate, family_of(q), forgets)
+        memory["effective_dimension"] = effective_dimension(step.factors)
+        if q.rank == 0 or not self._looks_at_the_rank():
             return step.posterior
+        noise = self._noise_of_directions(num_rows)
         if q.rank_tolerance is not None:
-            return widened(step, family_of(q), q.rank_tolerance)
-        memory["missing_nats"] = missing_nats(step, family_of(q))
+            return widened(step, family_of(q), q.rank_tolerance + noise)
+        memory["missing_nats"] = missing_nats(step, family_of(q)) - noise
         return step.posterior
 
+    def _noise_of_directions(self, num_rows: int) -> float:
+        r"""
+        Nats that the directions beyond B seem to gain when there is nothing: in coordinates in which the precision is
+        the identity, the largest eigenvalues of a batch are off by about :math:`2\sqrt{d/b}`, and each gains a quarter
+        of its square.
+        """
+        if not family_of(self._distribution).has_blocks:
+            return 0.0
+        dimension = self._memory["effective_dimension"].item()
+        return OVERSAMPLING * dimension / num_rows * (1 - min(1.0, num_rows / self._num_data))
+
+    def _dense_step(self, old: Posterior, features: BatchFeatures) -> Posterior:
+        q, memory = self._distribution, self._memory
+        is_first = memory.get("step", 0) == 0
+        gram, projected = features.gram()
+        if q.rank_tolerance is not None and (is_first or self._looks_at_the_rank()):
+            q.settle_rank(gram)
+        step = dense_step(old, features, gram, projected, family_of(q))
+        memory["effective_dimension"] = effective_dimension(step.factors)
+        if q.rank and q.rank_tolerance is None and self._looks_at_the_rank():
+            memory["missing_nats"] = dense_loss(gram, step.posterior, family_of(q)).item()
+        return step.posterior
+
+    def _looks_at_the_rank(self) -> bool:
+        """Now and then, because it waits for the device."""
+        return (self._memory.get("step", 0) + 1) % _CHECK_EVERY == 0
+
     def _warn_if_curvature_is_negative(self, batch: _Batch) -> None:
-        """Looks at the first few batches, because it waits for the device."""
+        """Looks at the first few batches only, because it waits for the device."""
         memory = self._memory
-        if memory["step"] > _NUM_CHECKED or memory.get("has_warned_of_curvature") or not batch.is_convex:
+        if memory["step"] > _NUM_CHECKED or memory.get("has_curvature"):
             return
-        memory["has_warned_of_curvature"] = True
-        warnings.warn(
-            "the loss falls with the variance of the predictor in every row of a batch, so nothing is learnt of it "
-            "there: pass the gradients of loss = -mll(model(x), y), with the minus sign",
-            CurvatureWarning,
-            stacklevel=3,
-        )
+        memory["has_curvature"] = bool((batch.curvatures >= 0).any())
+        memory["num_negative"] = memory.get("num_negative", 0) + len(batch.x)
+        if not memory["has_curvature"] and memory["step"] == _NUM_CHECKED and memory["num_negative"] >= _NUM_ROWS:
+            warnings.warn(
+                f"the loss falls with the variance of the predictor in each row of the first {_NUM_CHECKED} batches, "
+                "so nothing is learnt of it: pass the gradients of loss = -mll(model(x), y), with the minus sign",
+                CurvatureWarning,
+                stacklevel=_USER_LEVEL,
+            )
 
     def _warn_if_rank_is_small(self) -> None:
         missing = self._memory.pop("missing_nats", 0.0)
@@ -309,22 +339,37 @@ class NaturalGradient(torch.optim.Optimizer):
                 f"rank {self._distribution.rank} leaves the bound about {missing:.0f} nats or more below its optimum: "
                 'raise the rank, or use rank="auto"',
                 RankWarning,
-                stacklevel=3,
+                stacklevel=_USER_LEVEL,
             )
 
+    @torch.no_grad()
+    def _follow_kernels(self) -> None:
+        """Where the kernels have moved since the last step or forward, carry the posterior along."""
+        before = self._memory.get("choleskys")
+        if before is None:
+            return
+        choleskys = self._run_choleskys()
+        if all(torch.equal(old, new) for old, new in zip(before, choleskys, strict=True)):
+            return
+        posterior = self._posterior(choleskys)
+        before = self._memory.get("choleskys")  # none if somebody else has set the posterior
+        if before is not None:
+            self._store(transported(posterior, before, choleskys), choleskys)
+
     def _posterior(self, choleskys: list[Tensor]) -> Posterior:
-        """The posterior of the last step, in the coordinates of the present kernels."""
+        """The present posterior, with what the distribution itself cannot hold."""
         q, memory = self._distribution, self._memory
         written = memory.get("written_mean")
         if written is not None and not torch.equal(written, q.variational_mean):
             # Loaded or set by somebody else: it belongs to the present kernels, and what was kept to the old posterior.
             for name in ("choleskys", "block_roots", "directions"):
                 memory.pop(name, None)
+        directions = memory.get("directions")
+        if directions is not None and directions.shape[-1] < min(q.rank + 1, q.num_inducing_points):
+            memory.pop("directions")  # B was given more columns
         posterior = read_posterior(q, [(cholesky.shape[-3], cholesky.shape[-1]) for cholesky in choleskys])
         kept = {name: memory[name] for name in ("block_roots", "directions") if memory.get(name) is not None}
-        posterior = posterior._replace(**kept)
-        before = memory.get("choleskys")
-        return posterior if before is None else transported(posterior, before, choleskys)
+        return posterior._replace(**kept)
 
     def _run_choleskys(self) -> list[Tensor]:
         """Cholesky factors of the prior of the inducing variables, for the runs of equal blocks of the distribution."""
@@ -334,9 +379,11 @@ class NaturalGradient(torch.optim.Optimizer):
         runs = [list(run) for _, run in groupby(by_group, key=lambda cholesky: cholesky.shape[-1])]
         return [torch.cat(run) for run in runs]
 
-    def _store(self, posterior: Posterior) -> None:
+    def _store(self, posterior: Posterior, choleskys: list[Tensor]) -> None:
         q, memory = self._distribution, self._memory
         write_posterior(q, posterior)
+        self.param_groups[0]["params"] = list(q.parameters())  # B may be a new one
+        memory["choleskys"] = choleskys
         memory["written_mean"] = q.variational_mean.detach().clone()
         memory["directions"] = posterior.directions
         memory["block_roots"] = None if holds_all(q) else posterior.block_roots
@@ -365,6 +412,12 @@ class _AttachedRecorder(ForwardRecorder):
     def __init__(self, owner: NaturalGradient | None) -> None:
         super().__init__()
         self.owner = _nobody if owner is None else weakref.ref(owner)
+
+    def prepare(self) -> None:
+        """Carry the posterior along with the kernels."""
+        owner = self.owner()
+        if owner is not None:
+            owner._follow_kernels()
 
     def record(self, x: Tensor, mean: Tensor, variance: Tensor) -> None:
         owner = self.owner()
@@ -408,7 +461,7 @@ def _joined(records: Sequence[ForwardRecord], num_data: int) -> _Batch:
         )
     x = torch.cat([record.x for record in records]).detach()
     # For loss = -ELBO / N: the mean over the batch and the scaling to all rows cancel.
-    return _Batch(x, -num_data * gradients, (2 * num_data * curvatures).clamp_min(0), (curvatures < 0).all())
+    return _Batch(x, -num_data * gradients, 2 * num_data * curvatures)
 
 
 def _moved(value: Any, device: torch.device) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from copy import deepcopy
 from typing import Any, NamedTuple
 
 import gpytorch
@@ -17,12 +18,13 @@ from gpytorch_gam.operators._capacitance import add_identity
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 
 from ._data_stream import DataStream, OverflowingLikelihoodError
-from ._mean_step import Posterior
+from ._mean_step import REACH, Posterior
 from ._natural_step import Family, exact_step
 from ._rank import widened
 from ._structured_posterior import (
     StructuredDistribution,
     family_of,
+    modes_kept,
     read_posterior,
     validated_strategy,
     write_posterior,
@@ -47,7 +49,8 @@ def polish(
 ) -> list[float]:
     r"""
     Bring the posterior to its optimum at the present hyperparameters, which stay as they are, by natural-gradient steps
-    of full size on all of the data. The evidence lower bound never falls: a step that lowers it is halved.
+    of full size on all of the data. The evidence lower bound never falls: a step that lowers it is halved. If it is
+    interrupted, the posterior is that of the last step that was accepted.
 
     With up to ``dense_limit`` inducing variables in all, a pass reads the data once and sums the dense :math:`Q \times
     Q` precision, :math:`O(NQ^2)`: the mean takes Newton's step, and the precision is fitted to the family (a coupled
@@ -55,6 +58,8 @@ def polish(
     the limit a pass reads the data four times for products with the features alone, so that time and memory grow
     linearly with the number of components, and the factor :math:`B` is improved from where it is: train the model
     before. Memory does not depend on the number of rows.
+
+    Under ``rank="auto"`` the factor B may become a new parameter: make torch's optimisers of it anew.
 
     :param model: A model whose ``variational_strategy`` is an :class:`AdditiveVariationalStrategy` with one predictor,
         no batch shape, and a low-rank, block + low-rank, mean-field or (up to ``dense_limit``) Cholesky distribution.
@@ -83,16 +88,11 @@ def polish(
     strategy = validated_strategy(model, (*StructuredDistribution, CholeskyVariationalDistribution))
     if iter(batches) is batches:
         raise ValueError("batches can be gone through only once: pass a DataLoader or a list, not a generator")
-    was_training = model.training, likelihood.training
-    with torch.no_grad():
-        try:
-            model.train()
-            likelihood.train()
-            strategy._initialize_once()
-            return _Polish(strategy, likelihood, batches, dense_limit, chunk_size).run(max_passes, tolerance)
-        finally:
-            model.train(was_training[0])
-            likelihood.train(was_training[1])
+    with torch.no_grad(), modes_kept(model, likelihood):
+        model.train()
+        likelihood.train()
+        strategy._initialize_once()
+        return _Polish(strategy, likelihood, batches, dense_limit, chunk_size).run(max_passes, tolerance)
 
 
 class _Polish:
@@ -109,11 +109,22 @@ class _Polish:
         self._strategy, self._likelihood = strategy, likelihood
         self._batches, self._chunk_size = batches, chunk_size
         is_dense = strategy.predictor.num_inducing_total <= dense_limit
+        self._accepted = deepcopy(strategy._variational_distribution.state_dict())
         self._steps: _Steps = _DenseSteps(strategy) if is_dense else _StreamedSteps(strategy)
         # The Gaussian optimum does not depend on where the step starts.
         self._is_closed_form = is_dense and isinstance(likelihood, GaussianLikelihood)
 
     def run(self, max_passes: int, tolerance: float) -> list[float]:
+        try:
+            return self._run(max_passes, tolerance)
+        except BaseException:  # an interrupted pass leaves the last accepted posterior
+            self._restore()
+            raise
+
+    def _restore(self) -> None:
+        self._strategy._variational_distribution.load_state_dict(self._accepted)
+
+    def _run(self, max_passes: int, tolerance: float) -> list[float]:
         stream, bound = self._look()
         if not math.isfinite(bound):
             raise ValueError(f"the bound of {type(self._likelihood).__name__} is {bound} at the present posterior")
@@ -150,9 +161,10 @@ class _Polish:
                 new_bound = float("nan")
             if new_bound >= bound - _ROUNDING * (abs(stream.expected) + abs(bound)):
                 self._steps.state = proposal
+                self._accepted = deepcopy(self._strategy._variational_distribution.state_dict())
                 return after, new_bound, rate
             rate /= 2
-        self._steps.write(self._steps.state)
+        self._restore()
         return None
 
 
@@ -190,7 +202,7 @@ class _DenseSteps(_Steps):
         covariance = distribution.lazy_covariance_matrix.to_dense().double()
         excess = torch.linalg.inv(covariance)
         excess.diagonal().sub_(1.0)
-        self.state = _DensePosterior(distribution.mean.double(), excess)
+        self.state = _DensePosterior(distribution.mean.to(torch.float64, copy=True), excess)
 
     def read(self, stream: DataStream) -> None:
         stream.gram()
@@ -200,6 +212,8 @@ class _DenseSteps(_Steps):
         excess = torch.lerp(self.state.excess, gram, rate)
         gradient = (projected - self.state.mean).unsqueeze(-1)
         direction = torch.cholesky_solve(gradient, torch.linalg.cholesky(add_identity(excess))).squeeze(-1)
+        if rate < 1:  # Newton's step was too long: curvatures are no guide so far away
+            direction = torch.clamp(REACH * stream.resistance(direction).reach, max=1.0) * direction
         return _DensePosterior(self.state.mean + rate * direction, excess)
 
     def write(self, state: _DensePosterior) -> None:

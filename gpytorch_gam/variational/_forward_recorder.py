@@ -31,6 +31,9 @@ class ForwardRecorder:
     def __init__(self) -> None:
         self.records: list[ForwardRecord] = []
 
+    def prepare(self) -> None:
+        """Called before each forward: bring the posterior to the present kernels. Nothing to do in general."""
+
     def record(self, x: Tensor, mean: Tensor, variance: Tensor) -> None:
         """
         Keep the marginals of a forward; nothing is kept where gradients are off.

@@ -39,6 +39,7 @@ class _PrecisionVariationalDistribution(_VariationalDistribution):
         if not rank_tolerance > 0:
             raise ValueError(f"rank_tolerance must be a positive number of nats, got {rank_tolerance!r}")
         self.rank_tolerance = rank_tolerance if rank == "auto" else None
+        self._rank_is_settled = False
         if rank == "auto":
             rank = min(initial_rank, self.num_inducing_points)
         _validate_rank(rank, self.num_inducing_points)
@@ -54,8 +55,7 @@ class _PrecisionVariationalDistribution(_VariationalDistribution):
         """
         Change the number of columns of B: further ones are drawn small, and those beyond are dropped.
 
-        The parameter stays the same object, of another shape. Optimisers that keep statistics of its entries, such as
-        Adam, have to be made anew.
+        The parameter is a new object, so optimisers of torch have to be made anew; ``NaturalGradient`` follows.
 
         :param rank: Columns R, at least 1 and at most Q.
         :raises ValueError: If the rank is out of range, or the distribution has no B.
@@ -67,14 +67,26 @@ class _PrecisionVariationalDistribution(_VariationalDistribution):
             return
         factor = self.precision_factor
         more = self.init_scale * torch.randn(*factor.shape[:-1], max(0, rank - self.rank)).to(factor)
-        factor.grad = None
-        factor.data = torch.cat([factor.data[..., :rank], more], dim=-1)
+        # A graph of the last step may be alive that knows the old parameter's shape.
+        columns = torch.cat([factor.detach()[..., :rank], more], dim=-1)
+        self.precision_factor = torch.nn.Parameter(columns, requires_grad=factor.requires_grad)
         self.rank = rank
+
+    def settle_rank(self, excess: Tensor) -> None:
+        """
+        Choose an automatic rank for a target precision. Once chosen, it only grows.
+
+        :param excess: What the target has beyond the identity, ``(*batch, Q, Q)``.
+        """
+        enough = self.sufficient_rank(excess)
+        self.resize(max(enough, self.rank) if self._rank_is_settled else enough)
+        self._rank_is_settled = True
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any, **kwargs: Any) -> None:
         saved = state_dict.get(prefix + "precision_factor")
         if self.rank_tolerance is not None and saved is not None:
             self.resize(saved.shape[-1])
+            self._rank_is_settled = True
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     @abstractmethod
@@ -139,7 +151,7 @@ class _PrecisionVariationalDistribution(_VariationalDistribution):
         identity = torch.eye(precision.shape[-1], dtype=precision.dtype, device=precision.device)
         excess = precision - identity
         if self.rank_tolerance is not None:
-            self.resize(self.sufficient_rank(excess))
+            self.settle_rank(excess)
         self._fit_excess(excess)
 
     @abstractmethod

@@ -475,6 +475,8 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
         indices = self.predictor.component_indices(names)
         self.check_inputs(x)
         self._initialize_once()
+        if self._recorder is not None:
+            self._recorder.prepare()
         factors = self.covariance_factors()
         weights = self._projection_weights(factors, x.dtype)
         groups = []
@@ -505,6 +507,8 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
             return self.model.forward(x, **kwargs)
         self.check_inputs(x)
         self._initialize_once()
+        if self._recorder is not None:
+            self._recorder.prepare()
         return gpytorch.Module.__call__(self, x, diag=diag, **kwargs)
 
     def check_inputs(self, x: Tensor) -> None:

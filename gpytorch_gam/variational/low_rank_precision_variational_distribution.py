@@ -88,7 +88,7 @@ class LowRankPrecisionVariationalDistribution(_PrecisionVariationalDistribution)
                 f"rank {self.rank} leaves the bound {lost:.1f} nats below its optimum at these hyperparameters: raise "
                 "the rank, or use BlockLowRankPrecisionVariationalDistribution, which needs a smaller one",
                 RankWarning,
-                stacklevel=3,
+                stacklevel=6,  # set_whitened_posterior and fit_precision are wrapped by no_grad
             )
         if self.precision_factor is not None:
             self.precision_factor.copy_(leading_root(excess, self.rank))

@@ -1,0 +1,116 @@
+r"""
+Gradients in the kernels' hyperparameters at a fixed posterior of the inducing variables, instead of a fixed posterior
+of the whitened ones.
+
+When the posterior has whitened parameters, the evidence lower bound is differentiated at a fixed :math:`q(\mathbf v)`,
+:math:`\mathbf u = L\mathbf v`: a change of the kernel moves :math:`q(\mathbf u)` and the predictions with it, and the
+noise of a minibatch's residuals enters the gradient in full. At a fixed :math:`q(\mathbf u)` the predictions hardly
+depend on the kernel, and the gradient is mostly that of the divergence from the prior, which has no noise. At the
+optimal posterior both have the same expectation, since the bound is stationary in :math:`q`: the difference is a
+control variate. With :math:`\mathbf v = L^{-1}\mathbf u` it is
+
+.. math::
+    \Big\langle \frac{\partial \mathcal L}{\partial m}, \mathrm dm \Big\rangle
+    + \Big\langle \frac{\partial \mathcal L}{\partial S}, \mathrm dS \Big\rangle
+    = - \big\langle W, L^{-1} \mathrm dL \big\rangle, \qquad
+    W = (\Phi g - m) m^\top + (I - S) - \Phi\Lambda\Phi^\top S ,
+
+of which only the diagonal blocks are needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from gpytorch_gam.variational import AdditiveVariationalStrategy
+from gpytorch_gam.variational._precision_algebra import CovarianceFactors, apply_block_inverse, split_groups
+
+
+def correct_gradients(
+    strategy: AdditiveVariationalStrategy,
+    features: Iterable[Tensor],
+    gradients: Sequence[Tensor],
+    curvatures: Sequence[Tensor],
+    num_data: int,
+) -> None:
+    r"""
+    Turn the gradients of ``loss = -ELBO / N`` in the parameters of the predictor to those at a fixed
+    :math:`q(\mathbf u)`.
+
+    :param strategy: With the posterior and the kernels of the forward.
+    :param features: :math:`\Phi` of the rows in chunks, ``(Q, n)``, float64.
+    :param gradients: :math:`g` of each chunk, ``(n,)``, scaled to all of the data.
+    :param curvatures: :math:`-2\, \partial E_n / \partial \mathrm{variance}_n` of each chunk, ``(n,)``, scaled too.
+    :param num_data: N.
+    """
+    parameters = [parameter for parameter in strategy.predictor.parameters() if parameter.requires_grad]
+    if not parameters:
+        return
+    with torch.no_grad():
+        weights = _weights(strategy, features, gradients, curvatures)
+    with torch.enable_grad():
+        choleskys = strategy.inducing_choleskys()
+        surrogate = torch.zeros_like(choleskys[0][..., 0, 0].sum())
+        for cholesky, weight in zip(choleskys, weights, strict=True):
+            if cholesky.requires_grad:
+                relative = torch.linalg.solve_triangular(cholesky.detach(), cholesky, upper=False)
+                surrogate = surrogate + (weight * relative).sum() / num_data
+        if not surrogate.requires_grad:
+            return
+        found = torch.autograd.grad(surrogate, parameters, allow_unused=True)
+    for parameter, gradient in zip(parameters, found, strict=True):
+        if gradient is not None:
+            parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+
+
+def _weights(
+    strategy: AdditiveVariationalStrategy,
+    features: Iterable[Tensor],
+    gradients: Sequence[Tensor],
+    curvatures: Sequence[Tensor],
+) -> list[Tensor]:
+    """The diagonal blocks of W, ``(C_g, M_g, M_g)`` for each group."""
+    factors, shapes = strategy.covariance_factors(), strategy.predictor.group_shapes
+    projected = torch.zeros_like(factors.mean)
+    products = [factors.mean.new_zeros(count, size, size) for count, size in shapes]
+    for chunk, gradient, curvature in zip(features, gradients, curvatures, strict=True):
+        projected = projected + chunk @ gradient
+        smoothed = _times_covariance(factors, chunk)
+        for product, left, right in zip(
+            products, split_groups(chunk * curvature, shapes), split_groups(smoothed, shapes), strict=True
+        ):
+            product += left @ right.mT
+    outer = [
+        left @ right.mT
+        for left, right in zip(
+            split_groups((projected - factors.mean).unsqueeze(-1), shapes),
+            split_groups(factors.mean.unsqueeze(-1), shapes),
+            strict=True,
+        )
+    ]
+    return [
+        first + explained - product
+        for first, explained, product in zip(outer, _explained_blocks(factors, shapes), products, strict=True)
+    ]
+
+
+def _times_covariance(factors: CovarianceFactors, columns: Tensor) -> Tensor:
+    r""":math:`S X = X - VV^\top X - FF^\top X`."""
+    product = columns if factors.block_roots is None else apply_block_inverse(factors.block_roots, columns)
+    if factors.shared_root is None:
+        return product
+    return product - factors.shared_root @ (factors.shared_root.mT @ columns)
+
+
+def _explained_blocks(factors: CovarianceFactors, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
+    r"""The diagonal blocks of :math:`I - S = VV^\top + FF^\top`."""
+    blocks = [factors.mean.new_zeros(count, size, size) for count, size in shapes]
+    if factors.block_roots is not None:
+        blocks = [root @ root.mT for root in factors.block_roots]
+    if factors.shared_root is not None:
+        parts = split_groups(factors.shared_root, shapes)
+        blocks = [block + part @ part.mT for block, part in zip(blocks, parts, strict=True)]
+    return blocks
