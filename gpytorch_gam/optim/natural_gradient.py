@@ -91,10 +91,16 @@ class NaturalGradient(torch.optim.Optimizer):
     correlated inputs). Nor does the predictor move by more than three prior standard deviations in any row in a step:
     far from the optimum, curvatures do not say where it is.
 
-    **Moving kernels.** What the data say is a factor in the inducing variables :math:`u = Lv` themselves. When the
-    hyperparameters have changed since the last step, the optimiser keeps that factor and not the whitened parameters
-    (the dual parametrisation of Adam et al., 2021): otherwise a change of an output scale by one percent alone would
-    put the mean several nats off.
+    **Moving kernels.** What the data say is a factor in the inducing variables :math:`u = Lv` themselves. Before each
+    forward, when the hyperparameters have changed since the last step, the optimiser keeps that factor and not the
+    whitened parameters (the dual parametrisation of Adam et al., 2021): otherwise a change of an output scale by one
+    percent alone would put the mean several nats off.
+
+    **Gradients of hyperparameters.** ``step`` also turns the ``grad`` of the kernels' parameters from that at a fixed
+    posterior of the whitened variables to that at a fixed posterior of the inducing variables. At the optimal posterior
+    both have the same expectation, but the second hardly depends on the batch: on Friedman's function its standard
+    deviation is tens to thousands of times smaller. So take the step of the hyperparameters' optimiser, and clip
+    gradients, after this one. ``variance_reduction=False`` leaves the gradients alone.
 
     **Step size.** At a constant step r the noise of the batches costs :math:`\tfrac{r}{4} (N/b - 1) d_{\text{eff}}`
     nats (effective dimension :math:`d_{\text{eff}} = \mathrm{tr}(I - P^{-1})`; sampling without replacement). By
@@ -114,12 +120,11 @@ class NaturalGradient(torch.optim.Optimizer):
     evaluates the features of a batch above ``chunk_size`` up to fifteen times beyond that.
 
     Use it with :class:`~gpytorch.mlls.VariationalELBO` (``beta`` 1) in a training forward with gradients, the loss
-    being minus the objective as it is returned, per row. Prefer batches of one size (``drop_last=True``). Call
-    ``step`` before that of the hyperparameters' optimiser, which changes the features. It reads the gradients at the
-    predictor and not those of the parameters, so gradient clipping and scaling do not reach it, and ``zero_grad``
-    has nothing to forget. Several forward and backward passes before a step count as one batch; divide each
-    loss by their number, as for any optimiser. A checkpoint needs the states of model *and* optimiser: the latter knows
-    the kernels that the posterior belongs to. It cannot be copied or pickled itself.
+    being minus the objective as it is returned, per row. Prefer batches of one size (``drop_last=True``). It reads the
+    gradients at the predictor and not those of its own parameters, so clipping and scaling them does not reach it, and
+    ``zero_grad`` has nothing to forget. Several forward and backward passes before a step count as one batch; divide
+    each loss by their number, as for any optimiser. A checkpoint needs the states of model *and* optimiser: the latter
+    knows the kernels that the posterior belongs to. It cannot be copied or pickled itself.
 
     While it is attached, the strategy records each training forward with gradients until the next step; detach it by
     :meth:`detach`. Copies and pickles of the model are not attached.
@@ -134,6 +139,7 @@ class NaturalGradient(torch.optim.Optimizer):
     :param warm_start: Start from the present posterior, one that was loaded or set in closed form: the schedule begins
         at a tenth. Otherwise the first step forgets it.
     :param averaging: Average natural parameters instead of holding the step size up; excludes ``lr``.
+    :param variance_reduction: Take the noise of minibatches out of the gradients of the kernels' parameters.
     :raises ValueError: If an argument is out of range, or another optimiser is attached to the model.
     :raises TypeError: If model or distribution are of another kind.
     :raises NotImplementedError: For batches of models and for several predictors.
