@@ -165,6 +165,7 @@ def test_minibatches_reach_the_hyperparameters_of_all_rows() -> None:
     steps = 160
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, steps)
     for step in range(steps):
+        adam.zero_grad()
         rows = torch.arange(step * 100, (step + 1) * 100) % 2000
         backward(model, likelihood, x[rows], y[rows], 2000)
         natural.step()
