@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from friedman_anova import coverage, friedman, make_predictor, marginals
 
-from gpytorch_gam import AdditiveGP
+from gpytorch_gam import AdditiveGP, AdditivePredictor
 from gpytorch_gam.mlls import CollapsedELBO
 
 NUM_ROWS, NUM_FRESH, SUBSET = 5000, 2000, 600
@@ -68,7 +69,9 @@ def maximise(objective: CollapsedELBO, parameters: list[Tensor], x: Tensor, y: T
     optimizer.step(closure)
 
 
-def fit_collapsed(x: Tensor, y: Tensor, fresh: Tensor) -> dict[str, float]:
+def fit_collapsed(
+    x: Tensor, y: Tensor, fresh: Tensor, make_predictor: Callable[[], AdditivePredictor] = make_predictor
+) -> dict[str, float]:
     model, likelihood = AdditiveGP(make_predictor(), "coupled"), gpytorch.likelihoods.GaussianLikelihood()
     likelihood.noise = 4.0
     objective = CollapsedELBO(likelihood, model)

@@ -39,13 +39,17 @@ class Setting(NamedTuple):
 SETTINGS = (Setting(8, 5000, 2, 14), Setting(25, 10000, 5, 16), Setting(50, 20000, 5, 16))
 
 
-def draw(setting: Setting) -> tuple[Tensor, Tensor]:
-    """Inputs that are uniform each and depend on shared factors, and a sum of sines with noise."""
+def draw(setting: Setting, own_share: float = OWN_SHARE) -> tuple[Tensor, Tensor]:
+    """
+    Inputs that are uniform each and depend on shared factors, and a sum of sines with noise.
+
+    :param own_share: Weight of what an input does not share, between 0 and 1.
+    """
     torch.manual_seed(0)
     factors = torch.randn(setting.num_rows, setting.num_factors)
     loadings = torch.nn.functional.normalize(torch.randn(setting.num_factors, setting.num_components), dim=0)
     own = torch.randn(setting.num_rows, setting.num_components)
-    x = torch.special.ndtr((1 - OWN_SHARE**2) ** 0.5 * factors @ loadings + OWN_SHARE * own)
+    x = torch.special.ndtr((1 - own_share**2) ** 0.5 * factors @ loadings + own_share * own)
     return x, torch.sin(6 * x).mean(-1) + NOISE**0.5 * torch.randn(setting.num_rows)
 
 

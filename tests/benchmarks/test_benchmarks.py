@@ -18,6 +18,7 @@ MODULES = (
     "calibration",
     "training",
     "rank",
+    "polish",
     "friedman_anova",
     "_style",
 )
@@ -232,3 +233,41 @@ def test_rank_decides(load, tmp_path):
         assert values == sorted(values, reverse=True)  # a larger rank never loses more
         assert values[-1] > -1e-6
     assert result["gaps"]["block_low_rank"]["0"] < result["gaps"]["low_rank"]["0"]
+
+
+def test_polishing_brings_every_family_closer(load, tmp_path):
+    path = tmp_path / "results.json"
+    load("polish").main(["--quick", "--sections", "factors", "labels", "--json", str(path)])
+    results = json.loads(path.read_text())["results"]
+    for found in results["factors"].values():
+        for way in ("streamed", "dense"):
+            assert -1e-6 < found[way]["gap"] < found["trained_gap"]
+    assert results["factors"]["block + low-rank, R = 32"]["streamed"]["gap"] < 0.1
+    assert results["factors"]["mean-field"]["dense"]["gap"] > 1.0
+    for setting, found in results["labels"].items():
+        assert abs(found["difference_to_tied"]) < 1e-4, setting
+        for gaps in found["gaps"].values():
+            for way in ("streamed", "dense"):
+                assert -1e-4 < gaps[way] <= gaps["trained"]  # 1e-4: the optimum is iterated, too
+        assert found["gaps"]["block + low-rank, R = 16"]["dense"] < 1.0
+
+
+def test_polishing_measures_time_and_memory_in_other_processes(load, tmp_path):
+    path = tmp_path / "results.json"
+    load("polish").main(["--quick", "--sections", "components", "memory", "--json", str(path)])
+    results = json.loads(path.read_text())["results"]
+    for record in results["components"]["records"]:
+        assert record["passes"] == 2
+        assert record["readings"] == 9  # four a pass, and the bound at the end
+        assert_finite_positive([record["seconds"]])
+    assert {(record["method"], record["num_rows"]) for record in results["memory"]} == {
+        (method, rows)
+        for method in ("optimum_of_batches", "polish, dense", "polish, streamed")
+        for rows in (1000, 2000)
+    }
+    assert_finite_positive([record["seconds"] for record in results["memory"]])
+
+
+def test_growth_exponent_leaves_the_intercept_out(load):
+    sizes = [25, 50, 100, 200]
+    assert load("polish").growth_exponent(sizes, [7.0 + 0.3 * size**1.3 for size in sizes]) == pytest.approx(1.3)

@@ -112,3 +112,48 @@ def test_errors_name_what_is_wrong() -> None:
     y[1] = float("nan")
     with pytest.raises(ValueError, match="NaN or infinity in 1 of"):
         objective(x, y)
+
+
+def named_hyperparameters(objective: CollapsedELBO) -> dict[str, torch.nn.Parameter]:
+    named = objective.named_parameters()
+    return {name: parameter for name, parameter in named if "_variational_distribution" not in name}
+
+
+@pytest.mark.parametrize("case", reference.cases())
+@pytest.mark.parametrize("chunk_size", [1, 3])
+def test_value_and_gradients_in_chunks_equal_whole_ones(case: dict, chunk_size: int) -> None:
+    x, y = reference.tensor(case["X"]), reference.tensor(case["y"])
+    values = []
+    for size in (chunk_size, 8192):
+        objective = make_objective(case, size)
+        value = objective(x, y)
+        value.backward()
+        gradients = {name: parameter.grad for name, parameter in named_hyperparameters(objective).items()}
+        assert all(gradient is not None for gradient in gradients.values())
+        values.append((value.detach(), gradients))
+    torch.testing.assert_close(values[0], values[1], rtol=1e-10, atol=1e-12)
+
+
+def test_gradients_in_chunks_reach_inputs_responses_and_inducing_points() -> None:
+    kernel = ScaleKernel(RBFKernel(batch_shape=torch.Size([2])), batch_shape=torch.Size([2]))
+    group = ComponentGroup(kernel, [[0], [1]], regular_grid(0.0, 1.0, 5), learn_inducing_locations=True)
+    model, likelihood = AdditiveGP(AdditivePredictor(group)).double(), gpytorch.likelihoods.GaussianLikelihood()
+    x, y = torch.rand(11, 2).double().requires_grad_(), torch.randn(11).double().requires_grad_()
+    found = []
+    for size in (4, 8192):
+        inputs = [x, y, group.inducing_points, likelihood.raw_noise]
+        found.append(torch.autograd.grad(CollapsedELBO(likelihood.double(), model, size)(x, y), inputs))
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-12)
+
+
+def test_gradients_in_chunks_are_those_of_a_functional_call() -> None:
+    """A second evaluation in the backward pass has to be at the parameters of the call."""
+    case = reference.cases()[2]
+    x, y, found = reference.tensor(case["X"]), reference.tensor(case["y"]), []
+    for size in (3, 8192):
+        objective = make_objective(case, size)
+        named = named_hyperparameters(objective)
+        others = {name: (parameter.detach() + 0.3).requires_grad_() for name, parameter in named.items()}
+        value = torch.func.functional_call(objective, others, (x, y))
+        found.append(torch.autograd.grad(value, list(others.values())))
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-12)

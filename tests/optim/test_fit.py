@@ -8,7 +8,7 @@ import gpytorch
 import pytest
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
 from gpytorch_gam.components import constant, regular_grid
@@ -95,3 +95,41 @@ def test_errors_name_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tqdm", None)
     with pytest.raises(ImportError, match="progress=True needs tqdm"):
         fit(model, likelihood, make_loader(x, y), progress=True)
+
+
+def bound_of(model: AdditiveGP, likelihood: gpytorch.likelihoods.Likelihood, x: torch.Tensor, y: torch.Tensor) -> float:
+    mll = gpytorch.mlls.VariationalELBO(likelihood, model.train(), num_data=len(y))
+    with torch.no_grad():
+        return mll(model(x), y).item() * len(y)
+
+
+@pytest.mark.parametrize("rank", [4, "auto"])
+def test_polishing_at_the_end_is_exact_and_keeps_all_rows(rank: int | str) -> None:
+    model, likelihood, x, y = make_problem()
+    model = AdditiveGP(model.predictor, "block_low_rank", rank).double()
+    loader = DataLoader(TensorDataset(x, y), batch_size=110, shuffle=True, drop_last=True)  # 50 rows are dropped
+    heard: list[Epoch] = []
+    history = fit(model, likelihood, loader, num_epochs=4, lr=0.1, polish_passes=3, callback=heard.append)
+    assert not model.training
+    assert heard == history[:-1]
+    assert history[-1].number == 5
+    assert history[-1].smoothed_elbo == history[-1].elbo
+    assert history[-1].elbo == pytest.approx(bound_of(model, likelihood, x, y), rel=1e-8)
+    best = CollapsedELBO(likelihood, model).optimum(x, y).bound.item()
+    assert best - 2.0 < history[-1].elbo <= best + 1e-6  # what rank 4 leaves
+
+
+def test_polishing_sees_the_rows_of_a_sampler_only() -> None:
+    model, likelihood, x, y = make_problem()
+    y[300:] += 100.0  # held out
+    loader = DataLoader(TensorDataset(x, y), batch_size=110, sampler=SubsetRandomSampler(range(300)), drop_last=True)
+    history = fit(model, likelihood, loader, num_data=300, num_epochs=4, lr=0.1, polish_passes=2)
+    assert history[-1].elbo == pytest.approx(bound_of(model, likelihood, x[:300], y[:300]), rel=1e-8)
+
+
+def test_polishing_passes_are_validated_before_training() -> None:
+    model, likelihood, x, y = make_problem()
+    heard: list[Epoch] = []
+    with pytest.raises(ValueError, match="polish_passes must not be negative, got -1"):
+        fit(model, likelihood, make_loader(x, y), polish_passes=-1, callback=heard.append)
+    assert heard == []
