@@ -30,9 +30,9 @@ from gpytorch_gam.mlls import CollapsedELBO
 CORRELATIONS = (0.0, 0.9, 0.99, 0.999)
 NUM_ROWS, NUM_INDUCING = 500, 24
 LENGTHSCALE, NOISE = 0.2, 0.1
-FAMILIES = {  # label: family, rank
+FAMILIES: dict[str, tuple[str, int | str | None]] = {  # label: family, rank
     "block + low-rank, R = 32": ("block_low_rank", 32),
-    "low-rank, R = 40": ("low_rank", 40),
+    "low-rank, automatic rank": ("low_rank", "auto"),
     "coupled covariance": ("coupled", None),
     "mean-field": ("mean_field", None),
 }
@@ -128,7 +128,7 @@ def draw_figure(results: dict[str, dict[str, dict[str, float]]], path: Path) -> 
     # From the back to the front with shrinking markers: the coupled families lie on top of each other.
     styles = {
         "coupled covariance": ("#b0b0b0", 12),
-        "low-rank, R = 40": ("#1b7837", 8.5),
+        "low-rank, automatic rank": ("#1b7837", 8.5),
         "block + low-rank, R = 32": ("#2166ac", 5),
         "mean-field": ("#d95f02", 5),
     }

@@ -6,11 +6,11 @@ natural gradients, the hyperparameters with Adam, held back for 12 steps. The gr
 x seeds. In the runs of odd seeds the hyperparameters are fixed, so that a drop of the ELBO can be the posterior's only.
 Every third seed has ANOVA kernels, the others plain RBF kernels.
 
-A run fails if it raises; if a loss on the way, a parameter at the end or an ELBO of all rows is not finite; if the
-last ELBO is not above that of the prior, or far below the best of those taken every ten steps (at fixed hyperparameters)
-or the last one before the hyperparameters moved, whose first lurch may cost something for a while (see `Checkpoint`); if
-a variance of predictor or components is negative or not finite, at the training rows or far outside; or if it warns of
-numerical trouble more than once. Printed are the numbers of failures, and then each of them.
+A run fails if it raises; if a loss on the way, a parameter at the end or an ELBO of all rows is not finite; if
+the last ELBO is not above that of the prior, or far below the best of those taken every ten steps (at fixed
+hyperparameters) or the last one before the hyperparameters moved, whose first lurch may cost something for a while
+(see `Checkpoint`); if a variance of predictor or components is negative or not finite, at the training rows or far
+outside; or if it warns of numerical trouble more than once. Printed are the numbers of failures, and then each of them.
 
 GPyTorch's PoissonLikelihood has the rate softplus(f): counts of 1e5 need an f of 1e5, and at an f below -103 in float32
 (-745 in float64) the rate is 0, whose gradient is NaN. A run that gets there fails for that reason, with an error.

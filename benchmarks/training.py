@@ -6,10 +6,10 @@ Two settings, 5000 rows in batches of 500: Friedman's function of independent in
 `examples/friedman_anova.py`, and the same function of inputs with a Gaussian copula of correlation .9, with plain RBF
 kernels. Each run learns all hyperparameters with Adam (rate .1, decaying) and the posterior with one of: natural
 gradients, Adam with a short memory for squared gradients, Adam with its default. Printed after several numbers of
-steps: the gap in nats between the ELBO and the exact collapsed bound at the hyperparameters learnt so far. Printed for
-the end: the gap after `polish`, how far the collapsed bound falls short of that at L-BFGS's hyperparameters, and RMSE
-and coverage of 95% bands on fresh inputs, with those of L-BFGS and (where R with mgcv is installed) of `bam` on the same
-draws. Natural gradients are averaged over draws, Adam alone runs on the first.
+steps: the gap in nats between the ELBO and the exact collapsed bound at the hyperparameters learnt so far. Printed
+for the end: the gap after `polish`, how far the collapsed bound falls short of that at L-BFGS's hyperparameters, and
+RMSE and coverage of 95% bands on fresh inputs, with those of L-BFGS and (where R with mgcv is installed) of `bam` on
+the same draws. Natural gradients are averaged over draws, Adam alone runs on the first.
 
     python benchmarks/training.py [--steps 400] [--seeds 8] [--settings ...] [--figure FILE] [--json FILE]
 """

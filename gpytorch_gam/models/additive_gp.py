@@ -42,7 +42,7 @@ class AdditiveGP(ApproximateGP):
         data, see :class:`LowRankPrecisionVariationalDistribution`.
     :param batch_shape: Batch shape of independent models; default the predictor's.
     :param jitter_val: Absolute jitter, see :class:`AdditiveVariationalStrategy`.
-    :param rank_tolerance: Nats that an automatic rank may lose against the optimum.
+    :param rank_tolerance: Nats that an automatic rank may lose against the optimum; default that of the distribution.
     :raises ValueError: If the family is unknown, or a rank is given to a family without one.
 
     Example:
@@ -58,7 +58,7 @@ class AdditiveGP(ApproximateGP):
         rank: int | str | None = None,
         batch_shape: torch.Size | None = None,
         jitter_val: float | None = None,
-        rank_tolerance: float = 1.0,
+        rank_tolerance: float | None = None,
     ) -> None:
         if not isinstance(predictor, AdditivePredictor):
             raise ValueError(
@@ -103,14 +103,16 @@ def _make_distribution(
     family: str,
     rank: int | str | None,
     batch_shape: torch.Size,
-    rank_tolerance: float,
+    rank_tolerance: float | None,
 ) -> _VariationalDistribution:
     if family not in FAMILIES:
         raise ValueError(f"family must be one of {list(FAMILIES)}, got {family!r}")
     if rank is not None and family not in ("block_low_rank", "low_rank"):
         raise ValueError(f"family {family!r} has no rank, got rank={rank!r}")
     total = predictor.num_inducing_total
-    options: dict[str, Any] = {"batch_shape": batch_shape, "rank_tolerance": rank_tolerance}
+    options: dict[str, Any] = {"batch_shape": batch_shape}
+    if rank_tolerance is not None:
+        options["rank_tolerance"] = rank_tolerance
     if family == "low_rank":
         rank = min(64, total) if rank is None else rank
         return LowRankPrecisionVariationalDistribution(total, rank=rank, **options)

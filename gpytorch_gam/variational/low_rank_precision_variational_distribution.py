@@ -48,7 +48,8 @@ class LowRankPrecisionVariationalDistribution(_PrecisionVariationalDistribution)
     :param batch_shape: Batch shape of independent models.
     :param mean_init_std: Standard deviation of the noise on the initial mean.
     :param init_scale: Standard deviation of the initial entries of B (the gradient at B = 0 vanishes).
-    :param rank_tolerance: Nats that an automatic rank may lose against the optimum; only for ``rank="auto"``.
+    :param rank_tolerance: Nats that an automatic rank may lose against the optimum; only for ``rank="auto"``. What is
+        lost is lost in a few directions, which keep the prior's variance: a tolerance of a nat widens bands notably.
     :raises ValueError: If the rank is negative, larger than Q or not an integer.
 
     .. _Adam, Durrande and John (2018):
@@ -62,7 +63,7 @@ class LowRankPrecisionVariationalDistribution(_PrecisionVariationalDistribution)
         batch_shape: torch.Size = torch.Size([]),  # noqa: B008 (GPyTorch's own default)
         mean_init_std: float = 1e-3,
         init_scale: float = 1e-2,
-        rank_tolerance: float = 1.0,
+        rank_tolerance: float = 0.1,
     ) -> None:
         super().__init__(num_inducing_points, batch_shape, mean_init_std, init_scale)
         self._register_precision_factor(rank, _INITIAL_RANK, rank_tolerance)
@@ -74,7 +75,7 @@ class LowRankPrecisionVariationalDistribution(_PrecisionVariationalDistribution)
 
         :param excess: :math:`G`, ``(*batch, Q, Q)``.
         """
-        return rank_for_tolerance(excess, None, self.rank_tolerance or 1.0)
+        return rank_for_tolerance(excess, None, self.rank_tolerance or 0.1)
 
     def block_factors(self, group_shapes: Sequence[tuple[int, int]] | None = None) -> list[Tensor] | None:
         """None: outside the low-rank term the precision is the prior's."""
