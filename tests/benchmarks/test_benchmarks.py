@@ -216,12 +216,18 @@ def test_training_compares_optimisers(load, tmp_path):
     figure, path = tmp_path / "training.png", tmp_path / "results.json"
     load("training").main(["--quick", "--figure", str(figure), "--json", str(path)])
     assert figure.stat().st_size > 10_000
-    for runs in json.loads(path.read_text())["results"].values():
-        for found in runs.values():
-            assert len(found["steps"]) == len(found["gap"]) == 5
-            assert min(found["gap"]) > -1e-6  # the bound is an upper one
-            assert_finite_positive(found["seconds"])
-        assert runs["natural gradients"]["gap"][-1] < runs["Adam, betas (.9, .999)"]["gap"][-1]
+    results = json.loads(path.read_text())["results"]
+    assert list(results) == ["friedman", "correlated"]
+    for result in results.values():
+        assert result["peers"]["L-BFGS on the collapsed bound"]
+        for runs in result["training"].values():
+            for found in runs.values():
+                assert len(found["steps"]) == len(found["gap"]) == 5
+                assert min(found["gap"]) > -1e-6  # the bound is an upper one
+                assert_finite_positive(found["seconds"])
+                assert all(ending["gap_after_polish"] > -1e-6 for ending in found["endings"])
+        for runs in (result["training"]["block + low-rank, R = 32"], result["training"]["mean-field"]):
+            assert runs["natural gradients"]["gap"][-1] < runs["Adam, betas (.9, .999)"]["gap"][-1]
 
 
 def test_rank_decides(load, tmp_path):
