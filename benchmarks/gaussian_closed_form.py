@@ -7,7 +7,7 @@ L-BFGS on the collapsed bound, first on 600 rows, then on all; the posterior is 
 mgcv is installed, `bam(discrete=TRUE)` with default smooths and `ti(x1, x2)` fits the same draws. Printed for both:
 root mean squared error of the function on 2000 fresh inputs, coverage of its 95% bands there, seconds on one thread.
 
-    python benchmarks/gaussian_closed_form.py [--seeds 8] [--json FILE]
+    python benchmarks/gaussian_closed_form.py [--seeds 24] [--json FILE]
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def summarise(fits: list[dict[str, float]]) -> dict[str, float]:
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser = script_parser(__doc__)
-    parser.add_argument("--seeds", type=int, default=8, help="number of draws (default: 8)")
+    parser.add_argument("--seeds", type=int, default=24, help="number of draws (default: 24)")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     environment = describe_environment(torch.device("cpu"))

@@ -355,7 +355,9 @@ class NaturalGradient(torch.optim.Optimizer):
         if before is None:
             return
         choleskys = self._run_choleskys()
-        if all(torch.equal(old, new) for old, new in zip(before, choleskys, strict=True)):
+        # Comparing waits for the device; in training the kernels move all the time.
+        on_hot_path = self._strategy.training and choleskys[0].is_cuda
+        if not on_hot_path and all(torch.equal(old, new) for old, new in zip(before, choleskys, strict=True)):
             return
         posterior = self._posterior(choleskys)
         before = self._memory.get("choleskys")  # none if somebody else has set the posterior

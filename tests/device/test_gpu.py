@@ -14,7 +14,7 @@ from gpytorch_gam.components import constant, regular_grid
 from gpytorch_gam.kernels import ANOVAKernel
 from gpytorch_gam.kernels.measures import Uniform
 from gpytorch_gam.models.additive_gp import FAMILIES
-from gpytorch_gam.optim import NaturalGradient
+from gpytorch_gam.optim import NaturalGradient, polish
 
 pytestmark = pytest.mark.gpu
 
@@ -91,6 +91,19 @@ def test_natural_gradients_on_the_gpu_equal_those_on_the_cpu(family: str) -> Non
     on_gpu = copy.deepcopy(model).cuda()
     expected, actual = train_naturally(model, x, y), train_naturally(on_gpu, x.cuda(), y.cuda())
     assert actual == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("dense_limit", [0, 1024])
+@pytest.mark.parametrize("family", ["low_rank", "block_low_rank", "mean_field"])
+def test_polishing_on_the_gpu_reaches_the_bound_of_the_cpu(family: str, dense_limit: int) -> None:
+    model, x = make_model(family).double(), torch.rand(300, 4).double()
+    y = (torch.sin(6 * x[:, 0]) + 0.1 * torch.randn(300).double() > 0).double()
+    likelihood = gpytorch.likelihoods.BernoulliLikelihood()
+    model.variational_strategy._initialize_once()
+    on_gpu = copy.deepcopy(model).cuda()
+    expected = polish(model, likelihood, [(x, y)], dense_limit=dense_limit)[-1]
+    actual = polish(on_gpu, likelihood, [(x.cuda(), y.cuda())], dense_limit=dense_limit)[-1]
+    assert actual == pytest.approx(expected, abs=0.5)
 
 
 @pytest.mark.parametrize("family", ["low_rank", "block_low_rank", "mean_field"])
