@@ -7,3 +7,7 @@ class RankWarning(UserWarning):
 
 class CurvatureWarning(UserWarning):
     """A loss asks for more variance everywhere, as one of the wrong sign does."""
+
+
+class TrainingLoopWarning(UserWarning):
+    """The order of a training loop, or what its optimisers hold, spoils the training."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from gpytorch.likelihoods import Likelihood
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 from gpytorch_gam.variational._expected_gradients import expected_gradients
@@ -68,7 +69,7 @@ class DataStream(WeightedFeatures):
         """All rows."""
         expected, is_empty = torch.zeros((), dtype=torch.float64), True
         for batch in self._batches:
-            x, y = _checked_rows(self._strategy, batch)
+            x, y = checked_rows(self._strategy, batch)
             for part_x, part_y in zip(x.split(self._chunk_size), y.split(self._chunk_size), strict=True):
                 chunk, value = self._differentiate(part_x, part_y)
                 expected, is_empty = expected.to(value) + value, False
@@ -114,7 +115,35 @@ def _moments(
     return mean, keep_positive(variance, prior)
 
 
-def _checked_rows(strategy: AdditiveVariationalStrategy, batch: Any) -> tuple[Tensor, Tensor]:
+def every_row(batches: Iterable[tuple[Tensor, Tensor]]) -> Iterable[tuple[Tensor, Tensor]]:
+    """
+    The batches, with the rows that a loader drops from its last one.
+
+    :param batches: A ``DataLoader`` or any other iterable that can be gone through several times.
+    :raises ValueError: For a generator.
+    """
+    if iter(batches) is batches:
+        raise ValueError("batches can be gone through only once: pass a DataLoader or a list, not a generator")
+    if not isinstance(batches, DataLoader) or not batches.drop_last:
+        return batches
+    return DataLoader(
+        batches.dataset,
+        batches.batch_size,
+        sampler=batches.sampler,
+        num_workers=batches.num_workers,
+        collate_fn=batches.collate_fn,
+        pin_memory=batches.pin_memory,
+    )
+
+
+def checked_rows(strategy: AdditiveVariationalStrategy, batch: Any) -> tuple[Tensor, Tensor]:
+    """
+    A pair of inputs ``(b, D)`` and responses ``(b)``.
+
+    :param strategy: That reads the inputs.
+    :param batch: What a loader gave.
+    :raises ValueError: If it is something else.
+    """
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         raise ValueError(
             f"batches must hold pairs (x, y), got {type(batch).__name__}"

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import gpytorch
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 
+from ._data_stream import checked_rows
 from .natural_gradient import NaturalGradient
 from .polish import polish
 
@@ -21,7 +21,7 @@ class Epoch(NamedTuple):
     What a pass over the data found.
 
     :ivar number: 1, 2, ...
-    :ivar elbo: mean over the batches of their estimates of the ELBO, in nats, summed over the data.
+    :ivar elbo: mean over the rows of the batches' estimates of the ELBO, in nats, summed over the data.
     :ivar smoothed_elbo: exponential moving average of ``elbo`` over epochs, of weight one half.
     """
 
@@ -76,6 +76,8 @@ def fit(
         >>> history = fit(model, likelihood, loader, num_epochs=40)
     """
     num_data = _number_of_rows(batches) if num_data is None else num_data
+    if num_epochs > 1 and iter(batches) is batches:
+        raise ValueError("batches can be gone through only once: pass a DataLoader or a list, not a generator")
     for name, value in (("num_epochs", num_epochs), ("patience", 1 if patience is None else patience)):
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
@@ -96,7 +98,7 @@ def fit(
     finally:
         loop.finish()
     if polish_passes:
-        bound = polish(model, likelihood, _every_row(batches), max_passes=polish_passes)[-1]
+        bound = polish(model, likelihood, batches, max_passes=polish_passes)[-1]
         history.append(Epoch(len(history) + 1, bound, bound))
     return history
 
@@ -127,12 +129,18 @@ class _Loop:
             self.adam.param_groups[0]["lr"] = 0.5 * self.lr * (1.0 + math.cos(math.pi * share_done))
 
     def run(self, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
-        """One pass over the data; the mean of the batches' ELBOs, in nats."""
+        """One pass over the data; the mean of the batches' ELBOs, weighted by their rows, in nats."""
         self.mll.train()
-        elbos = [self._step(x, y) for x, y in batches]
-        if not elbos:
-            raise ValueError("batches is empty: there is no data to fit")
-        return torch.stack(elbos).mean().item() * self.mll.num_data
+        total, num_rows = torch.zeros(()), 0
+        for batch in batches:
+            x, y = checked_rows(self.mll.model.variational_strategy, batch)
+            total, num_rows = total + len(y) * self._step(x, y).to(total), num_rows + len(y)
+        if not num_rows:
+            raise ValueError(
+                "batches is empty: there is no data to fit (a loader with drop_last gives nothing if its batches are "
+                "larger than the data)"
+            )
+        return total.item() / num_rows * self.mll.num_data
 
     def _step(self, x: Tensor, y: Tensor) -> Tensor:
         if self.adam is not None:
@@ -155,20 +163,6 @@ def _number_of_rows(batches: Iterable[Any]) -> int:
     if not isinstance(dataset, Sized):
         raise ValueError("num_data is not given and batches has no dataset of known length: pass num_data=...")
     return len(dataset)
-
-
-def _every_row(batches: Iterable[tuple[Tensor, Tensor]]) -> Iterable[tuple[Tensor, Tensor]]:
-    """The batches, with the rows that a loader drops from its last one."""
-    if not isinstance(batches, DataLoader) or not batches.drop_last:
-        return batches
-    return DataLoader(
-        batches.dataset,
-        batches.batch_size,
-        sampler=batches.sampler,
-        num_workers=batches.num_workers,
-        collate_fn=batches.collate_fn,
-        pin_memory=batches.pin_memory,
-    )
 
 
 def _has_stalled(history: list[Epoch], patience: int) -> bool:

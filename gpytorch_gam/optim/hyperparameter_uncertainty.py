@@ -16,6 +16,7 @@ from gpytorch_gam.components.projection import project_components, whitened_weig
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 from gpytorch_gam.variational._precision_algebra import split_groups
 
+from ._data_stream import every_row
 from .polish import polish
 
 # Rows whose graph exists at a time.
@@ -88,7 +89,7 @@ class HyperparameterUncertainty:
             if not value > 0:
                 raise ValueError(f"{name} must be positive, got {value!r}")
         self._model, self._likelihood = deepcopy(model), deepcopy(likelihood)
-        self._batches, self._max_passes, self._step = batches, max_passes, step
+        self._batches, self._max_passes, self._step = every_row(batches), max_passes, step
         polish(self._model, self._likelihood, batches, max_passes=max_passes)
         self._origin = deepcopy((self._model.state_dict(), self._likelihood.state_dict()))
         self._coordinates = [c for c in self._all_coordinates() if self._may_move(c)]

@@ -20,7 +20,7 @@ from gpytorch_gam.variational import (
     LowRankPrecisionVariationalDistribution,
 )
 from gpytorch_gam.variational._forward_recorder import ForwardRecord, ForwardRecorder
-from gpytorch_gam.warnings import CurvatureWarning, RankWarning
+from gpytorch_gam.warnings import CurvatureWarning, RankWarning, TrainingLoopWarning
 
 from ._hyperparameter_gradient import correct_gradients
 from ._mean_step import Posterior, effective_dimension, transported
@@ -175,7 +175,9 @@ class NaturalGradient(torch.optim.Optimizer):
     ) -> None:
         strategy = validated_strategy(model, StructuredDistribution)
         if isinstance(num_data, bool) or not isinstance(num_data, numbers.Integral) or num_data < 1:
-            raise ValueError(f"num_data must be a positive integer, the number of rows of all data, got {num_data!r}")
+            raise ValueError(
+                f"num_data must be a positive integer, the number of rows of all data, got {_shown(num_data)}"
+            )
         if lr is not None and not 0 < lr <= 1:
             raise ValueError(f"lr must lie in (0, 1], or be None for the default schedule, got {lr!r}")
         if not tolerance > 0:
@@ -204,8 +206,12 @@ class NaturalGradient(torch.optim.Optimizer):
         self._memory["effective_dimension"] = effective_dimension(factors)
 
     def detach(self) -> None:
-        """Stop recording the forwards of the model. The optimiser cannot step after that."""
+        """
+        Stop recording the forwards of the model, and leave it with the posterior for its present kernels. The optimiser
+        cannot step after that.
+        """
         if self._strategy._recorder is self._recorder:
+            self._follow_kernels()
             self._strategy._recorder = None
         self._recorder.take()
 
@@ -232,6 +238,7 @@ class NaturalGradient(torch.optim.Optimizer):
         if self._strategy._recorder is not self._recorder:
             raise RuntimeError("this NaturalGradient is detached from its model: make a new one")
         batch = _joined(self._recorder.take(), self._num_data)
+        self._warn_if_out_of_order()
         self._update(batch)
         self._warn_if_curvature_is_negative(batch)
         self._warn_if_rank_is_small()
@@ -322,6 +329,30 @@ class NaturalGradient(torch.optim.Optimizer):
         """Now and then, because it waits for the device."""
         return (self._memory.get("step", 0) + 1) % _CHECK_EVERY == 0
 
+    def _warn_if_out_of_order(self) -> None:
+        """Looks at the first few steps only, because it waits for the device."""
+        memory = self._memory
+        if memory.get("has_warned_of_order") or memory.get("step", 0) >= _NUM_CHECKED:
+            return
+        reason = None
+        if memory.get("num_foreign", 0) >= 2:
+            reason = (
+                "something else changes the posterior between steps: give other optimisers model.hyperparameters(), "
+                "not model.parameters()"
+            )
+        elif self._kernels_have_moved():
+            reason = "the kernels have changed since the forward: call natural.step() before that of their optimiser"
+        if reason is not None:
+            memory["has_warned_of_order"] = True
+            warnings.warn(reason, TrainingLoopWarning, stacklevel=_USER_LEVEL)
+
+    @torch.no_grad()
+    def _kernels_have_moved(self) -> bool:
+        at_forward = self._memory.get("choleskys")
+        if at_forward is None:
+            return False
+        return any(not torch.equal(*pair) for pair in zip(at_forward, self._run_choleskys(), strict=True))
+
     def _warn_if_curvature_is_negative(self, batch: _Batch) -> None:
         """Looks at the first few batches only, because it waits for the device."""
         memory = self._memory
@@ -351,10 +382,8 @@ class NaturalGradient(torch.optim.Optimizer):
     @torch.no_grad()
     def _follow_kernels(self) -> None:
         """Where the kernels have moved since the last step or forward, carry the posterior along."""
-        before = self._memory.get("choleskys")
-        if before is None:
-            return
         choleskys = self._run_choleskys()
+        before = self._memory.setdefault("choleskys", choleskys)
         # Comparing waits for the device; in training the kernels move all the time.
         on_hot_path = self._strategy.training and choleskys[0].is_cuda
         if not on_hot_path and all(torch.equal(old, new) for old, new in zip(before, choleskys, strict=True)):
@@ -372,6 +401,7 @@ class NaturalGradient(torch.optim.Optimizer):
             # Loaded or set by somebody else: it belongs to the present kernels, and what was kept to the old posterior.
             for name in ("choleskys", "block_roots", "directions"):
                 memory.pop(name, None)
+            memory["num_foreign"] = memory.get("num_foreign", 0) + 1
         directions = memory.get("directions")
         if directions is not None and directions.shape[-1] < min(q.rank + 1, q.num_inducing_points):
             memory.pop("directions")  # B was given more columns
@@ -476,3 +506,7 @@ def _moved(value: Any, device: torch.device) -> Any:
     if torch.is_tensor(value):
         return value.to(device)
     return [_moved(item, device) for item in value] if isinstance(value, list) else value
+
+
+def _shown(value: object) -> str:
+    return f"a tensor of shape {tuple(value.shape)}" if torch.is_tensor(value) else repr(value)

@@ -17,7 +17,7 @@ from torch import Tensor
 from gpytorch_gam.operators._capacitance import add_identity
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 
-from ._data_stream import DataStream, OverflowingLikelihoodError
+from ._data_stream import DataStream, OverflowingLikelihoodError, every_row
 from ._mean_step import REACH, Posterior
 from ._natural_step import Family, exact_step
 from ._rank import widened
@@ -59,13 +59,14 @@ def polish(
     linearly with the number of components, and the factor :math:`B` is improved from where it is: train the model
     before. Memory does not depend on the number of rows.
 
-    Under ``rank="auto"`` the factor B may become a new parameter: make torch's optimisers of it anew.
+    Modules keep their train or eval mode. Under ``rank="auto"`` the factor B may become a new parameter: make torch's
+    optimisers of it anew.
 
     :param model: A model whose ``variational_strategy`` is an :class:`AdditiveVariationalStrategy` with one predictor,
         no batch shape, and a low-rank, block + low-rank, mean-field or (up to ``dense_limit``) Cholesky distribution.
     :param likelihood: Any likelihood of one predictor.
     :param batches: Pairs of inputs ``(b, D)`` and responses ``(b)`` that can be gone through several times, each row
-        once: a ``DataLoader`` (without ``drop_last``), or a list with one pair.
+        once: a ``DataLoader``, or a list with one pair. What a loader drops (``drop_last``) is read all the same.
     :param max_passes: Largest number of steps.
     :param tolerance: Stop when a step gains no more than so many nats.
     :param dense_limit: Largest number of inducing variables for which a dense matrix is formed.
@@ -86,8 +87,7 @@ def polish(
     if not tolerance >= 0:
         raise ValueError(f"tolerance must not be negative, got {tolerance!r}")
     strategy = validated_strategy(model, (*StructuredDistribution, CholeskyVariationalDistribution))
-    if iter(batches) is batches:
-        raise ValueError("batches can be gone through only once: pass a DataLoader or a list, not a generator")
+    batches = every_row(batches)
     with torch.no_grad(), modes_kept(model, likelihood):
         model.train()
         likelihood.train()

@@ -141,6 +141,19 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
     def _check_distribution(self, predictor: AdditivePredictor, q: _VariationalDistribution) -> None:
         _validate_distribution(predictor, q)
 
+    def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self._prepare_posterior()  # before the parameters of the distribution are saved
+        super()._save_to_state_dict(*args, **kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._prepare_posterior()  # for copies and pickles
+        return self.__dict__.copy()
+
+    def _prepare_posterior(self) -> None:
+        """Let an attached optimiser bring the posterior to the present kernels."""
+        if self._recorder is not None:
+            self._recorder.prepare()
+
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
         self._initialized = bool(self.variational_params_initialized)
@@ -475,8 +488,7 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
         indices = self.predictor.component_indices(names)
         self.check_inputs(x)
         self._initialize_once()
-        if self._recorder is not None:
-            self._recorder.prepare()
+        self._prepare_posterior()
         factors = self.covariance_factors()
         weights = self._projection_weights(factors, x.dtype)
         groups = []
@@ -507,8 +519,7 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
             return self.model.forward(x, **kwargs)
         self.check_inputs(x)
         self._initialize_once()
-        if self._recorder is not None:
-            self._recorder.prepare()
+        self._prepare_posterior()
         return gpytorch.Module.__call__(self, x, diag=diag, **kwargs)
 
     def check_inputs(self, x: Tensor) -> None:

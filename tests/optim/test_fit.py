@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
 from gpytorch_gam.components import constant, regular_grid
 from gpytorch_gam.mlls import CollapsedELBO
-from gpytorch_gam.optim import Epoch, fit
+from gpytorch_gam.optim import Epoch, fit, polish
 
 
 def make_problem() -> tuple[AdditiveGP, gpytorch.likelihoods.GaussianLikelihood, torch.Tensor, torch.Tensor]:
@@ -133,3 +133,31 @@ def test_polishing_passes_are_validated_before_training() -> None:
     with pytest.raises(ValueError, match="polish_passes must not be negative, got -1"):
         fit(model, likelihood, make_loader(x, y), polish_passes=-1, callback=heard.append)
     assert heard == []
+
+
+def test_what_is_no_pair_of_rows_is_an_error_that_says_so() -> None:
+    model, likelihood, x, y = make_problem()
+    with pytest.raises(ValueError, match=r"pass \[\(x, y\)\] for a single one"):
+        fit(model, likelihood, (x, y), num_data=len(y))
+    with pytest.raises(ValueError, match=r"responses of shape \(\d+,\) beside"):
+        fit(model, likelihood, [(x, y.unsqueeze(-1))], num_data=len(y))
+    with pytest.raises(ValueError, match="not a generator"):
+        fit(model, likelihood, iter([(x, y)]), num_data=len(y))
+    with pytest.raises(ValueError, match=r"num_data must be a positive integer, .* got a tensor of shape"):
+        fit(model, likelihood, x, y)
+    with pytest.raises(ValueError, match="larger than the data"):
+        fit(model, likelihood, DataLoader(TensorDataset(x, y), batch_size=len(y) + 1, drop_last=True))
+
+
+def test_rows_count_alike_in_the_elbo_of_an_epoch() -> None:
+    model, likelihood, x, y = make_problem()
+    polish(model, likelihood, [(x, y)])
+    for parameter in (*model.hyperparameters(), *likelihood.parameters()):
+        parameter.requires_grad_(False)
+    halves = [(x[:1], y[:1]), (x[1:], y[1:])]
+    expected = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=len(y)).train()
+    with torch.no_grad():
+        first = [(expected(model(part), rows) * len(rows)).item() for part, rows in halves]
+    history = fit(model, likelihood, halves, num_data=len(y), num_epochs=1, warm_start=True)
+    # The second batch comes after a small step on the first.
+    assert history[0].elbo == pytest.approx(sum(first), abs=0.05 * abs(sum(first)))

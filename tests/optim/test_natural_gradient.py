@@ -23,6 +23,7 @@ from gpytorch_gam.optim._mean_step import Posterior, transported
 from gpytorch_gam.optim._streaming_fit import fit_afresh, fit_round, leading_factor, mixed_product, remainder_roots
 from gpytorch_gam.variational import BlockLowRankPrecisionVariationalDistribution
 from gpytorch_gam.variational._structured_fit import diagonal_blocks
+from gpytorch_gam.warnings import TrainingLoopWarning
 from tests.variational.test_structured_fit import gap, random_excess
 
 
@@ -590,3 +591,59 @@ def test_errors_name_what_is_wrong() -> None:
     (-mll(model(x.reshape(2, 200, 3)), y.reshape(2, 200)).sum()).backward()
     with pytest.raises(NotImplementedError, match=r"takes inputs \(n, D\)"):
         natural.step()
+
+
+# ------------------------------------------------------------------------------------------- what surrounds the loop
+
+
+def half_trained() -> tuple[AdditiveGP, NaturalGradient, torch.optim.Adam, torch.Tensor]:
+    """After a step of Adam, so that the posterior has to follow the kernels."""
+    x, y = gaussian_problem()
+    model, likelihood = make_model("block_low_rank", 4), gaussian_likelihood()
+    natural, adam = NaturalGradient(model, num_data=len(x)), torch.optim.Adam(model.hyperparameters(), lr=0.1)
+    for _ in range(3):
+        backward(model, likelihood, x, y, len(x))
+        natural.step()
+        adam.step()
+    return model, natural, adam, x[:7]
+
+
+@pytest.mark.parametrize("how", ["state_dict", "deepcopy", "pickle", "detach"])
+def test_what_is_saved_is_what_the_next_forward_uses(how: str) -> None:
+    model, natural, _, x = half_trained()
+    if how == "state_dict":
+        other = make_model("block_low_rank", 4)
+        other.load_state_dict(copy.deepcopy(model.state_dict()))
+    elif how == "deepcopy":
+        other = copy.deepcopy(model)
+    elif how == "pickle":
+        other = pickle.loads(pickle.dumps(model))
+    else:
+        natural.detach()
+        other = model
+    saved = other.eval()(x)
+    attached, natural, _, _ = half_trained()
+    expected = attached.eval()(x)
+    torch.testing.assert_close(saved.mean, expected.mean, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(saved.variance, expected.variance, rtol=1e-9, atol=1e-10)
+
+
+def test_a_wrong_order_of_steps_and_a_second_optimiser_of_the_posterior_are_warned_of() -> None:
+    x, y = gaussian_problem()
+    likelihood = gaussian_likelihood()
+    model = make_model("block_low_rank", 4)
+    natural, adam = NaturalGradient(model, num_data=len(x)), torch.optim.Adam(model.hyperparameters(), lr=0.1)
+    with pytest.warns(TrainingLoopWarning, match=r"call natural.step\(\) before that of their optimiser") as caught:
+        for _ in range(4):
+            backward(model, likelihood, x, y, len(x))
+            adam.step()
+            natural.step()
+    assert [warning.filename for warning in caught] == [__file__]
+    model = make_model("block_low_rank", 4)
+    natural, adam = NaturalGradient(model, num_data=len(x)), torch.optim.Adam(model.parameters(), lr=0.1)
+    with pytest.warns(TrainingLoopWarning, match="give other optimisers model.hyperparameters") as caught:
+        for _ in range(4):
+            backward(model, likelihood, x, y, len(x))
+            natural.step()
+            adam.step()
+    assert len(caught) == 1

@@ -506,3 +506,10 @@ def test_errors_of_arguments_and_models_name_what_is_wrong() -> None:
     natural = NaturalGradient(model, num_data=len(y))
     assert len(polish(model, likelihood, batches)) == 2  # attached optimisers are no obstacle
     natural.detach()
+
+
+def test_rows_that_a_loader_drops_are_read() -> None:
+    x, y = gaussian_problem(50)
+    model, likelihood = make_model("block_low_rank", 4), gaussian_likelihood()
+    loader = DataLoader(TensorDataset(x, y), batch_size=40, drop_last=True)
+    assert polish(model, likelihood, loader)[-1] == pytest.approx(exact_elbo(model, likelihood, x, y))
