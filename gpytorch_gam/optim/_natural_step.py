@@ -63,7 +63,9 @@ class Step(NamedTuple):
     rate: Tensor
 
 
-def dense_step(old: Posterior, features: WeightedFeatures, gram: Tensor, projected: Tensor, family: Family) -> Step:
+def dense_step(
+    old: Posterior, features: WeightedFeatures, gram: Tensor, projected: Tensor, family: Family, is_first: bool
+) -> Step:
     r"""
     A step of size 1: the fit of :math:`I + \Phi\Lambda\Phi^\top` to the family, and Newton's step of the mean.
 
@@ -72,10 +74,12 @@ def dense_step(old: Posterior, features: WeightedFeatures, gram: Tensor, project
     :param gram: :math:`\Phi\Lambda\Phi^\top`, ``(Q, Q)``.
     :param projected: :math:`\Phi g`, ``(Q,)``.
     :param family: Of the posterior.
+    :param is_first: Whether the old posterior says nothing of the new one.
     """
     shapes = _shapes(old)
     totals = diagonal_blocks(gram, shapes)
-    fit = _dense_fit(gram, totals, shapes, family)
+    start = None if is_first else [root @ root.mT for root in old.block_roots]
+    fit = _dense_fit(gram, totals, shapes, family, start)
     gradient = projected - old.mean
     factors, _ = precision_covariance_factors(gradient, _factor(fit, family), fit.block_roots)
     direction = torch.cholesky_solve(gradient.unsqueeze(-1), torch.linalg.cholesky(add_identity(gram))).squeeze(-1)
@@ -170,13 +174,19 @@ def _shapes(posterior: Posterior) -> list[tuple[int, int]]:
     return [(root.shape[-3], root.shape[-2]) for root in posterior.block_roots]
 
 
-def _dense_fit(gram: Tensor, totals: list[Tensor], shapes: Sequence[tuple[int, int]], family: Family) -> StreamingFit:
+def _dense_fit(
+    gram: Tensor,
+    totals: list[Tensor],
+    shapes: Sequence[tuple[int, int]],
+    family: Family,
+    start: Sequence[Tensor] | None,
+) -> StreamingFit:
     if family.rank == 0:
         return StreamingFit(None, remainder_roots(totals, None))
     if not family.has_blocks:
         directions = leading_root(gram, min(family.rank + OVERSAMPLING, len(gram))).flip(-1)
         return StreamingFit(directions, remainder_roots(totals, directions[:, : family.rank]))
-    roots, factor = fit_block_low_rank(gram, shapes, family.rank, [size for _, size in shapes])
+    roots, factor = fit_block_low_rank(gram, shapes, family.rank, [size for _, size in shapes], start)
     return StreamingFit(with_more_directions(factor), roots)
 
 

@@ -319,7 +319,7 @@ class NaturalGradient(torch.optim.Optimizer):
         gram, projected = features.gram()
         if q.rank_tolerance is not None and (is_first or self._looks_at_the_rank()):
             q.settle_rank(gram)
-        step = dense_step(old, features, gram, projected, family_of(q))
+        step = dense_step(old, features, gram, projected, family_of(q), is_first)
         memory["effective_dimension"] = effective_dimension(step.factors)
         if q.rank and q.rank_tolerance is None and self._looks_at_the_rank():
             memory["missing_nats"] = dense_loss(gram, step.posterior, family_of(q)).item()

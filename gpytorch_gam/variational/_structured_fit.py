@@ -28,6 +28,9 @@ from ._precision_algebra import multiply_blocks, precision_covariance_factors, s
 # Rounds of a fit: at most so many, and none that would gain less than this many nats.
 _NUM_ROUNDS, _WORTHWHILE = 50, 5e-3
 
+# Rounds beyond the first from the fit of a similar precision.
+_NUM_WARM_ROUNDS = 2
+
 # Candidates for an automatic rank: steps of a half, rounded to multiples of 4.
 _SMALLEST_RANK, _GROWTH = 4, 1.5
 
@@ -84,7 +87,11 @@ def diagonal_blocks(matrix: Tensor, shapes: Sequence[tuple[int, int]]) -> list[T
 
 
 def fit_block_low_rank(
-    excess: Tensor, shapes: Sequence[tuple[int, int]], rank: int, block_ranks: Sequence[int]
+    excess: Tensor,
+    shapes: Sequence[tuple[int, int]],
+    rank: int,
+    block_ranks: Sequence[int],
+    start: Sequence[Tensor] | None = None,
 ) -> tuple[list[Tensor], Tensor]:
     r"""
     Factors with :math:`\mathrm{blockdiag}(E_c E_c^\top) + BB^\top \approx G`, the diagonal blocks being equal (up to
@@ -94,12 +101,17 @@ def fit_block_low_rank(
     :param shapes: ``(count, size)`` of each run of equal blocks.
     :param rank: Columns of B.
     :param block_ranks: Columns of the :math:`E_c` of each run.
+    :param start: :math:`D - I` of the fit of a similar precision, ``(*batch, count, size, size)`` for each run: a few
+        rounds from there instead of many from the mean-field fit.
     :return: For each run ``(*batch, count, size, r)``, and ``(*batch, Q, rank)``.
     """
     targets = diagonal_blocks(excess, shapes)
     best = _Fit(torch.zeros_like(excess[..., :rank]), targets, relative_divergence(excess, targets, None, targets))
-    if rank:
-        best = _iterated(excess, shapes, targets, best, rank)
+    if rank and start is not None:
+        first = _round(excess, shapes, targets, start, rank)
+        best = best.better(_iterated(excess, shapes, targets, first, rank, _NUM_WARM_ROUNDS))
+    elif rank:
+        best = _iterated(excess, shapes, targets, best, rank, _NUM_ROUNDS)
         # The leading eigenvectors of G alone, which are exact where B can hold all of it.
         nothing = [torch.zeros_like(target) for target in targets]
         best = best.better(_round(excess, shapes, targets, nothing, rank))
@@ -126,10 +138,17 @@ class _Fit(NamedTuple):
         )
 
 
-def _iterated(excess: Tensor, shapes: Sequence[tuple[int, int]], targets: list[Tensor], start: _Fit, rank: int) -> _Fit:
+def _iterated(
+    excess: Tensor,
+    shapes: Sequence[tuple[int, int]],
+    targets: list[Tensor],
+    start: _Fit,
+    rank: int,
+    num_rounds: int,
+) -> _Fit:
     # Over-relaxation of the blocks saves rounds but ends at worse optima, with blocks that have shrunk to nothing.
     fit, active = start, torch.ones_like(start.divergence, dtype=torch.bool)
-    for _ in range(_NUM_ROUNDS):
+    for _ in range(num_rounds):
         new = fit.better(_round(excess, shapes, targets, fit.blocks, rank), where=active)
         active = active & (fit.divergence - new.divergence > _WORTHWHILE)
         fit = new
@@ -194,7 +213,7 @@ def rank_for_tolerance(excess: Tensor, shapes: Sequence[tuple[int, int]] | None,
     for rank in candidate_ranks(size):
         # Blocks only shrink as the rank grows: each fit goes on from the last.
         start = fit._replace(factor=torch.zeros_like(excess[..., :rank]))
-        fit = _iterated(excess, shapes, targets, start, rank)
+        fit = _iterated(excess, shapes, targets, start, rank, _NUM_ROUNDS)
         if (fit.divergence - optimum <= tolerance).all():
             return rank
     return size
