@@ -48,6 +48,9 @@ _NUM_CHECKED, _NUM_ROWS = 5, 50
 # Frames from a method that step() calls to the caller of step(): torch wraps it twice.
 _USER_LEVEL = 5
 
+# Halvings of a step that does not lower the loss of a closure, by more than this share of it.
+_MAX_HALVINGS, _LOSS_SLACK = 6, 1e-6
+
 # Where the schedule starts for a posterior that is worth keeping: at a step size of a tenth.
 _WARM_STEP = 90
 
@@ -89,7 +92,7 @@ class NaturalGradient(torch.optim.Optimizer):
     :math:`\alpha` being the maximiser of the batch's quadratic model along d. It keeps the mean from diverging where
     components overlap more than R columns can express (where it also converges slowly: R = 0 under strongly
     correlated inputs). Nor does the predictor move by more than three prior standard deviations in any row in a step:
-    far from the optimum, curvatures do not say where it is.
+    far from the optimum, curvatures do not say where it is. Steps with a closure are checked against its loss as well.
 
     **Moving kernels.** What the data say is a factor in the inducing variables :math:`u = Lv` themselves. Before each
     forward, when the hyperparameters have changed since the last step, the optimiser keeps that factor and not the
@@ -225,13 +228,15 @@ class NaturalGradient(torch.optim.Optimizer):
         """
         Move mean and precision by the batch of all forwards since the last step.
 
-        :param closure: Evaluates the model, calls ``backward`` and returns the loss, for loops that are written so.
-        :return: What the closure returned.
+        :param closure: Zeroes gradients, evaluates the model, calls ``backward`` and returns the loss. It is evaluated
+            again after the step: one that does not lower the loss of its own batch is halved, a few times, and at last
+            left out. Gradients of hyperparameters are then those at the new posterior.
+        :return: What the closure returned at first.
         :raises RuntimeError: If the model was not called in train mode with gradients since the last step, ``backward``
             has not run, or a gradient is not finite. The parameters are then as before.
         :raises NotImplementedError: If the inputs had a batch shape.
         """
-        result = None
+        result: Any = None
         if closure is not None:
             with torch.enable_grad():
                 result = closure()
@@ -239,7 +244,12 @@ class NaturalGradient(torch.optim.Optimizer):
             raise RuntimeError("this NaturalGradient is detached from its model: make a new one")
         batch = _joined(self._recorder.take(), self._num_data)
         self._warn_if_out_of_order()
-        self._update(batch)
+        if closure is None:
+            features = self._features(batch)
+            self._correct_gradients(batch, features)
+            self._update(batch, features)
+        else:
+            self._update_if_the_loss_falls(batch, closure, float(result))
         self._warn_if_curvature_is_negative(batch)
         self._warn_if_rank_is_small()
         return result
@@ -271,17 +281,44 @@ class NaturalGradient(torch.optim.Optimizer):
             return lr == 1
         return num_rows >= self._num_data or "step" not in self._memory
 
-    def _update(self, batch: _Batch) -> None:
+    def _update_if_the_loss_falls(self, batch: _Batch, closure: Callable[[], Any], loss: float) -> None:
+        q, features = self._distribution, self._features(batch)
+        before, memory = deepcopy(q.state_dict()), dict(self._memory)
+        for attempt in range(_MAX_HALVINGS):
+            self._update(batch, features, scale=0.5**attempt)
+            with torch.enable_grad():
+                after = float(closure())
+            again = _joined(self._recorder.take(), self._num_data)
+            if after <= loss + _LOSS_SLACK * abs(loss):
+                break
+            self._restore(before, memory)
+        else:
+            with torch.enable_grad():
+                closure()
+            again = _joined(self._recorder.take(), self._num_data)
+        self._correct_gradients(again, self._features(again))
+
+    def _restore(self, parameters: dict[str, Tensor], memory: dict[str, Any]) -> None:
+        self._distribution.load_state_dict(parameters)
+        self._memory.clear()
+        self._memory.update(memory)
+
+    def _features(self, batch: _Batch) -> BatchFeatures:
+        curvatures = batch.curvatures.clamp_min(0)
+        return BatchFeatures(self._strategy.features, batch.x, batch.gradients, curvatures, self._chunk_size)
+
+    def _correct_gradients(self, batch: _Batch, features: BatchFeatures) -> None:
+        """Of the hyperparameters, at the posterior of the forward."""
+        if not self.param_groups[0]["variance_reduction"]:
+            return
+        chunks = batch.gradients.split(self._chunk_size), batch.curvatures.split(self._chunk_size)
+        correct_gradients(self._strategy, (chunk.features for chunk in features.chunks()), *chunks, self._num_data)
+
+    def _update(self, batch: _Batch, features: BatchFeatures, scale: float = 1.0) -> None:
         memory = self._memory
-        rate, forgets = self._step_size(len(batch.x)), self._forgets(len(batch.x))
+        rate, forgets = scale * self._step_size(len(batch.x)), scale == 1 and self._forgets(len(batch.x))
         choleskys = self._run_choleskys()
         old = self._posterior(choleskys)
-        features = BatchFeatures(
-            self._strategy.features, batch.x, batch.gradients, batch.curvatures.clamp_min(0), self._chunk_size
-        )
-        if self.param_groups[0]["variance_reduction"]:
-            chunks = batch.gradients.split(self._chunk_size), batch.curvatures.split(self._chunk_size)
-            correct_gradients(self._strategy, (chunk.features for chunk in features.chunks()), *chunks, self._num_data)
         posterior = self._natural_step(old, features, len(batch.x), rate, forgets)
         self._store(posterior, choleskys)
         memory["step"] = memory.get("step", 0) + 1

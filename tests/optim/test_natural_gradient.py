@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 import math
 import pickle
 
@@ -647,3 +648,54 @@ def test_a_wrong_order_of_steps_and_a_second_optimiser_of_the_posterior_are_warn
             natural.step()
             adam.step()
     assert len(caught) == 1
+
+
+def closure_of(model: AdditiveGP, likelihood: object, x: torch.Tensor, y: torch.Tensor) -> object:
+    def closure() -> float:
+        return backward(model, likelihood, x, y, len(x))
+
+    return closure
+
+
+@pytest.mark.parametrize(("family", "rank"), [("block_low_rank", 6), ("low_rank", 20), ("mean_field", None)])
+def test_steps_with_a_closure_never_raise_its_loss(
+    family: str, rank: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Without the limit on the reach of a step, the first ones overflow.
+    monkeypatch.setattr("gpytorch_gam.optim._mean_step.REACH", 12.0)
+    torch.manual_seed(0)
+    x = make_inputs(300)
+    y, likelihood = torch.poisson((effect(x) * 2 + 6).exp()), LogPoissonLikelihood()
+    model = make_model(family, rank)
+    natural = NaturalGradient(model, num_data=len(x))
+    losses = [natural.step(closure_of(model, likelihood, x, y)) for _ in range(25)]
+    losses.append(backward(model, likelihood, x, y, len(x)))
+    assert all(after <= before + 1e-5 * abs(before) for before, after in itertools.pairwise(losses))
+    assert losses[-1] < 10
+
+
+def test_a_step_that_cannot_lower_the_loss_is_left_out() -> None:
+    x, y = gaussian_problem()
+    model, likelihood = make_model("block_low_rank", 4), gaussian_likelihood()
+    natural = NaturalGradient(model, num_data=len(x))
+    natural.step(closure_of(model, likelihood, x, y))
+    before = copy.deepcopy(model.variational_strategy._variational_distribution.state_dict())
+    calls = []
+
+    def rising() -> float:
+        calls.append(backward(model, likelihood, x, y, len(x)))
+        return float(len(calls))
+
+    assert natural.step(rising) == 1.0
+    after = model.variational_strategy._variational_distribution.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert natural.state_dict()["state"][0]["step"] == 1
+
+
+def test_a_closure_gives_the_gradients_of_the_new_posterior() -> None:
+    x, y = gaussian_problem()
+    model, likelihood = make_model("block_low_rank", 20), gaussian_likelihood()
+    NaturalGradient(model, num_data=len(x)).step(closure_of(model, likelihood, x, y))
+    exact = torch.autograd.grad(-CollapsedELBO(likelihood, model)(x, y), list(model.hyperparameters()))
+    for parameter, expected in zip(model.hyperparameters(), exact, strict=True):
+        torch.testing.assert_close(parameter.grad, expected, rtol=1e-5, atol=1e-7)
