@@ -36,6 +36,11 @@ class Posterior(NamedTuple):
     block_roots: list[Tensor]
     directions: Tensor | None
 
+    @property
+    def shapes(self) -> list[tuple[int, int]]:
+        """``(count, size)`` of each run of equal blocks."""
+        return [(root.shape[-3], root.shape[-2]) for root in self.block_roots]
+
 
 def transported(posterior: Posterior, before: Sequence[Tensor], after: Sequence[Tensor]) -> Posterior:
     r"""

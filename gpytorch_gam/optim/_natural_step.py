@@ -76,7 +76,7 @@ def dense_step(
     :param family: Of the posterior.
     :param is_first: Whether the old posterior says nothing of the new one.
     """
-    shapes = _shapes(old)
+    shapes = old.shapes
     totals = diagonal_blocks(gram, shapes)
     start = None if is_first else [root @ root.mT for root in old.block_roots]
     fit = _dense_fit(gram, totals, shapes, family, start)
@@ -101,7 +101,7 @@ def streamed_step(
     :param family: Of the posterior.
     :param forgets: Whether r is 1, so that nothing of the old precision remains.
     """
-    new_blocks, projected = features.totals(_shapes(old))
+    new_blocks, projected = features.totals(old.shapes)
     if forgets:
         totals, fit = new_blocks, _fit_forgetting(old, features, new_blocks, family)
     else:
@@ -120,13 +120,13 @@ def exact_step(old: Posterior, features: WeightedFeatures, rate: Tensor, family:
     :param rate: r, ``()``.
     :param family: Of the posterior.
     """
-    new_blocks, projected = features.totals(_shapes(old))
-    own = [root @ root.mT for root in old.block_roots]
-    totals = [torch.lerp(block, new, rate) for block, new in zip(_plus_factor(own, old), new_blocks, strict=True)]
+    new_blocks, projected = features.totals(old.shapes)
+    own, totals = _mixed_blocks(old, new_blocks, rate)
     if old.factor is None or old.directions is None:
         fit = StreamingFit(None, remainder_roots(totals, None))
-    elif family.has_blocks:
-        apply = mixed_product(features.apply, old.factor, rate)
+        return _with_streamed_mean(old, features, rate, family, fit, totals, projected)
+    apply = mixed_product(features.apply, old.factor, rate)
+    if family.has_blocks:
         scaled = [rate * block for block in own]
         fit = factor_analysis_round(
             lambda columns: apply(columns) - multiply_blocks(scaled, columns),
@@ -137,7 +137,6 @@ def exact_step(old: Posterior, features: WeightedFeatures, rate: Tensor, family:
             _ITERATIONS,
         )
     else:
-        apply = mixed_product(features.apply, old.factor, rate)
         fit = fit_round(apply, None, totals, old.directions, family.rank, _ITERATIONS)
     return _with_streamed_mean(old, features, rate, family, fit, totals, projected)
 
@@ -158,20 +157,18 @@ def _with_streamed_mean(
     return Step(Posterior(mean, _factor(fit, family), fit.block_roots, fit.directions), factors, totals, rate)
 
 
-def _plus_factor(blocks: list[Tensor], posterior: Posterior) -> list[Tensor]:
-    r"""The blocks plus those of :math:`BB^\top`."""
-    if posterior.factor is None:
-        return blocks
-    parts = split_groups(posterior.factor, _shapes(posterior))
-    return [block + part @ part.mT for block, part in zip(blocks, parts, strict=True)]
+def _mixed_blocks(old: Posterior, new_blocks: list[Tensor], rate: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    r"""The old :math:`E_c E_c^\top`, and the diagonal blocks of the mixture of the old precision and the new one."""
+    own = [root @ root.mT for root in old.block_roots]
+    before = own
+    if old.factor is not None:
+        parts = split_groups(old.factor, old.shapes)
+        before = [block + part @ part.mT for block, part in zip(own, parts, strict=True)]
+    return own, [torch.lerp(block, new, rate) for block, new in zip(before, new_blocks, strict=True)]
 
 
 def _factor(fit: StreamingFit, family: Family) -> Tensor | None:
     return None if fit.directions is None else fit.directions[:, : family.rank]
-
-
-def _shapes(posterior: Posterior) -> list[tuple[int, int]]:
-    return [(root.shape[-3], root.shape[-2]) for root in posterior.block_roots]
 
 
 def _dense_fit(
@@ -212,8 +209,7 @@ def _fit_forgetting(old: Posterior, features: WeightedFeatures, totals: list[Ten
 def _fit_mixing(
     old: Posterior, features: WeightedFeatures, new_blocks: list[Tensor], rate: Tensor, family: Family
 ) -> tuple[list[Tensor], StreamingFit]:
-    own = [root @ root.mT for root in old.block_roots]
-    totals = [torch.lerp(block, new, rate) for block, new in zip(_plus_factor(own, old), new_blocks, strict=True)]
+    own, totals = _mixed_blocks(old, new_blocks, rate)
     if old.factor is None or old.directions is None:
         return totals, StreamingFit(None, remainder_roots(totals, None))
     apply = mixed_product(features.apply, old.factor, rate)

@@ -41,9 +41,8 @@ def dense_loss(gram: Tensor, posterior: Posterior, family: Family) -> Tensor:
     :param posterior: Its blocks count only if the family holds them.
     :param family: Of the posterior.
     """
-    shapes = [(root.shape[-3], root.shape[-2]) for root in posterior.block_roots]
     blocks = [(root @ root.mT) * family.has_blocks for root in posterior.block_roots]
-    divergence = relative_divergence(gram, diagonal_blocks(gram, shapes), posterior.factor, blocks)
+    divergence = relative_divergence(gram, diagonal_blocks(gram, posterior.shapes), posterior.factor, blocks)
     return divergence - 0.5 * torch.linalg.slogdet(add_identity(gram)).logabsdet
 
 
@@ -111,7 +110,7 @@ def _gain_of_blocks(step: Step) -> Tensor:
 
 
 def _parts(stacked: Tensor, step: Step) -> list[Tensor]:
-    return split_groups(stacked, [(root.shape[-3], root.shape[-2]) for root in step.posterior.block_roots])
+    return split_groups(stacked, step.posterior.shapes)
 
 
 def _gain_of_more_directions(step: Step, family: Family) -> Tensor:

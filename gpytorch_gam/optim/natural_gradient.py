@@ -101,9 +101,9 @@ class NaturalGradient(torch.optim.Optimizer):
 
     **Gradients of hyperparameters.** ``step`` also turns the ``grad`` of the kernels' parameters from that at a fixed
     posterior of the whitened variables to that at a fixed posterior of the inducing variables. At the optimal posterior
-    both have the same expectation, but the second hardly depends on the batch: on Friedman's function its standard
-    deviation is tens to thousands of times smaller. So take the step of the hyperparameters' optimiser, and clip
-    gradients, after this one. ``variance_reduction=False`` leaves the gradients alone.
+    both have the same expectation, but the second hardly depends on the batch. So take the step of the
+    hyperparameters' optimiser, and clip gradients, after this one. ``variance_reduction=False`` leaves the gradients
+    alone.
 
     **Step size.** At a constant step r the noise of the batches costs :math:`\tfrac{r}{4} (N/b - 1) d_{\text{eff}}`
     nats (effective dimension :math:`d_{\text{eff}} = \mathrm{tr}(I - P^{-1})`; sampling without replacement). By

@@ -238,11 +238,8 @@ class _StreamedSteps(_Steps):
         self._distribution = q
         self.state = read_posterior(q, strategy.predictor.group_shapes)
 
-    def _shapes(self) -> list[tuple[int, int]]:
-        return [(root.shape[-3], root.shape[-2]) for root in self.state.block_roots]
-
     def read(self, stream: DataStream) -> None:
-        stream.totals(self._shapes())
+        stream.totals(self.state.shapes)
 
     def propose(self, stream: DataStream, rate: float) -> Posterior:
         size = torch.as_tensor(rate).to(self.state.mean)

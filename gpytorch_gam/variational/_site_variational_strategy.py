@@ -58,8 +58,8 @@ class _SiteVariationalStrategy(AdditiveVariationalStrategy):
         model: gpytorch.models.ApproximateGP,
         predictor: AdditivePredictor,
         inputs: Tensor,
-        jitter_val: float | None,
-        batch_shape: torch.Size | None,
+        jitter_val: float | None = None,
+        batch_shape: torch.Size | None = None,
     ) -> None:
         _validate_predictor(predictor, type(self).__name__)
         try:

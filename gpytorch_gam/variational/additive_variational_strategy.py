@@ -489,6 +489,9 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
         self.check_inputs(x)
         self._initialize_once()
         self._prepare_posterior()
+        return self._component_posterior(x, indices)
+
+    def _component_posterior(self, x: Tensor, indices: list[int]) -> ComponentPosterior:
         factors = self.covariance_factors()
         weights = self._projection_weights(factors, x.dtype)
         groups = []

@@ -20,7 +20,6 @@ from gpytorch_gam.operators._capacitance import add_identity, capacitance_log_de
 from ._posterior_covariance import keep_positive, posterior_covariance
 from ._precision_algebra import CovarianceFactors
 from ._site_variational_strategy import _SiteVariationalStrategy, features_in_dtype_of, scale_by_multipliers
-from .additive_variational_strategy import _without_autocast
 from .component_posterior import _SAMPLING_JITTER, ComponentPosterior, ComponentSamples, GroupPosterior
 
 # Added to the covariance of the sum of the components where its root is needed, relative to its mean variance.
@@ -218,19 +217,7 @@ class FullAdditiveVariationalStrategy(_SiteVariationalStrategy):
         prior = join_covariances(self.predictor.prior_covariances(x))
         return self._predictor_distribution(means, posterior_covariance(prior, [], projected[..., :-1, :], -1))
 
-    @_without_autocast
-    def components(self, x: Tensor, names: Sequence[str] | str | None = None) -> ComponentPosterior:
-        """
-        Joint posterior of the components at the rows of ``x``.
-
-        :param x: Inputs ``(*batch, n, D)``.
-        :param names: Which components; default all.
-        :return: Means, variances, covariances and samples of the components, see :class:`ComponentPosterior`.
-        :raises ValueError: If a name is unknown.
-        """
-        indices = self.predictor.component_indices(names)
-        self.check_inputs(x)
-        self._initialize_once()
+    def _component_posterior(self, x: Tensor, indices: list[int]) -> ComponentPosterior:
         weights = self._data_weights(x.dtype).unsqueeze(-3)  # the same for all components
         groups = []
         for group in self.predictor.groups:

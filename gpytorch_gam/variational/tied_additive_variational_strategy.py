@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gpytorch
 import torch
 from gpytorch.distributions import MultivariateNormal
 from linear_operator.operators import DiagLinearOperator, IdentityLinearOperator
 from torch import Tensor
 
-from gpytorch_gam.components import AdditivePredictor
 from gpytorch_gam.operators import LowRankPrecisionInverseLinearOperator
 
 from ._precision_algebra import CovarianceFactors, kl_from_standard_normal, precision_covariance_factors
@@ -56,16 +54,6 @@ class TiedAdditiveVariationalStrategy(_SiteVariationalStrategy):
         >>>         return self.variational_strategy.predictor(x)
         >>> model.variational_strategy.fit_sites(likelihood, train_y)
     """
-
-    def __init__(
-        self,
-        model: gpytorch.models.ApproximateGP,
-        predictor: AdditivePredictor,
-        inputs: Tensor,
-        jitter_val: float | None = None,
-        batch_shape: torch.Size | None = None,
-    ) -> None:
-        super().__init__(model, predictor, inputs, jitter_val, batch_shape)
 
     def _data_features(self) -> Tensor:
         """Features of the training inputs in float64, ``(*batch, Q, N)``."""
