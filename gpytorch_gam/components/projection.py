@@ -7,33 +7,103 @@ evaluation and matrix products: no triangular solve against the data, and nothin
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+import importlib.util
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from gpytorch_gam import settings
+from gpytorch_gam.kernels._separable_form import separable_form
+
+from ._fused_projection import BlockwiseProjection, ProjectionBackend, ProjectionInputs, fused_projection
 from .component_group import ComponentGroup
+
+
+class SummedProjection(NamedTuple):
+    r"""
+    Projections of a group, reduced over its components as the moments of the predictor need them.
+
+    :ivar shared: :math:`\sum_c W_c^\top k_c`, ``(*batch, S, n)``.
+    :ivar squares: :math:`\sum_{c, j} (V_c^\top k_c)_j^2`, ``(*batch, n)``; None without block weights.
+    :ivar prior_variance: :math:`\sum_c k_c(\mathbf x, \mathbf x)`, ``(*batch, n)``.
+    """
+
+    shared: Tensor
+    squares: Tensor | None
+    prior_variance: Tensor
 
 
 def project_sum(
     group: ComponentGroup, x: Tensor, shared_weights: Tensor, block_weights: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
+) -> SummedProjection:
     r"""
-    Projections of a group, reduced over its components as the moments of the predictor need them.
+    Projections of a group, summed over its components: see :class:`~gpytorch_gam.settings.fused_projection`.
 
     :param group: The components.
     :param x: Inputs ``(*batch, n, D)``.
     :param shared_weights: ``(*batch, C_g, M, S)``, summed over components after projection.
     :param block_weights: ``(*batch, C_g, M, r)``, squared and summed over components and columns; None for none.
-    :return: :math:`\sum_c W_c^\top k_c` as ``(*batch, S, n)``, and :math:`\sum_{c, j} (V_c^\top k_c)_j^2` as
-        ``(*batch, n)`` or None.
     """
+    inputs, variance = _fused_inputs(group, x, shared_weights, block_weights)
+    if inputs is None:
+        return _plain_project_sum(group, x, shared_weights, block_weights)
+    shared, squares = fused_projection(inputs, _backend_for(inputs))
+    return SummedProjection(shared, squares, variance)
+
+
+def _fused_inputs(
+    group: ComponentGroup, x: Tensor, shared_weights: Tensor, block_weights: Tensor | None
+) -> tuple[ProjectionInputs, Tensor] | tuple[None, None]:
+    """What the fused projection needs, and the prior variance ``(*batch, n)``; None where the plain path is right."""
+    if settings.fused_projection.value() == "off":
+        return None, None
+    form = separable_form(group.kernel, group.inducing_points, group.select(x))
+    if form is None:
+        return None, None
+    batch_shape = form.variance.shape[:-1]  # with components
+    weights = [None if part is None else _with_batch(part, batch_shape) for part in (shared_weights, block_weights)]
+    if weights[0] is None or (weights[1] is None) != (block_weights is None):
+        return None, None  # several posteriors on one kernel: evaluate that only once
+    multiplier, variance = group.multiplier(x), form.variance
+    if multiplier is not None:
+        multiplier = multiplier.expand(*batch_shape, multiplier.shape[-1])
+        variance = variance * multiplier.square()
+    return ProjectionInputs(form.factors, weights[0], weights[1], multiplier), variance.sum(-2)
+
+
+def _with_batch(weights: Tensor, batch_shape: torch.Size) -> Tensor | None:
+    """Weights with these batch dimensions, None if they have more of their own."""
+    if torch.broadcast_shapes(weights.shape[:-2], batch_shape) != batch_shape:
+        return None
+    return weights.expand(*batch_shape, *weights.shape[-2:])
+
+
+def _plain_project_sum(
+    group: ComponentGroup, x: Tensor, shared_weights: Tensor, block_weights: Tensor | None
+) -> SummedProjection:
     covariance = group.cross_covariance(x)
     # One matrix product over the stacked inducing points of all components of the group.
     shared = shared_weights.flatten(-3, -2).mT @ covariance.flatten(-3, -2)
-    if block_weights is None:
-        return shared, None
-    return shared, _SumOfSquares.apply(block_weights.mT @ covariance)
+    squares = None if block_weights is None else _SumOfSquares.apply(block_weights.mT @ covariance)
+    return SummedProjection(shared, squares, group.prior_variance(x).sum(-2))
+
+
+def _backend_for(inputs: ProjectionInputs) -> ProjectionBackend:
+    choice = settings.fused_projection.value()
+    is_wanted = choice == "triton" or (choice == "auto" and inputs.shared.is_cuda)
+    if is_wanted and _has_triton():
+        from ._triton_projection import TritonProjection, supports
+
+        if supports(inputs):
+            return TritonProjection()
+    return BlockwiseProjection()
+
+
+@functools.cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
 class _SumOfSquares(torch.autograd.Function):

@@ -157,39 +157,65 @@ class ANOVAKernel(Kernel):
         # The same object where the inputs are, which is how the methods below know.
         column2 = column1 if x2 is x1 else x2.squeeze(-1)
         arguments = (column1, column2, outputscale, dtype, diag)
-        if isinstance(kernel, RBFKernel) and type(kernel).forward is RBFKernel.forward:
+        if _is_plain_rbf(kernel):
             return self._rbf_covariance(kernel.lengthscale.double().squeeze(-1), *arguments)
         return self._general_covariance(kernel, *arguments)
 
     def _rbf_covariance(
         self, lengthscale: Tensor, x1: Tensor, x2: Tensor, outputscale: Tensor | None, dtype: torch.dtype, diag: bool
     ) -> Tensor:
-        limit = largest_scaled_offset(torch.float64 if diag else dtype)
-        factors1, factors2, mean_variance = self._rbf_parts(lengthscale, x1, x2, limit)
-        rate = -0.5 / lengthscale.square()  # (*batch, 1)
-        log_scale = _log_scale(mean_variance, outputscale, like=rate)
-        scale = log_scale.exp()
         if diag:
-            squared_distance = -rate * (x1.double() - x2.double()).square()
+            factors1, factors2, mean_variance = self._rbf_parts(lengthscale, x1, x2, largest_scaled_offset(torch.float64))
+            squared_distance = (x1.double() - x2.double()).square() / (2 * lengthscale.square())
             local = rbf_without_factor(squared_distance, factors1.offset * factors2.offset)
             unscaled = local + factors1.plus * factors2.plus - factors1.minus * factors2.minus
-            return (scale * unscaled).to(dtype)
+            return (_log_scale(mean_variance, outputscale, like=lengthscale).exp() * unscaled).to(dtype)
 
-        root_scale = scale.sqrt()
-        left = torch.stack([factors1.plus * root_scale, -factors1.minus * root_scale], -1)  # (*batch, n, 2)
-        right = torch.stack([factors2.plus * root_scale, factors2.minus * root_scale], -2)  # (*batch, 2, m)
+        parts = self._centred_rbf(lengthscale, x1, x2, outputscale, dtype)
+        assert parts.offset1 is not None and parts.offset2 is not None
         inputs = (
             x1.unsqueeze(-1),
             x2.unsqueeze(-2),
-            rate.unsqueeze(-1),
-            log_scale.unsqueeze(-1),
-            factors1.offset.unsqueeze(-1),
-            factors2.offset.unsqueeze(-2),
-            left,
-            right,
+            (-0.5 / lengthscale.square()).unsqueeze(-1),
+            parts.log_scale.unsqueeze(-1),
+            parts.offset1.unsqueeze(-1),
+            parts.offset2.unsqueeze(-2),
+            parts.left,
+            parts.right,
         )
         function = rbf_anova_matrix if trace_mode.on() else _RBFANOVAMatrix.apply
         return function(*(tensor.to(dtype) for tensor in inputs))
+
+    def centred_parts(self, x1: Tensor, x2: Tensor, dtype: torch.dtype) -> CentredParts:
+        """The kernel as a local part and products of functions of one input, in float64.
+
+        :param x1: The first inputs (`*batch x n`).
+        :param x2: The second inputs (`*batch x m`).
+        :param dtype: The precision in which the local part will be evaluated.
+        """
+        kernel, outputscale = _unwrap_scale(self.base_kernel)
+        if _is_plain_rbf(kernel):
+            return self._centred_rbf(kernel.lengthscale.double().squeeze(-1), x1, x2, outputscale, dtype)
+        return self._centred_by_quadrature(kernel, x1, x2, outputscale)
+
+    def _centred_rbf(
+        self, lengthscale: Tensor, x1: Tensor, x2: Tensor, outputscale: Tensor | None, dtype: torch.dtype
+    ) -> CentredParts:
+        factors1, factors2, mean_variance = self._rbf_parts(lengthscale, x1, x2, largest_scaled_offset(dtype))
+        log_scale = _log_scale(mean_variance, outputscale, like=lengthscale)
+        scale = log_scale.exp()
+        root_scale = scale.sqrt()
+        right = torch.stack([factors2.plus * root_scale, factors2.minus * root_scale], -2)  # (*batch, 2, m)
+        return CentredParts(
+            log_scale=log_scale,
+            offset1=factors1.offset,
+            offset2=factors2.offset,
+            left=torch.stack([factors1.plus * root_scale, -factors1.minus * root_scale], -1),  # (*batch, n, 2)
+            right=right,
+            variance2=right[..., 0, :].square()
+            - right[..., 1, :].square()
+            - scale * torch.expm1(-factors2.offset.square()),
+        )
 
     def _rbf_parts(
         self, lengthscale: Tensor, x1: Tensor, x2: Tensor, limit: float
@@ -217,11 +243,23 @@ class ANOVAKernel(Kernel):
     def _general_covariance(
         self, kernel: Kernel, x1: Tensor, x2: Tensor, outputscale: Tensor | None, dtype: torch.dtype, diag: bool
     ) -> Tensor:
+        parts = self._centred_by_quadrature(kernel, x1, x2, outputscale)
+        local_scale = parts.log_scale.exp()
+        x1, x2 = x1.double(), x2.double()
+        if diag:
+            deviation = _deviation(kernel, x1 - x2, num_data_dims=1)
+            return (local_scale * deviation + (parts.left * parts.right.mT).sum(-1)).to(dtype)
+        deviation = _deviation(kernel, x1.unsqueeze(-1) - x2.unsqueeze(-2), num_data_dims=2)
+        return (local_scale.unsqueeze(-1) * deviation + parts.left @ parts.right).to(dtype)
+
+    def _centred_by_quadrature(
+        self, kernel: Kernel, x1: Tensor, x2: Tensor, outputscale: Tensor | None
+    ) -> CentredParts:
         if debug.on():
             _check_nodes_per_period(kernel, self.measure, self.num_quadrature_nodes)
         x1, x2_is_x1, x2 = x1.double(), x2 is x1, x2.double()
         # With e = k / k(0) - 1, its embedding mu and double mean nu:
-        # k0 / k(0) = [ e + nu + e nu - mu(x) - mu(y) - mu(x) mu(y) ] / (1 + nu)
+        # k0 / k(0) = e + [ nu - mu(x) - (1 + mu(x)) mu(y) ] / (1 + nu)
         nodes, weights = self.measure.quadrature(self.num_quadrature_nodes)
         node_embedding = self._embedding(kernel, nodes)
         double_mean = (weights * node_embedding).sum(-1, keepdim=True)  # (*batch, 1)
@@ -233,12 +271,11 @@ class ANOVAKernel(Kernel):
             )
         else:
             mean_variance = 1 / _variance(kernel)  # puts back k(0), by which e was divided
-        scale = _log_scale(mean_variance, outputscale, like=double_mean).exp() / (1 + double_mean)
-        if not diag:
-            x1, mu1, x2, mu2 = x1.unsqueeze(-1), mu1.unsqueeze(-1), x2.unsqueeze(-2), mu2.unsqueeze(-2)
-            scale, double_mean = scale.unsqueeze(-1), double_mean.unsqueeze(-1)
-        deviation = _deviation(kernel, x1 - x2, num_data_dims=1 if diag else 2)
-        return (scale * (deviation * (1 + double_mean) + (double_mean - mu1 - mu2 * (1 + mu1)))).to(dtype)
+        log_scale = _log_scale(mean_variance, outputscale, like=double_mean)
+        scale = log_scale.exp() / (1 + double_mean)
+        left = torch.stack(torch.broadcast_tensors(scale * (double_mean - mu1), -scale * (1 + mu1)), -1)
+        right = torch.stack([torch.ones_like(mu2), mu2], -2)
+        return CentredParts(log_scale, None, None, left, right, scale * (double_mean - mu2 * (2 + mu2)))
 
     def _embedding(self, kernel: Kernel, x: Tensor) -> Tensor:
         """The mean over s of k(x, s) / k(0) - 1, of shape `(*batch, n)`."""
@@ -272,6 +309,28 @@ class ANOVAKernel(Kernel):
         new_kernel.base_kernel, new_kernel.measure = base_kernel, measure
         new_kernel.batch_shape = measure.batch_shape
         return new_kernel
+
+
+class CentredParts(NamedTuple):
+    r"""A centred kernel as :math:`\mathrm{local}(x, y) + a(x)^\top b(y)`, in float64.
+
+    The local part is that of an RBF kernel, :math:`-s e^{-(x - y)^2 / 2 \ell^2} (e^{-o(x) o(y)} - 1)`, or
+    :math:`s (k(x - y) / k(0) - 1)` of any other.
+
+    :ivar log_scale: log s (`*batch x 1`).
+    :ivar offset1: o at the first inputs (`*batch x n`); None for kernels other than RBF.
+    :ivar offset2: o at the second inputs (`*batch x m`); None for kernels other than RBF.
+    :ivar left: a at the first inputs (`*batch x n x 2`).
+    :ivar right: b at the second inputs (`*batch x 2 x m`).
+    :ivar variance2: the diagonal at the second inputs (`*batch x m`).
+    """
+
+    log_scale: Tensor
+    offset1: Tensor | None
+    offset2: Tensor | None
+    left: Tensor
+    right: Tensor
+    variance2: Tensor
 
 
 class _RBFFactors(NamedTuple):
@@ -472,6 +531,10 @@ def _check_nodes_per_period(kernel: Kernel, measure: Measure, num_nodes: int) ->
                 f"{part.period_length.min().item():.3g} under this measure; give at least {math.ceil(needed.item())}, "
                 "keep the period longer by a period_length_constraint, or use an Empirical measure."
             )
+
+
+def _is_plain_rbf(kernel: Kernel) -> bool:
+    return isinstance(kernel, RBFKernel) and type(kernel).forward is RBFKernel.forward
 
 
 def _unwrap_scale(kernel: Kernel) -> tuple[Kernel, Tensor | None]:

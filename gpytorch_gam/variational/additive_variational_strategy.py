@@ -402,11 +402,11 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
         prior: list[Any] = [0] * self.predictor.num_predictors
         removed: list[Any] = [0] * self.predictor.num_predictors
         for group, weight in zip(self.predictor.groups, weights, strict=True):
-            projected, squares = project_sum(group, x, weight.shared, weight.block)
-            shared[group.predictor] = shared[group.predictor] + projected
-            prior[group.predictor] = prior[group.predictor] + group.prior_variance(x).sum(-2)
-            if squares is not None:
-                removed[group.predictor] = removed[group.predictor] + squares
+            projection = project_sum(group, x, weight.shared, weight.block)
+            shared[group.predictor] = shared[group.predictor] + projection.shared
+            prior[group.predictor] = prior[group.predictor] + projection.prior_variance
+            if projection.squares is not None:
+                removed[group.predictor] = removed[group.predictor] + projection.squares
         columns = torch.stack(torch.broadcast_tensors(*shared), dim=-3)  # (*batch, P, R + 1, n)
         coupled = columns[..., :-1, :]
         mean = self.predictor.prior_means(x) + columns[..., -1, :]
