@@ -7,7 +7,7 @@ variational posterior that couples them at about the cost of the mean-field appr
 
 from importlib.metadata import PackageNotFoundError, version
 
-from . import components, kernels, mlls, models, operators, optim, variational
+from . import components, kernels, mlls, models, operators, optim, settings, variational
 from .components import AdditivePredictor, ComponentGroup
 from .models import AdditiveGP
 from .variational import (
@@ -34,5 +34,6 @@ __all__ = [
     "models",
     "operators",
     "optim",
+    "settings",
     "variational",
 ]

@@ -58,12 +58,11 @@ class ProjectionInputs(NamedTuple):
         return [self.shared, self.block, self.multiplier, *(t for factor in self.factors for t in factor[1:])]
 
     @classmethod
-    def from_flat(cls, shapes: tuple[LocalShape, ...], tensors: list[Any]) -> ProjectionInputs:
+    def from_flat(cls, shapes: tuple[LocalShape, ...], tensors: Sequence[Any]) -> ProjectionInputs:
         """The inverse of :meth:`flat`."""
         size = len(Factor._fields) - 1
         factors = tuple(Factor(shape, *tensors[3 + i * size : 3 + (i + 1) * size]) for i, shape in enumerate(shapes))
         return cls(factors, *tensors[:3])
-
 
 
 class ProjectionBackend(Protocol):
@@ -131,11 +130,13 @@ class _FusedProjection(torch.autograd.Function):
 def _differentiable_backward(
     inputs: ProjectionInputs, grad_shared: Tensor, grad_squares: Tensor | None, needed: Sequence[bool]
 ) -> list[Tensor | None]:
-    outputs = [(plain_projection(inputs)[0], grad_shared)]
-    if grad_squares is not None:
-        outputs = list(zip(plain_projection(inputs), (grad_shared, grad_squares), strict=True))
-    wanted = [tensor for tensor, is_needed in zip(inputs.flat(), needed, strict=True) if is_needed]
-    values, grads = zip(*outputs, strict=True)
+    shared, squares = plain_projection(inputs)
+    values, grads = [shared], [grad_shared]
+    if squares is not None and grad_squares is not None:
+        values, grads = [shared, squares], [grad_shared, grad_squares]
+    wanted = [
+        tensor for tensor, is_needed in zip(inputs.flat(), needed, strict=True) if is_needed and tensor is not None
+    ]
     found = iter(torch.autograd.grad(values, wanted, grads, create_graph=True))
     return [next(found) if is_needed else None for is_needed in needed]
 
@@ -144,6 +145,11 @@ def plain_projection(inputs: ProjectionInputs) -> tuple[Tensor, Tensor | None]:
     """The projections by ordinary tensor operations on the whole kernel matrix: the reference of all backends."""
     shared, squares, _ = _evaluate(inputs)
     return shared, squares
+
+
+def plain_kernel(factors: Sequence[Factor]) -> Tensor:
+    """The kernel matrix, ``(*batch, C, M, n)``."""
+    return _kernel(_values(factors, [_local(factor) for factor in factors]))
 
 
 class _Evaluation(NamedTuple):
@@ -155,7 +161,7 @@ class _Evaluation(NamedTuple):
 
 def _evaluate(inputs: ProjectionInputs) -> tuple[Tensor, Tensor | None, _Evaluation]:
     locals_ = tuple(_local(factor) for factor in inputs.factors)
-    kernel = _with_multiplier(inputs, _kernel(_values(inputs, locals_)))
+    kernel = _with_multiplier(inputs, _kernel(_values(inputs.factors, locals_)))
     shared = inputs.shared.flatten(-3, -2).mT @ kernel.flatten(-3, -2)
     if inputs.block is None:
         return shared, None, _Evaluation(locals_, None)
@@ -163,11 +169,11 @@ def _evaluate(inputs: ProjectionInputs) -> tuple[Tensor, Tensor | None, _Evaluat
     return shared, projections.square().sum((-3, -2)), _Evaluation(locals_, projections)
 
 
-def _values(inputs: ProjectionInputs, locals_: Sequence[_Local]) -> list[Tensor]:
+def _values(factors: Sequence[Factor], locals_: Sequence[_Local]) -> list[Tensor]:
     """The factors, ``(*batch, C, M, n)`` each."""
     return [
         local.value if factor.left is None or factor.right is None else local.value + factor.left @ factor.right
-        for factor, local in zip(inputs.factors, locals_, strict=True)
+        for factor, local in zip(factors, locals_, strict=True)
     ]
 
 
@@ -320,7 +326,7 @@ def _block_backward(
     grad_squares: Tensor | None,
     needed: Sequence[bool],
 ) -> list[Tensor | None]:
-    values = _values(inputs, evaluation.locals)
+    values = _values(inputs.factors, evaluation.locals)
     kernel = _kernel(values)
     scaled = _with_multiplier(inputs, kernel)
 
@@ -329,7 +335,7 @@ def _block_backward(
     grads: list[Tensor | None] = [None, None, None]
     if needed[0]:
         grads[0] = (grad_shared @ scaled.flatten(-3, -2).mT).mT.unflatten(-2, sizes)
-    if grad_squares is not None and inputs.block is not None:
+    if grad_squares is not None and inputs.block is not None and evaluation.projections is not None:
         weighted = evaluation.projections * (2 * grad_squares[..., None, None, :])
         grad_kernel += inputs.block @ weighted
         if needed[1]:

@@ -14,8 +14,9 @@ from linear_operator.operators import (
     RootLinearOperator,
     to_linear_operator,
 )
-from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
+
+from gpytorch_gam.operators._cholesky import safe_cholesky
 
 
 class ComponentGroup(gpytorch.Module):
@@ -221,10 +222,10 @@ class ComponentGroup(gpytorch.Module):
         """
         covariance = self.inducing_covariance(torch.float64)
         if self.exact or jitter == 0.0:
-            return psd_safe_cholesky(covariance)
+            return safe_cholesky(covariance)
         diagonal = covariance.diagonal(dim1=-2, dim2=-1)
         scale = diagonal.mean(-1, keepdim=True) if relative else torch.ones_like(diagonal[..., :1])
-        return psd_safe_cholesky(covariance + torch.diag_embed((jitter * scale).expand_as(diagonal)))
+        return safe_cholesky(covariance + torch.diag_embed((jitter * scale).expand_as(diagonal)))
 
     def inducing_covariance(self, dtype: torch.dtype | None = None) -> Tensor:
         """

@@ -17,7 +17,7 @@ from torch import Tensor
 from gpytorch_gam import settings
 from gpytorch_gam.kernels._separable_form import separable_form
 
-from ._fused_projection import BlockwiseProjection, ProjectionBackend, ProjectionInputs, fused_projection
+from ._fused_projection import BlockwiseProjection, ProjectionBackend, ProjectionInputs, fused_projection, plain_kernel
 from .component_group import ComponentGroup
 
 
@@ -46,26 +46,27 @@ def project_sum(
     :param shared_weights: ``(*batch, C_g, M, S)``, summed over components after projection.
     :param block_weights: ``(*batch, C_g, M, r)``, squared and summed over components and columns; None for none.
     """
-    inputs, variance = _fused_inputs(group, x, shared_weights, block_weights)
-    if inputs is None:
+    fused = _fused_inputs(group, x, shared_weights, block_weights)
+    if fused is None:
         return _plain_project_sum(group, x, shared_weights, block_weights)
+    inputs, variance = fused
     shared, squares = fused_projection(inputs, _backend_for(inputs))
     return SummedProjection(shared, squares, variance)
 
 
 def _fused_inputs(
     group: ComponentGroup, x: Tensor, shared_weights: Tensor, block_weights: Tensor | None
-) -> tuple[ProjectionInputs, Tensor] | tuple[None, None]:
+) -> tuple[ProjectionInputs, Tensor] | None:
     """What the fused projection needs, and the prior variance ``(*batch, n)``; None where the plain path is right."""
     if settings.fused_projection.value() == "off":
-        return None, None
+        return None
     form = separable_form(group.kernel, group.inducing_points, group.select(x))
     if form is None:
-        return None, None
+        return None
     batch_shape = form.variance.shape[:-1]  # with components
     weights = [None if part is None else _with_batch(part, batch_shape) for part in (shared_weights, block_weights)]
     if weights[0] is None or (weights[1] is None) != (block_weights is None):
-        return None, None  # several posteriors on one kernel: evaluate that only once
+        return None  # several posteriors on one kernel: evaluate that only once
     multiplier, variance = group.multiplier(x), form.variance
     if multiplier is not None:
         multiplier = multiplier.expand(*batch_shape, multiplier.shape[-1])
@@ -125,9 +126,23 @@ class _SumOfSquares(torch.autograd.Function):
         return projections * (2 * grad)[..., None, None, :]
 
 
+class ComponentProjection(NamedTuple):
+    r"""
+    Projections of a group, each component for itself.
+
+    :ivar shared: :math:`W_c^\top k_c`, ``(*batch, C_g, S, n)``.
+    :ivar block: :math:`V_c^\top k_c`, ``(*batch, C_g, r, n)``; None without block weights.
+    :ivar prior_variance: :math:`k_c(\mathbf x, \mathbf x)`, ``(*batch, C_g, n)``.
+    """
+
+    shared: Tensor
+    block: Tensor | None
+    prior_variance: Tensor
+
+
 def project_components(
     group: ComponentGroup, x: Tensor, shared_weights: Tensor, block_weights: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
+) -> ComponentProjection:
     r"""
     Projections of a group, each component for itself.
 
@@ -135,12 +150,24 @@ def project_components(
     :param x: Inputs ``(*batch, n, D)``.
     :param shared_weights: ``(*batch, C_g, M, S)``.
     :param block_weights: ``(*batch, C_g, M, r)``, or None.
-    :return: :math:`W_c^\top k_c` as ``(*batch, C_g, S, n)``, and :math:`V_c^\top k_c` as ``(*batch, C_g, r, n)`` or
-        None.
     """
-    covariance = group.cross_covariance(x)
+    covariance, prior_variance = _covariance_and_variance(group, x)
     block = None if block_weights is None else block_weights.mT @ covariance
-    return shared_weights.mT @ covariance, block
+    return ComponentProjection(shared_weights.mT @ covariance, block, prior_variance)
+
+
+def _covariance_and_variance(group: ComponentGroup, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The kernel between inducing points and data, ``(*batch, C_g, M, n)``, and at the data, ``(*batch, C_g, n)``."""
+    form = None
+    # With gradients, the kernels' own functions keep less for the backward pass.
+    if not torch.is_grad_enabled() and settings.fused_projection.value() != "off":
+        form = separable_form(group.kernel, group.inducing_points, group.select(x))
+    if form is None:
+        return group.cross_covariance(x), group.prior_variance(x)
+    covariance, multiplier = plain_kernel(form.factors), group.multiplier(x)
+    if multiplier is None:
+        return covariance, form.variance
+    return covariance * multiplier.unsqueeze(-2), form.variance * multiplier.square()
 
 
 def whitened_weights(cholesky: Tensor, columns: Tensor) -> Tensor:

@@ -186,9 +186,18 @@ def _centred_factor(kernel: ANOVAKernel, z: Tensor, x: Tensor) -> tuple[Factor, 
     parts = _in_chunks(lambda rows: kernel.centred_parts(z, rows, x.dtype), x, kernel)
     if frequency is not None:
         z, x = z * frequency, x * frequency
-    left, right, log_scale = (tensor.to(x.dtype) for tensor in (parts.left, parts.right, parts.log_scale))
-    offsets = (None if offset is None else offset.to(x.dtype) for offset in (parts.offset1, parts.offset2))
-    return Factor(shape, z, x, log_scale, rate, *offsets, left, right), parts.variance2
+    factor = Factor(
+        shape,
+        z,
+        x,
+        log_scale=parts.log_scale.to(x.dtype),
+        rate=rate,
+        offset_z=None if parts.offset1 is None else parts.offset1.to(x.dtype),
+        offset_x=None if parts.offset2 is None else parts.offset2.to(x.dtype),
+        left=parts.left.to(x.dtype),
+        right=parts.right.to(x.dtype),
+    )
+    return factor, parts.variance2
 
 
 def _in_chunks(parts: Callable[[Tensor], CentredParts], x: Tensor, kernel: Kernel) -> CentredParts:
@@ -207,12 +216,12 @@ def _in_chunks(parts: Callable[[Tensor], CentredParts], x: Tensor, kernel: Kerne
         CentredParts(*checkpoint(parts, rows, use_reentrant=False)) if are_own else parts(rows)
         for rows in x.split(size, dim=-1)
     ]
-    along_rows = [
-        None if pieces[0][index] is None else torch.cat([piece[index] for piece in pieces], dim=-1)
-        for index in range(len(pieces[0]))
-    ]
-    together = CentredParts(*along_rows)
-    return pieces[0]._replace(offset2=together.offset2, right=together.right, variance2=together.variance2)
+    offsets = [piece.offset2 for piece in pieces if piece.offset2 is not None]
+    return pieces[0]._replace(
+        offset2=torch.cat(offsets, dim=-1) if offsets else None,
+        right=torch.cat([piece.right for piece in pieces], dim=-1),
+        variance2=torch.cat([piece.variance2 for piece in pieces], dim=-1),
+    )
 
 
 def _scaled(factor: Factor, variance: Tensor, scales: list[Tensor]) -> tuple[Factor, Tensor]:

@@ -165,7 +165,9 @@ class ANOVAKernel(Kernel):
         self, lengthscale: Tensor, x1: Tensor, x2: Tensor, outputscale: Tensor | None, dtype: torch.dtype, diag: bool
     ) -> Tensor:
         if diag:
-            factors1, factors2, mean_variance = self._rbf_parts(lengthscale, x1, x2, largest_scaled_offset(torch.float64))
+            factors1, factors2, mean_variance = self._rbf_parts(
+                lengthscale, x1, x2, largest_scaled_offset(torch.float64)
+            )
             squared_distance = (x1.double() - x2.double()).square() / (2 * lengthscale.square())
             local = rbf_without_factor(squared_distance, factors1.offset * factors2.offset)
             unscaled = local + factors1.plus * factors2.plus - factors1.minus * factors2.minus

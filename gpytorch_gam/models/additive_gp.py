@@ -18,6 +18,7 @@ from gpytorch_gam.variational import (
     BlockLowRankPrecisionVariationalDistribution,
     ComponentPosterior,
     LowRankPrecisionVariationalDistribution,
+    Prediction,
 )
 
 FAMILIES = ("block_low_rank", "low_rank", "mean_field", "coupled", "delta")
@@ -96,6 +97,20 @@ class AdditiveGP(ApproximateGP):
         :param names: Which components; default all.
         """
         return self.variational_strategy.components(x.unsqueeze(-1) if x.dim() == 1 else x, names)
+
+    def predict(
+        self, x: Tensor, components: Sequence[str] | str | bool = True, chunk_size: int | None = None
+    ) -> Prediction:
+        """
+        Means and variances of the predictor and of its components at any number of rows, see
+        :meth:`AdditiveVariationalStrategy.predict`.
+
+        :param x: Inputs ``(*batch, n, D)``, or ``(n)`` for a single column; on any device.
+        :param components: Which components' moments to give: True for all, False for none, or names.
+        :param chunk_size: Rows whose projections exist at a time.
+        """
+        x = x.unsqueeze(-1) if torch.is_tensor(x) and x.dim() == 1 else x
+        return self.variational_strategy.predict(x, components, chunk_size)
 
 
 def _make_distribution(

@@ -238,6 +238,6 @@ class HyperparameterUncertainty:
         parts = split_groups(mean.unsqueeze(-1), strategy.predictor.group_shapes)
         means = []
         for group, cholesky, part in zip(strategy.predictor.groups, strategy.inducing_choleskys(), parts, strict=True):
-            projected, _ = project_components(group, x, whitened_weights(cholesky, part).to(x.dtype), None)
-            means.append(projected.squeeze(-2))
+            projection = project_components(group, x, whitened_weights(cholesky, part).to(x.dtype), None)
+            means.append(projection.shared.squeeze(-2))
         return torch.cat(means, dim=-2)

@@ -5,6 +5,7 @@ from .block_low_rank_precision_variational_distribution import BlockLowRankPreci
 from .component_posterior import ComponentPosterior, ComponentSamples
 from .full_additive_variational_strategy import FullAdditiveVariationalStrategy
 from .low_rank_precision_variational_distribution import LowRankPrecisionVariationalDistribution
+from .prediction import Prediction
 from .site_variational_distribution import SiteVariationalDistribution
 from .tied_additive_variational_strategy import TiedAdditiveVariationalStrategy
 
@@ -15,6 +16,7 @@ __all__ = [
     "ComponentSamples",
     "FullAdditiveVariationalStrategy",
     "LowRankPrecisionVariationalDistribution",
+    "Prediction",
     "PredictorMoments",
     "SiteVariationalDistribution",
     "TiedAdditiveVariationalStrategy",

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from gpytorch_gam.operators._capacitance import add_identity, capacitance_log_determinant, explained_factor
+from gpytorch_gam.operators._cholesky import cholesky
 
 
 class CovarianceFactors(NamedTuple):
@@ -95,8 +96,8 @@ def block_covariance_root(block_factor: Tensor) -> tuple[Tensor, Tensor]:
     :param block_factor: :math:`E_c`, ``(*batch, C, M, r)``.
     :return: ``(*batch, C, M, r)`` and ``(*batch, C)``.
     """
-    cholesky = torch.linalg.cholesky(add_identity(block_factor.mT @ block_factor))
-    return explained_factor(block_factor, cholesky), capacitance_log_determinant(cholesky)
+    root = cholesky(add_identity(block_factor.mT @ block_factor))
+    return explained_factor(block_factor, root), capacitance_log_determinant(root)
 
 
 def apply_block_inverse(block_roots: Sequence[Tensor], factor: Tensor) -> Tensor:
@@ -134,9 +135,9 @@ def precision_covariance_factors(
     shared_root = None
     if factor is not None:
         solved = factor if block_roots is None else apply_block_inverse(block_roots, factor)
-        cholesky = torch.linalg.cholesky(add_identity(factor.mT @ solved))  # A = I + B' D^-1 B
-        shared_root = explained_factor(solved, cholesky)  # F = D^-1 B L_A^-T
-        logdet = logdet + capacitance_log_determinant(cholesky)
+        root = cholesky(add_identity(factor.mT @ solved))  # A = I + B' D^-1 B
+        shared_root = explained_factor(solved, root)  # F = D^-1 B L_A^-T
+        logdet = logdet + capacitance_log_determinant(root)
     return CovarianceFactors(mean, block_roots, shared_root, shared_sign=-1), logdet
 
 

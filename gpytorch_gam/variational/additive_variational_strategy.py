@@ -31,10 +31,15 @@ from ._forward_recorder import ForwardRecorder
 from ._posterior_covariance import PosteriorCovariance, covariance_in_rows, keep_positive, posterior_covariance
 from ._precision_algebra import CovarianceFactors, split_groups
 from ._precision_variational_distribution import _PrecisionVariationalDistribution
+from ._prediction_cache import PredictionCache
 from ._structured_fit import inverse_cholesky
 from .block_low_rank_precision_variational_distribution import BlockLowRankPrecisionVariationalDistribution
 from .component_posterior import ComponentPosterior, GroupPosterior
 from .low_rank_precision_variational_distribution import LowRankPrecisionVariationalDistribution
+from .prediction import Prediction, joined
+
+# Numbers of the features of a chunk of rows, Q a row, in predictions.
+_PREDICTION_NUMBERS = 2**20
 
 
 def _without_autocast(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -63,6 +68,11 @@ class PredictorMoments(NamedTuple):
 class _GroupWeights(NamedTuple):
     shared: Tensor  # (*batch, C_g, M, R + 1): columns of F, then the mean
     block: Tensor | None  # (*batch, C_g, M, r)
+
+
+class _Projection(NamedTuple):
+    weights: list[_GroupWeights]  # one a group
+    sign: int  # of the squares of the shared projections
 
 
 class AdditiveVariationalStrategy(_VariationalStrategy):
@@ -135,6 +145,7 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
         self.predictor = predictor
         self._variational_distribution = variational_distribution
         self.register_buffer("variational_params_initialized", torch.tensor(0))
+        self._prediction_cache = PredictionCache()
         self._recorder: ForwardRecorder | None = None  # exists while an optimiser that needs it is attached
         self._initialized = False  # mirrors the buffer: reading that one waits for the device
 
@@ -350,18 +361,31 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
 
     # ------------------------------------------------------------------ the posterior at the data
 
-    def _projection_weights(self, factors: CovarianceFactors, dtype: torch.dtype) -> list[_GroupWeights]:
+    def _projection(self, dtype: torch.dtype) -> _Projection:
+        """Weights of all groups. Predictions without gradients find those of the last one, if nothing has changed."""
+        if torch.is_grad_enabled() or gpytorch.settings.trace_mode.on():
+            return self._compute_projection(self.inducing_choleskys(), dtype)
+        covariances = [group.inducing_covariance(torch.float64) for group in self.predictor.groups]
+        q = self._variational_distribution
+        return self._prediction_cache.get(
+            (dtype, self.jitter_val, self._jitter_val is None),
+            [*covariances, *q.parameters(), *q.buffers()],
+            lambda: self._compute_projection(self.inducing_choleskys(), dtype),
+        )
+
+    def _compute_projection(self, choleskys: list[Tensor], dtype: torch.dtype) -> _Projection:
         r""":math:`L_c^{-\top} [V_c, F_c, m_c]` of each group: float64 solves, handed over in the dtype of the data."""
+        factors = self.covariance_factors()
         columns = factors.mean.unsqueeze(-1)
         if factors.shared_root is not None:
             columns = torch.cat([factors.shared_root, columns], dim=-1)
         parts = split_groups(columns, self.predictor.group_shapes)
         roots = factors.block_roots or (None,) * len(parts)
         weights = []
-        for cholesky, part, root in zip(self.inducing_choleskys(), parts, roots, strict=True):
+        for cholesky, part, root in zip(choleskys, parts, roots, strict=True):
             block = None if root is None else whitened_weights(cholesky, root).to(dtype)
             weights.append(_GroupWeights(whitened_weights(cholesky, part).to(dtype), block))
-        return weights
+        return _Projection(weights, factors.shared_sign)
 
     @_without_autocast
     def features(self, x: Tensor) -> Tensor:
@@ -396,8 +420,7 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
 
     def _marginals(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
         """Mean and variance ``(*batch, P, n)``, shared projections ``(*batch, P, R, n)`` and their sign."""
-        factors = self.covariance_factors()
-        weights = self._projection_weights(factors, x.dtype)
+        weights, sign = self._projection(x.dtype)
         shared: list[Any] = [0] * self.predictor.num_predictors
         prior: list[Any] = [0] * self.predictor.num_predictors
         removed: list[Any] = [0] * self.predictor.num_predictors
@@ -411,8 +434,8 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
         coupled = columns[..., :-1, :]
         mean = self.predictor.prior_means(x) + columns[..., -1, :]
         prior_variance = _stack_predictors(prior, mean)
-        variance = prior_variance - _stack_predictors(removed, mean) + factors.shared_sign * coupled.square().sum(-2)
-        return mean, keep_positive(variance, prior_variance), coupled, factors.shared_sign
+        variance = prior_variance - _stack_predictors(removed, mean) + sign * coupled.square().sum(-2)
+        return mean, keep_positive(variance, prior_variance), coupled, sign
 
     @_without_autocast
     def forward(self, x: Tensor, diag: bool = True, **kwargs: Any) -> MultivariateNormal:
@@ -456,13 +479,12 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
 
     def _joint_distribution(self, x: Tensor) -> MultivariateNormal:
         """Prior covariance (lazy) minus the squares of projections, over the rows of all predictors."""
-        factors = self.covariance_factors()
-        weights = self._projection_weights(factors, x.dtype)
+        weights, sign = self._projection(x.dtype)
         num_predictors = self.predictor.num_predictors
         shared: list[Any] = [0] * num_predictors
         removed = []  # rows over (predictor, row of x)
         for group, weight in zip(self.predictor.groups, weights, strict=True):
-            projected, block = project_components(group, x, weight.shared, weight.block)
+            projected, block, _ = project_components(group, x, weight.shared, weight.block)
             shared[group.predictor] = shared[group.predictor] + projected.sum(-3)
             if block is not None:
                 before, after = group.predictor, num_predictors - 1 - group.predictor
@@ -472,7 +494,7 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
         means = self.predictor.prior_means(x) + columns[..., -1, :]
         coupled = columns[..., :-1, :].movedim(-3, -2).flatten(-2, -1)  # (*batch, R, P n)
         prior = join_covariances(self.predictor.prior_covariances(x))
-        covariance = posterior_covariance(prior, removed, coupled, factors.shared_sign)
+        covariance = posterior_covariance(prior, removed, coupled, sign)
         return self._predictor_distribution(means, covariance)
 
     @_without_autocast
@@ -486,26 +508,57 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
         :raises ValueError: If a name is unknown.
         """
         indices = self.predictor.component_indices(names)
-        self.check_inputs(x)
-        self._initialize_once()
-        self._prepare_posterior()
+        self._prepare_call(x)
         return self._component_posterior(x, indices)
 
     def _component_posterior(self, x: Tensor, indices: list[int]) -> ComponentPosterior:
-        factors = self.covariance_factors()
-        weights = self._projection_weights(factors, x.dtype)
+        weights, sign = self._projection(x.dtype)
         groups = []
         for group, weight in zip(self.predictor.groups, weights, strict=True):
-            projected, block = project_components(group, x, weight.shared, weight.block)
-            groups.append(
-                GroupPosterior(
-                    mean=projected[..., -1, :],
-                    prior_variance=group.prior_variance(x),
-                    shared=projected[..., :-1, :],
-                    block=block,
-                )
+            projected, block, prior_variance = project_components(group, x, weight.shared, weight.block)
+            groups.append(GroupPosterior(projected[..., -1, :], prior_variance, projected[..., :-1, :], block))
+        return ComponentPosterior(self, x, indices, groups, sign)
+
+    @torch.no_grad()
+    def predict(
+        self, x: Tensor, components: Sequence[str] | str | bool = True, chunk_size: int | None = None
+    ) -> Prediction:
+        """
+        Means and variances of the predictor and of its components at any number of rows: memory beside that of the
+        result does not depend on it. Without gradients, in train and eval mode alike.
+
+        :param x: Inputs ``(*batch, n, D)``, on any device; results are on that of ``x``.
+        :param components: Which components' moments to give: True for all, False for none, or names. They double the
+            time or so.
+        :param chunk_size: Rows whose projections exist at a time; by default so many that these take a few megabytes.
+        :raises ValueError: If a name is unknown, or ``chunk_size`` not positive.
+        """
+        names = None if isinstance(components, bool) else components
+        indices = self.predictor.component_indices(names) if components is not False else []
+        if chunk_size is not None and chunk_size < 1:
+            raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")
+        if not torch.is_tensor(x) or x.dim() < 2 or x.shape[-2] == 0:
+            self.check_inputs(x)  # raises
+        chunks = x.split(chunk_size or self._rows_at_a_time(x), dim=-2)
+        return joined([self._predict_rows(rows, indices) for rows in chunks])
+
+    def _rows_at_a_time(self, x: Tensor) -> int:
+        numbers = x.shape[:-2].numel() * self.predictor.num_inducing_total
+        return max(1, _PREDICTION_NUMBERS // max(1, numbers))
+
+    def _predict_rows(self, x: Tensor, indices: list[int]) -> Prediction:
+        rows = x.to(self.predictor.device)
+        parts = self.components(rows) if indices else None
+        if parts is not None and self.predictor.num_predictors == 1:
+            mean, variance = parts.total()
+            moments = PredictorMoments(
+                (mean + self.predictor.prior_means(rows).squeeze(-2)).unsqueeze(-1), variance[..., None, None]
             )
-        return ComponentPosterior(self, x, indices, groups, factors.shared_sign)
+        else:
+            self._prepare_call(rows)
+            moments = self.predictor_moments(rows)
+        names = [self.predictor.names[index] for index in indices]
+        return Prediction.from_moments(*moments, names, parts).to(x.device)
 
     # ------------------------------------------------------------------ calls
 
@@ -520,10 +573,13 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
         """
         if prior:
             return self.model.forward(x, **kwargs)
+        self._prepare_call(x)
+        return gpytorch.Module.__call__(self, x, diag=diag, **kwargs)
+
+    def _prepare_call(self, x: Tensor) -> None:
         self.check_inputs(x)
         self._initialize_once()
         self._prepare_posterior()
-        return gpytorch.Module.__call__(self, x, diag=diag, **kwargs)
 
     def check_inputs(self, x: Tensor) -> None:
         """
@@ -549,8 +605,14 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
         if self.variational_params_initialized:
             self._initialized = True
         else:
+            self._check_prior()
             self._variational_distribution.initialize_variational_distribution(self.prior_distribution)
             self._mark_initialized()
+
+    @torch.no_grad()
+    def _check_prior(self) -> None:
+        """Raise an error if a covariance has no Cholesky factor: training steps on a GPU do not wait for that."""
+        self.inducing_choleskys()
 
     def _mark_initialized(self) -> None:
         self._whitening_jitter = self.jitter_val if self._jitter_val is None else None

@@ -181,6 +181,9 @@ class FullAdditiveVariationalStrategy(_SiteVariationalStrategy):
         base = IdentityLinearOperator(mean.shape[-1], mean.shape[:-1], dtype=dtype, device=mean.device)
         return MultivariateNormal(mean.to(dtype), LowRankPrecisionInverseLinearOperator(base, factor.to(dtype)))
 
+    def _check_prior(self) -> None:
+        """There are no inducing variables; factorisations over the data wait and add jitter."""
+
     # ------------------------------------------------------------------ the posterior at any rows
 
     def _data_weights(self, dtype: torch.dtype) -> Tensor:

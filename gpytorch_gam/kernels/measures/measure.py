@@ -25,6 +25,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ._constants import constant
+
 # The order K of the expansion in (x - c)(s - c) / l^2, and the largest magnitude of that where the expansion is used:
 # the first term left out is below 1e-15 of those kept.
 _NUM_TERMS = 24
@@ -234,8 +236,7 @@ def integer_powers(x: Tensor, count: int) -> Tensor:
 
 def _inverse_factorials(like: Tensor) -> Tensor:
     """1 / k! for k = 1, ..., K."""
-    values = [1 / math.factorial(k) for k in range(1, _NUM_TERMS + 1)]
-    return torch.tensor(values, dtype=like.dtype, device=like.device)
+    return constant(tuple(1 / math.factorial(k) for k in range(1, _NUM_TERMS + 1)), like.device)
 
 
 def rbf_without_factor(squared_distance: Tensor, product: Tensor) -> Tensor:
@@ -259,20 +260,20 @@ def gauss_legendre(num_nodes: int, device: torch.device) -> tuple[Tensor, Tensor
     :param num_nodes: The number of nodes.
     :param device: The device to put them on.
     """
-    nodes, weights = torch.tensor(_gauss_legendre_table(num_nodes), dtype=torch.float64, device=device)
+    nodes, weights = constant(_gauss_legendre_table(num_nodes), device)
     return nodes, weights
 
 
 @torch.compiler.assume_constant_result
-def _gauss_legendre_table(num_nodes: int) -> tuple[list[float], list[float]]:
+def _gauss_legendre_table(num_nodes: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     # Two functions, because the compiler looks through the cache, and cannot trace NumPy's.
     return _cached_gauss_legendre_table(num_nodes)
 
 
 @functools.lru_cache(maxsize=16)
-def _cached_gauss_legendre_table(num_nodes: int) -> tuple[list[float], list[float]]:
+def _cached_gauss_legendre_table(num_nodes: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     nodes, weights = np.polynomial.legendre.leggauss(num_nodes)
-    return ((nodes + 1) / 2).tolist(), (weights / 2).tolist()
+    return tuple(((nodes + 1) / 2).tolist()), tuple((weights / 2).tolist())
 
 
 def panels(edges: tuple[Tensor, ...], num_nodes: int) -> tuple[Tensor, Tensor]:

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from ._constants import constant
 from .measure import (
     Measure,
     RBFConstants,
@@ -127,5 +128,4 @@ class Uniform(Measure):
 
 def _inverse_even_factorials(like: Tensor) -> Tensor:
     """1 / (2k)! for k = 1, ..., K."""
-    values = [1 / math.factorial(2 * k) for k in range(1, _NUM_EVEN_TERMS + 1)]
-    return torch.tensor(values, dtype=like.dtype, device=like.device)
+    return constant(tuple(1 / math.factorial(2 * k) for k in range(1, _NUM_EVEN_TERMS + 1)), like.device)

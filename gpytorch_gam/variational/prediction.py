@@ -1,0 +1,120 @@
+"""Moments of the predictor and of its components at many rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from linear_operator.operators import BlockDiagLinearOperator, DenseLinearOperator, DiagLinearOperator
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from .component_posterior import ComponentPosterior
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """
+    Posterior moments in each row, made by :meth:`AdditiveVariationalStrategy.predict`.
+
+    :ivar mean: of the predictor, its mean module included, ``(*batch, n)``; with P > 1 predictors ``(*batch, n, P)``.
+    :ivar covariance: between the predictors of a row, ``(*batch, n, P, P)``; None for one predictor.
+    :ivar variance: of the predictor, shaped like the mean.
+    :ivar names: of the components.
+    :ivar component_mean: ``(*batch, C, n)``; None if they were not asked for.
+    :ivar component_variance: ``(*batch, C, n)``; None if they were not asked for.
+    """
+
+    mean: Tensor
+    variance: Tensor
+    covariance: Tensor | None
+    names: tuple[str, ...]
+    component_mean: Tensor | None
+    component_variance: Tensor | None
+
+    @classmethod
+    def from_moments(
+        cls, mean: Tensor, covariance: Tensor, names: Sequence[str], parts: ComponentPosterior | None
+    ) -> Prediction:
+        """
+        A prediction from what the strategy computes.
+
+        :param mean: ``(*batch, n, P)``.
+        :param covariance: ``(*batch, n, P, P)``.
+        :param names: of the components to be given.
+        :param parts: the posterior of all components, or None if there are none to be given.
+        """
+        chosen = None if parts is None else parts[names]
+        variance: Tensor = covariance.diagonal(dim1=-2, dim2=-1)
+        is_single = mean.shape[-1] == 1
+        return cls(
+            mean.squeeze(-1) if is_single else mean,
+            variance.squeeze(-1) if is_single else variance,
+            None if is_single else covariance,
+            tuple(names),
+            None if chosen is None else chosen.mean,
+            None if chosen is None else chosen.variance,
+        )
+
+    def to(self, device: torch.device) -> Prediction:
+        """
+        The prediction on another device.
+
+        :param device: Where.
+        """
+        moved: dict[str, Any] = {name: value.to(device) for name, value in vars(self).items() if torch.is_tensor(value)}
+        return replace(self, **moved)
+
+    @property
+    def stddev(self) -> Tensor:
+        """Standard deviations of the predictor, shaped like the mean."""
+        return self.variance.sqrt()
+
+    @property
+    def distribution(self) -> MultivariateNormal:
+        """The predictor with independent rows, which a likelihood takes: ``likelihood(prediction.distribution)``."""
+        if self.covariance is None:
+            return MultivariateNormal(self.mean, DiagLinearOperator(self.variance))
+        rows = BlockDiagLinearOperator(DenseLinearOperator(self.covariance), block_dim=-3)
+        return MultitaskMultivariateNormal(self.mean, rows, interleaved=True)
+
+    def component(self, name: str) -> tuple[Tensor, Tensor]:
+        """
+        Mean and variance of one component, ``(*batch, n)`` each.
+
+        :param name: Its name.
+        :raises ValueError: If it is not among :attr:`names`.
+        """
+        if self.component_mean is None or self.component_variance is None or name not in self.names:
+            raise ValueError(f"there is no component {name!r} in this prediction; it has {list(self.names)}")
+        index = self.names.index(name)
+        return self.component_mean[..., index, :], self.component_variance[..., index, :]
+
+
+def joined(parts: Sequence[Prediction]) -> Prediction:
+    """
+    The prediction for the rows of all parts, in order.
+
+    :param parts: At least one.
+    """
+    first = parts[0]
+    row_dim = -1 if first.covariance is None else -2
+
+    def join(name: str, dim: int) -> Tensor | None:
+        if getattr(first, name) is None:
+            return None
+        return torch.cat([getattr(part, name) for part in parts], dim=dim)
+
+    mean, variance = join("mean", row_dim), join("variance", row_dim)
+    assert mean is not None and variance is not None
+    return Prediction(
+        mean,
+        variance,
+        join("covariance", -3),
+        first.names,
+        join("component_mean", -1),
+        join("component_variance", -1),
+    )

@@ -1,0 +1,191 @@
+"""Moments at many rows, in chunks and with cached weights."""
+
+from __future__ import annotations
+
+import copy
+
+import gpytorch
+import pytest
+import torch
+from gpytorch.constraints import GreaterThan
+from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+
+from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
+from gpytorch_gam.components import constant, regular_grid
+from gpytorch_gam.kernels import ANOVAKernel, Uniform
+from gpytorch_gam.models.additive_gp import FAMILIES
+from gpytorch_gam.optim import NaturalGradient
+from gpytorch_gam.settings import fused_projection
+from gpytorch_gam.variational import AdditiveVariationalStrategy, TiedAdditiveVariationalStrategy
+
+
+def make_model(family: str = "block_low_rank", batch_shape: tuple[int, ...] = ()) -> AdditiveGP:
+    size = torch.Size([*batch_shape, 2])
+    smooth = ScaleKernel(ANOVAKernel(RBFKernel(batch_shape=size), Uniform(0.0, 1.0)), batch_shape=size)
+    pair = ScaleKernel(RBFKernel() * MaternKernel(1.5))
+    model = AdditiveGP(
+        AdditivePredictor(
+            ComponentGroup(smooth, [[0], [1]], regular_grid(0.0, 1.0, 6), by=[None, 2]),
+            ComponentGroup(pair, [[0, 1]], regular_grid([0.0, 0.0], [1.0, 1.0], 3)),
+            constant(),
+            mean=gpytorch.means.ConstantMean(),
+        ),
+        family,
+        3 if "low_rank" in family else None,
+        batch_shape=torch.Size(batch_shape),
+    ).double()
+    for parameter in model.parameters():
+        parameter.data.add_(0.3 * torch.rand_like(parameter))
+    model.variational_strategy._mark_initialized()
+    return model.eval()
+
+
+@pytest.mark.parametrize("fused", ["auto", "off"])
+@pytest.mark.parametrize("chunk_size", [None, 1, 7, 100])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_chunks_have_the_moments_of_a_call(family: str, chunk_size: int | None, fused: str) -> None:
+    model, x = make_model(family), torch.rand(20, 3).double()
+    with fused_projection(fused):
+        prediction = model.predict(x, chunk_size=chunk_size)
+        bare = model.predict(x, components=False, chunk_size=chunk_size)
+    expected, parts = model(x), model.components(x)
+    for moments in (prediction, bare):
+        torch.testing.assert_close(moments.mean, expected.mean)
+        torch.testing.assert_close(moments.variance, expected.variance)
+        torch.testing.assert_close(moments.distribution.variance, expected.variance)
+    assert prediction.names == parts.names
+    torch.testing.assert_close(prediction.component_mean, parts.mean)
+    torch.testing.assert_close(prediction.component_variance, parts.variance)
+    torch.testing.assert_close(prediction.component("x1*x2"), (parts.mean[1], parts.variance[1]))
+    assert bare.component_mean is None and bare.names == ()
+    assert not prediction.mean.requires_grad
+
+
+def test_batches_and_chosen_components() -> None:
+    model, x = make_model(batch_shape=(2,)), torch.rand(2, 9, 3).double()
+    prediction, parts = model.predict(x, ["constant", "x0"], chunk_size=4), model.components(x)
+    assert prediction.names == ("constant", "x0")
+    assert prediction.mean.shape == (2, 9) and prediction.component_mean.shape == (2, 2, 9)
+    torch.testing.assert_close(prediction.component_variance, parts[["constant", "x0"]].variance)
+
+
+def test_several_predictors() -> None:
+    groups = [
+        ComponentGroup(ScaleKernel(RBFKernel()), [[0]], regular_grid(0.0, 1.0, 5), predictor=p, names=[f"f{p}"])
+        for p in range(2)
+    ]
+    model = AdditiveGP(AdditivePredictor(*groups), rank=3).double().eval()
+    x = torch.rand(8, 1).double()
+    prediction, moments = model.predict(x, chunk_size=3), model.variational_strategy.predictor_moments(x)
+    torch.testing.assert_close(prediction.mean, moments.mean)
+    torch.testing.assert_close(prediction.covariance, moments.covariance)
+    assert prediction.component_mean.shape == (2, 8)
+    torch.testing.assert_close(prediction.distribution.covariance_matrix, torch.block_diag(*moments.covariance))
+
+
+def test_other_strategies_predict() -> None:
+    x = torch.rand(12, 2).double()
+    predictor = AdditivePredictor(
+        ComponentGroup(ScaleKernel(RBFKernel()), [[0], [1]], regular_grid(0.0, 1.0, 5)), constant()
+    ).double()
+
+    class Tied(gpytorch.models.ApproximateGP):
+        def __init__(self) -> None:
+            super().__init__(TiedAdditiveVariationalStrategy(self, predictor, x))
+
+    model = Tied().double().eval()
+    prediction, parts = model.variational_strategy.predict(x, chunk_size=5), model.variational_strategy.components(x)
+    torch.testing.assert_close(prediction.component_variance, parts.variance)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"chunk_size": 0}, "chunk_size must be at least 1"),
+        ({"components": "x7"}, "unknown components"),
+        ({"x": torch.rand(0, 3).double()}, "x is empty"),
+        ({"x": [1.0]}, "x must be a torch.Tensor"),
+        ({"x": torch.rand(4, 3)}, "x has dtype torch.float32"),
+    ],
+)
+def test_bad_arguments(arguments: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_model().predict(**{"x": torch.rand(4, 3).double(), **arguments})
+
+
+def test_unknown_component_of_a_prediction() -> None:
+    with pytest.raises(ValueError, match="no component 'x9'"):
+        make_model().predict(torch.rand(4, 3).double()).component("x9")
+
+
+def changed(strategy: AdditiveVariationalStrategy, how: str) -> None:
+    kernel, q = strategy.predictor.groups[0].kernel, strategy._variational_distribution
+    if how == "setter":
+        kernel.outputscale = torch.tensor([0.3, 2.0])
+    elif how == "in place":
+        with torch.no_grad():
+            kernel.base_kernel.base_kernel.raw_lengthscale += 0.5
+    elif how == "constraint":  # another value of the same raw parameter
+        kernel.raw_outputscale_constraint = GreaterThan(0.7)
+    elif how == "mean of q":
+        q.variational_mean.data[3] += 1.0
+    elif how == "measure":
+        kernel.base_kernel.measure = Uniform(-1.0, 2.0)
+    elif how == "jitter":
+        strategy.jitter_val = 0.1
+    elif how == "inducing points":
+        strategy.predictor.groups[1].inducing_points.mul_(0.9)
+    else:
+        strategy.load_state_dict({name: 1.1 * value for name, value in strategy.state_dict().items()})
+
+
+@pytest.mark.parametrize(
+    "how", ["setter", "in place", "constraint", "mean of q", "measure", "jitter", "inducing points", "state dict"]
+)
+def test_cached_weights_follow_every_change(how: str) -> None:
+    model, x = make_model(), torch.rand(6, 3).double()
+    strategy = model.variational_strategy
+    with torch.no_grad():
+        before = model(x).mean
+        assert torch.equal(model(x).mean, before)
+        changed(strategy, how)
+        after = model(x)
+        strategy._prediction_cache = type(strategy._prediction_cache)()
+        fresh = model(x)
+    assert not torch.allclose(after.mean, before)
+    assert torch.equal(after.mean, fresh.mean) and torch.equal(after.variance, fresh.variance)
+
+
+def test_weights_are_computed_once_for_all_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, calls = make_model(), []
+    compute = AdditiveVariationalStrategy._compute_projection
+    monkeypatch.setattr(
+        AdditiveVariationalStrategy,
+        "_compute_projection",
+        lambda *arguments: calls.append(1) or compute(*arguments),
+    )
+    model.predict(torch.rand(20, 3).double(), chunk_size=2)
+    assert len(calls) == 1
+    copy.deepcopy(model).predict(torch.rand(2, 3).double())
+    assert len(calls) == 2  # copies start without a cache
+    model.float()
+    assert model.predict(torch.rand(2, 3)).mean.dtype == torch.float32
+    assert len(calls) == 3
+
+
+def test_predictions_follow_an_attached_optimiser() -> None:
+    model, x = make_model(), torch.rand(30, 3).double()
+    y, likelihood = x[:, 0], gpytorch.likelihoods.GaussianLikelihood().double()
+    mll = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=30)
+    natural = NaturalGradient(model, num_data=30)
+    model.train()
+    before = model.predict(x).mean
+    (-mll(model(x), y)).backward()
+    natural.step()
+    after = model.predict(x).mean
+    assert model.training
+    assert (after - y).square().mean() < (before - y).square().mean()
+    model.variational_strategy.predictor.groups[0].kernel.outputscale = 0.2
+    moved = model.predict(x)
+    natural.detach()
+    torch.testing.assert_close(moved.mean, model.predict(x).mean)
