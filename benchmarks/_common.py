@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gpytorch
 import torch
@@ -22,6 +22,7 @@ from gpytorch.models import ApproximateGP
 from gpytorch.variational import CholeskyVariationalDistribution, VariationalStrategy
 from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup, __version__
 from gpytorch_gam.components import regular_grid
@@ -138,6 +139,72 @@ class StockJoint(ApproximateGP):
 
     def forward(self, x: Tensor) -> MultivariateNormal:
         return MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+class _OperatorCount(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return function(*args, **(kwargs or {}))
+
+
+def num_operators(step: Callable[[], object]) -> int:
+    """Tensor operators that a step dispatches, forward and backward: on a GPU most of them launch a kernel."""
+    with _OperatorCount() as counter:
+        step()
+    return counter.count
+
+
+class GPUCalls(NamedTuple):
+    """What the processor asks of the GPU in a step."""
+
+    launches: int
+    waits: int
+
+
+def gpu_calls(step: Callable[[], object]) -> GPUCalls:
+    """Kernels launched, and times that the processor waits for the GPU, in a step; by the profiler."""
+    step()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    ) as p:
+        step()
+        # Outside of the step, so not to be counted: the profiler itself synchronises at its end.
+    names = [event.name for event in p.events()]
+    copies_back = sum("Memcpy DtoH" in name for name in names)
+    waits = sum(name == "cudaStreamSynchronize" for name in names)
+    return GPUCalls(
+        sum(name.startswith(("cudaLaunchKernel", "cuLaunchKernel")) for name in names), max(copies_back, waits)
+    )
+
+
+def peak_memory(step: Callable[[], object], device: torch.device) -> float:
+    """Memory of tensors that a step takes on top of what there was, in MiB."""
+    if device.type == "cuda":
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        step()
+        return (torch.cuda.max_memory_allocated(device) - before) / 2**20
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+        step()
+    held = peak = 0
+    for event in profiler.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            peak = max(peak, held)
+    return peak / 2**20
+
+
+def matmul_rate(device: torch.device, dtype: torch.dtype = torch.float32) -> float:
+    """Floating point operations a second of a large matrix product, the roof of what a step can reach."""
+    size = 8192 if device.type == "cuda" else 1536
+    left, right = torch.rand(2, size, size, dtype=dtype, device=device)
+    times = interleaved_times({"product": lambda: left @ right}, 5, device)["product"]
+    return 2 * size**3 / min(times)
 
 
 def num_variational_parameters(model: ApproximateGP) -> int:

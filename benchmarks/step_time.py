@@ -13,7 +13,12 @@ All have the same scaled RBF kernels (lengthscale 0.2), the same data and a ``Ga
 points are fixed in all of them (``learn_inducing_locations=False``): a regular grid on [0, 1] for each component, and
 for stock joint a design whose columns are permutations of a regular grid. Steps are timed in turn; times are medians,
 ratios medians of the ratio within a round. The dense families (coupled, stock joint) run where b Q^2 + Q^3 is below
-2e10, in rounds of their own with the reference, so that the memory they move does not slow down the others.
+2e10, in rounds of their own with the reference, so that the memory they move does not slow down the others. The last row
+is the low-rank family on the plain path (``settings.fused_projection("off")``).
+
+Beside the times: tensor operators a step (on a GPU kernels launched, and times that the processor waits for it), peak
+memory of a step, and the floating point operations of its products with the kernel matrix, as a share of what a large
+matrix product in float32 reaches on the same machine.
 
     python benchmarks/step_time.py [--settings 32,64,64,1024 ...] [--threads 1] [--device cuda] [--json FILE]
 """
@@ -31,10 +36,14 @@ from _common import (
     StockMeanField,
     add_common_arguments,
     additive_gp,
+    gpu_calls,
     interleaved_times,
     make_data,
+    matmul_rate,
     median_ratio,
+    num_operators,
     num_variational_parameters,
+    peak_memory,
     prepare,
     print_table,
     write_json,
@@ -43,6 +52,9 @@ from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.mlls import VariationalELBO
 from gpytorch.models import ApproximateGP
 from torch import Tensor
+
+from gpytorch_gam import AdditiveGP
+from gpytorch_gam.settings import fused_projection
 
 NUM_DATA = 1_000_000
 DENSE_LIMIT = 2e10
@@ -71,7 +83,8 @@ DEFAULT_SETTINGS = (
 )
 QUICK_SETTINGS = (Setting(3, 8, 4, 64),)
 TARGET_SETTING = Setting(32, 64, 64, 1024)
-TARGETS = (Target("low_rank R=64", 1.0), Target("block_low_rank R=32", 1.2))
+TARGETS = (Target("low_rank R=64", 0.6), Target("block_low_rank R=32", 1.0))
+PLAIN = "low_rank R={rank}, plain path"
 
 
 def make_structured_models(setting: Setting) -> dict[str, ApproximateGP]:
@@ -83,6 +96,7 @@ def make_structured_models(setting: Setting) -> dict[str, ApproximateGP]:
         model = additive_gp(num_components, num_inducing, "block_low_rank", block_rank)
         models[f"block_low_rank R={block_rank}"] = model
     models["mean_field"] = additive_gp(num_components, num_inducing, "mean_field")
+    models[PLAIN.format(rank=rank)] = additive_gp(num_components, num_inducing, "low_rank", rank)
     return models
 
 
@@ -99,7 +113,7 @@ def make_dense_models(setting: Setting, device: torch.device) -> dict[str, Appro
     }
 
 
-def make_step(model: ApproximateGP, x: Tensor, y: Tensor) -> Callable[[], None]:
+def make_step(model: ApproximateGP, x: Tensor, y: Tensor, projection: str = "auto") -> Callable[[], None]:
     """One step of gradient descent without the descent."""
     likelihood = GaussianLikelihood()
     modules = torch.nn.ModuleList([model, likelihood]).to(x.device)
@@ -108,7 +122,8 @@ def make_step(model: ApproximateGP, x: Tensor, y: Tensor) -> Callable[[], None]:
 
     def step() -> None:
         modules.zero_grad(set_to_none=True)
-        loss = -elbo(model(x), y)
+        with fused_projection(projection):
+            loss = -elbo(model(x), y)
         loss.backward()
 
     return step
@@ -127,28 +142,41 @@ def measure_models(
     models: dict[str, ApproximateGP], setting: Setting, repeats: int, device: torch.device
 ) -> list[dict[str, Any]]:
     x, y = make_data(setting.num_components, setting.batch, device)
-    steps = {name: make_step(model, x, y) for name, model in models.items()}
+    plain = PLAIN.format(rank=setting.rank)
+    steps = {name: make_step(model, x, y, "off" if name == plain else "auto") for name, model in models.items()}
     times = interleaved_times(steps, repeats, device)
+    rate = matmul_rate(device)
     return [
         {
             "family": name,
             "milliseconds": 1e3 * statistics.median(times[name]),
             "ratio": median_ratio(times[name], times[REFERENCE]),
             "variational_parameters": num_variational_parameters(model),
+            "calls": describe_calls(steps[name], device),
             "peak_mib": peak_memory(steps[name], device),
+            "share_of_matmul_rate": share_of_rate(model, setting, statistics.median(times[name]), rate),
         }
         for name, model in models.items()
     ]
 
 
-def peak_memory(step: Callable[[], None], device: torch.device) -> float | None:
-    """Memory that a step takes on top of what all models and the data hold, in MiB; None on a CPU."""
+def describe_calls(step: Callable[[], None], device: torch.device) -> str:
     if device.type != "cuda":
+        return f"{num_operators(step)}"
+    launches, waits = gpu_calls(step)
+    return f"{launches}, {waits} waits"
+
+
+def share_of_rate(model: ApproximateGP, setting: Setting, seconds: float, rate: float) -> float | None:
+    """Floating point operations of the products with the kernel matrix, one forward and two backward, by the roof."""
+    if not isinstance(model, AdditiveGP):
         return None
-    before = torch.cuda.memory_allocated(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    step()
-    return (torch.cuda.max_memory_allocated(device) - before) / 2**20
+    factors = model.variational_strategy.covariance_factors()
+    columns = 1 if factors.shared_root is None else 1 + factors.shared_root.shape[-1]
+    operations = 6 * columns
+    if factors.block_roots is not None:
+        operations += 6 * factors.block_roots[0].shape[-1]
+    return operations * setting.num_components * setting.num_inducing * setting.batch / seconds / rate
 
 
 def print_setting(setting: Setting, records: Sequence[dict[str, Any]]) -> None:
@@ -159,11 +187,14 @@ def print_setting(setting: Setting, records: Sequence[dict[str, Any]]) -> None:
             f"{record['milliseconds']:.1f}",
             f"{record['ratio']:.2f}",
             f"{record['variational_parameters']:,}",
-            "-" if record["peak_mib"] is None else f"{record['peak_mib']:.0f}",
+            record["calls"],
+            f"{record['peak_mib']:.0f}",
+            "-" if record["share_of_matmul_rate"] is None else f"{record['share_of_matmul_rate']:.2f}",
         ]
         for record in records
     ]
-    print_table(["family", "ms / step", "x stock mean-field", "parameters of q", "peak MiB"], rows)
+    header = ["family", "ms / step", "x stock", "parameters of q", "operators", "peak MiB", "of matmul rate"]
+    print_table(header, rows)
 
 
 def check_targets(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -28,8 +28,8 @@ from torch import Tensor
 
 from gpytorch_gam.kernels._separable_form import Factor, LocalShape
 
-# Numbers of a block of the kernel matrix: a megabyte, which fits the caches of a processor.
-_BLOCK_NUMBERS = 2**18
+# Numbers of a block of the kernel matrix: a megabyte, which fits the caches of a processor, or work for a GPU.
+_BLOCK_NUMBERS, _GPU_BLOCK_NUMBERS = 2**18, 2**24
 
 # Numbers up to which blocks are kept for the backward pass.
 _KEPT_NUMBERS = 2**23
@@ -239,16 +239,17 @@ class BlockwiseProjection:
     """
     The backend in plain torch, for any device and dtype: a block of rows at a time.
 
-    :param block_numbers: numbers of the kernel matrix that exist at a time, at least one row's.
+    :param block_numbers: numbers of the kernel matrix that exist at a time, at least one row's; default by device.
     :param kept_numbers: numbers up to which the blocks are kept for the backward pass.
     """
 
-    def __init__(self, block_numbers: int = _BLOCK_NUMBERS, kept_numbers: int = _KEPT_NUMBERS) -> None:
+    def __init__(self, block_numbers: int | None = None, kept_numbers: int = _KEPT_NUMBERS) -> None:
         self.block_numbers, self.kept_numbers = block_numbers, kept_numbers
 
     def _blocks(self, inputs: ProjectionInputs) -> list[slice]:
         num_rows = inputs.factors[0].x.shape[-1]
-        size = max(1, self.block_numbers // inputs.shared.shape[:-1].numel())
+        numbers = self.block_numbers or (_GPU_BLOCK_NUMBERS if inputs.shared.is_cuda else _BLOCK_NUMBERS)
+        size = max(1, numbers // inputs.shared.shape[:-1].numel())
         return [slice(start, min(start + size, num_rows)) for start in range(0, num_rows, size)]
 
     def _may_keep(self, inputs: ProjectionInputs) -> bool:

@@ -61,9 +61,9 @@ class ANOVAKernel(Kernel):
     diagonal is positive without clamping.
 
     **Other stationary kernels** (Matern, RQ, periodic, cosine, sums and products of them, ...) are evaluated in
-    float64 throughout, with embeddings by quadrature at `num_quadrature_nodes` nodes on each side of x, and rounded
-    at the end. A call at n and m inputs takes about `n m + 2 (n + m) num_quadrature_nodes` evaluations of the base
-    kernel a component, all of which are kept for the backward pass: use minibatches. Periodic kernels need at least
+    float64 throughout and rounded at the end. A Matern kernel under a uniform measure has closed forms. For all others
+    embeddings are by quadrature at `num_quadrature_nodes` nodes on each side of x: a call at n and m inputs takes about
+    `n m + 2 (n + m) num_quadrature_nodes` evaluations of the base kernel a component. Periodic kernels need at least
     twelve nodes for each period in the range of the measure (in 17 standard deviations of a normal one) and raise an
     error below that; kernels that bend at distances other than zero, such as those with compact support, are less
     accurate.
@@ -281,6 +281,11 @@ class ANOVAKernel(Kernel):
 
     def _embedding(self, kernel: Kernel, x: Tensor) -> Tensor:
         """The mean over s of k(x, s) / k(0) - 1, of shape `(*batch, n)`."""
+        if type(kernel) is MaternKernel:
+            rate = math.sqrt(2 * kernel.nu) / kernel.lengthscale.double().squeeze(-1)
+            embedding = self.measure.matern_deviation(x, rate, kernel.nu)
+            if embedding is not None:
+                return embedding
         nodes, weights = self.measure.split_quadrature(x, self.num_quadrature_nodes)
         return (_deviation(kernel, x.unsqueeze(-1) - nodes, num_data_dims=2) * weights).sum(-1)
 

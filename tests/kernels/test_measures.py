@@ -91,6 +91,33 @@ def test_remainders_keep_their_digits_at_long_lengthscales(measure, scale):
     torch.testing.assert_close(remainder, torch.tensor(exact, dtype=torch.float64), rtol=1e-9, atol=tolerance)
 
 
+@pytest.mark.parametrize("lengthscale", [0.01, 0.3, 5.0, 12.0, 1e3, 1e6])
+@pytest.mark.parametrize("nu", [0.5, 1.5, 2.5])
+def test_matern_means_keep_their_digits_at_every_lengthscale(nu, lengthscale):
+    measure, rate = Uniform(-1.0, 2.0), math.sqrt(2 * nu) / lengthscale
+    polynomial = {0.5: (1, 0, 0), 1.5: (1, 1, 0), 2.5: (1, 1, mpmath.mpf(1) / 3)}[nu]
+
+    def deviation(s, x):
+        t = rate * abs(mpmath.mpf(x) - s)
+        return (polynomial[0] + polynomial[1] * t + polynomial[2] * t**2) * mpmath.exp(-t) - 1
+
+    points = [-3.0, -1.0, 0.25, 2.0, 7.0]
+    with mpmath.workdps(40):
+        expected = [
+            float(mpmath.quad(lambda s, x=x: deviation(s, x), sorted({-1, min(max(x, -1), 2), 2}), maxdegree=10) / 3)
+            for x in points
+        ]
+    x = torch.tensor(points, dtype=torch.float64, requires_grad=True)
+    actual = measure.matern_deviation(x, torch.tensor([rate], dtype=torch.float64), nu)
+    torch.testing.assert_close(actual, torch.tensor(expected, dtype=torch.float64), rtol=1e-10, atol=0)
+    (slope,) = torch.autograd.grad(actual.sum(), x)
+    assert torch.isfinite(slope).all()
+
+
+def test_only_uniform_measures_have_closed_forms_for_matern_kernels():
+    assert Normal(0.0, 1.0).matern_deviation(torch.zeros(1).double(), torch.ones(1).double(), 1.5) is None
+
+
 def test_a_measure_without_closed_forms_needs_only_moments_and_nodes():
     class Triangular(Measure):
         def __init__(self):

@@ -150,6 +150,16 @@ class Measure(torch.nn.Module, ABC):
         factor = torch.exp(-0.5 * scaled.square())
         return embedding, torch.where(is_near, factor * series, embedding - moments[..., :1] * factor)
 
+    def matern_deviation(self, x: Tensor, rate: Tensor, nu: float) -> Tensor | None:
+        r"""The mean over s of :math:`k(x, s) / k(0) - 1` for a Matern kernel, where there is a closed form.
+
+        :param x: The inputs (`*batch x n`), float64.
+        :param rate: :math:`\sqrt{2 \nu} / \ell` (`*batch x 1`), float64.
+        :param nu: The smoothness, 0.5, 1.5 or 2.5.
+        :return: `*batch x n`, or None if it takes quadrature.
+        """
+        return None
+
     def expand(self, batch_shape: torch.Size) -> Measure:
         """A copy of the measure with a larger batch shape.
 

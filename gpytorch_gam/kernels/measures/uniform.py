@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -24,6 +25,12 @@ from .measure import (
 _LARGEST_PRODUCT = 3.0
 _NUM_EVEN_TERMS = 12
 _NUM_MOMENT_NODES = 24
+
+# Where the integral of a Matern kernel is summed as a series; the first term left out is below 1e-15.
+_LARGEST_SERIES_DISTANCE, _NUM_SERIES_TERMS = 0.3, 12
+
+# exp(-x) is zero beyond, to working precision, and polynomials still finite.
+_LARGEST_EXPONENT = 700.0
 
 
 class Uniform(Measure):
@@ -113,6 +120,19 @@ class Uniform(Measure):
         factor = torch.exp(-0.5 * scaled.square())
         return embedding, torch.where(is_near, factor * series, embedding - moments[..., :1] * factor)
 
+    def matern_deviation(self, x: Tensor, rate: Tensor, nu: float) -> Tensor | None:
+        """See :meth:`Measure.matern_deviation`."""
+        low, high = self.low.double().unsqueeze(-1), self.high.double().unsqueeze(-1)
+        from_low, to_high = rate * (x - low), rate * (high - x)
+        width = rate * (high - low)
+        # Odd functions: outside of the interval the two integrals are subtracted.
+        near = (_matern_integral(from_low, nu) + _matern_integral(to_high, nu)) / width
+        # Far outside the kernel itself is what is left, and not its difference from 1.
+        is_far = torch.minimum(from_low, to_high) < -_LARGEST_SERIES_DISTANCE
+        first, last = torch.minimum(from_low.abs(), to_high.abs()), torch.maximum(from_low.abs(), to_high.abs())
+        far = (_matern_tail(first, nu) - _matern_tail(last, nu)) / width - 1
+        return torch.where(is_far, far, near)
+
     def _long_lengthscale(self, lengthscale: Tensor) -> Tensor:
         """The lengthscale where the expansion is used, and a harmless one elsewhere."""
         return torch.where(self.is_long(lengthscale), lengthscale, self.half_width.unsqueeze(-1))
@@ -129,3 +149,37 @@ class Uniform(Measure):
 def _inverse_even_factorials(like: Tensor) -> Tensor:
     """1 / (2k)! for k = 1, ..., K."""
     return constant(tuple(1 / math.factorial(2 * k) for k in range(1, _NUM_EVEN_TERMS + 1)), like.device)
+
+
+def _matern_integral(distance: Tensor, nu: float) -> Tensor:
+    r""":math:`\int_0^t (p(s) e^{-s} - 1) \mathrm{d}s` for t >= 0 with the polynomial of a Matern kernel; odd in t."""
+    t = distance.abs()
+    whole = {0.5: 1.0, 1.5: 2.0, 2.5: 8.0 / 3.0}[nu]
+    # At short distances, where terms of first order cancel, they are left out of a series.
+    near = torch.where(t < _LARGEST_SERIES_DISTANCE, t, torch.zeros_like(t))
+    series = torch.zeros_like(t)
+    for coefficient in reversed(_matern_series(nu)):
+        series = (series + coefficient) * near
+    return torch.where(t < _LARGEST_SERIES_DISTANCE, series, whole - _matern_tail(t, nu) - t) * distance.sign()
+
+
+def _matern_tail(t: Tensor, nu: float) -> Tensor:
+    r""":math:`\int_t^\infty p(s) e^{-s} \mathrm{d}s`."""
+    t = t.clamp(max=_LARGEST_EXPONENT)
+    polynomial = {0.5: torch.ones_like(t), 1.5: 2 + t, 2.5: (8 + t * (5 + t)) / 3}[nu]
+    return polynomial * torch.exp(-t)
+
+
+@functools.lru_cache(maxsize=3)
+def _matern_series(nu: float) -> tuple[float, ...]:
+    """Coefficients of t, t^2, ... in the integral."""
+    polynomial = {0.5: (1.0, 0.0, 0.0), 1.5: (1.0, 1.0, 0.0), 2.5: (1.0, 1.0, 1.0 / 3.0)}[nu]
+    coefficients = [0.0]
+    for power in range(1, _NUM_SERIES_TERMS):
+        terms = [
+            factor * (-1) ** (power - shift) / math.factorial(power - shift)
+            for shift, factor in enumerate(polynomial)
+            if shift <= power
+        ]
+        coefficients.append(math.fsum(terms) / (power + 1))
+    return tuple(coefficients)
