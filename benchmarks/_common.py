@@ -38,9 +38,13 @@ def make_data(num_components: int, batch: int, device: torch.device) -> tuple[Te
     """
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(batch, num_components, generator=generator)
-    phases = torch.linspace(0.0, 3.0, num_components)
-    y = (4.0 * x + phases).sin().mean(-1) + 0.1 * torch.randn(batch, generator=generator)
+    y = make_truth(x) + 0.1 * torch.randn(batch, generator=generator)
     return x.to(device), y.to(device)
+
+
+def make_truth(x: Tensor) -> Tensor:
+    """The sum of sines at the rows of ``(n, C)``."""
+    return (4.0 * x + torch.linspace(0.0, 3.0, x.shape[-1], device=x.device)).sin().mean(-1)
 
 
 def make_kernel(num_components: int) -> ScaleKernel:

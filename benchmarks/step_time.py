@@ -13,14 +13,15 @@ All have the same scaled RBF kernels (lengthscale 0.2), the same data and a ``Ga
 points are fixed in all of them (``learn_inducing_locations=False``): a regular grid on [0, 1] for each component, and
 for stock joint a design whose columns are permutations of a regular grid. Steps are timed in turn; times are medians,
 ratios medians of the ratio within a round. The dense families (coupled, stock joint) run where b Q^2 + Q^3 is below
-2e10, in rounds of their own with the reference, so that the memory they move does not slow down the others. The last row
-is the low-rank family on the plain path (``settings.fused_projection("off")``).
+2e10, in rounds of their own with the reference, so that the memory they move does not slow down the others. "Plain
+path" is the low-rank family with ``settings.fused_projection("off")``.
 
 Beside the times: tensor operators a step (on a GPU kernels launched, and times that the processor waits for it), peak
 memory of a step, and the floating point operations of its products with the kernel matrix, as a share of what a large
 matrix product in float32 reaches on the same machine.
 
-    python benchmarks/step_time.py [--settings 32,64,64,1024 ...] [--threads 1] [--device cuda] [--json FILE]
+    python benchmarks/step_time.py [--settings 32,64,64,1024 ...] [--threads 1] [--device cuda] [--precision tf32]
+        [--json FILE]
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ from gpytorch.models import ApproximateGP
 from torch import Tensor
 
 from gpytorch_gam import AdditiveGP
-from gpytorch_gam.settings import fused_projection
+from gpytorch_gam.settings import fused_projection, tensor_core_precision
 
 NUM_DATA = 1_000_000
 DENSE_LIMIT = 2e10
@@ -219,6 +220,9 @@ def parse_setting(text: str) -> Setting:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Time of one training step against stock GPyTorch.")
     add_common_arguments(parser, repeats=7)
+    parser.add_argument(
+        "--precision", choices=tensor_core_precision._choices, default="tf32x3", help="of the products on tensor cores"
+    )
     parser.add_argument("--settings", type=parse_setting, nargs="+", metavar="C,M,R,b", help="what to run")
     arguments = parser.parse_args(argv)
     device, environment = prepare(arguments)
@@ -229,7 +233,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     results: dict[str, Any] = {"environment": environment, "repeats": arguments.repeats, "settings": [], "targets": []}
     for setting in settings:
-        records = measure(setting, arguments.repeats, device)
+        with tensor_core_precision(arguments.precision):
+            records = measure(setting, arguments.repeats, device)
         print_setting(setting, records)
         results["settings"].append({**setting._asdict(), "families": records})
         if setting == TARGET_SETTING:

@@ -6,6 +6,7 @@ import math
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,6 +20,8 @@ MODULES = (
     "training",
     "rank",
     "polish",
+    "projection",
+    "scaling",
     "friedman_anova",
     "_style",
 )
@@ -65,11 +68,11 @@ def test_step_time_measures_every_family(run, capsys):
     (setting,) = results["settings"]
     names = [record["family"] for record in setting["families"]]
     structured = ["stock mean-field", "low_rank R=4", "block_low_rank R=4", "block_low_rank R=24", "mean_field"]
-    assert names == [*structured, "coupled", "stock joint"]
-    for key in ("milliseconds", "ratio", "variational_parameters"):
+    assert names == [*structured, "low_rank R=4, plain path", "coupled", "stock joint"]
+    for key in ("milliseconds", "ratio", "variational_parameters", "peak_mib"):
         assert_finite_positive([record[key] for record in setting["families"]])
     assert setting["families"][0]["ratio"] == 1.0
-    assert all(record["peak_mib"] is None for record in setting["families"])
+    assert all(int(record["calls"]) > 100 for record in setting["families"])
     printed = capsys.readouterr().out
     assert all(name in printed for name in names)
 
@@ -277,3 +280,70 @@ def test_polishing_measures_time_and_memory_in_other_processes(load, tmp_path):
 def test_growth_exponent_leaves_the_intercept_out(load):
     sizes = [25, 50, 100, 200]
     assert load("polish").growth_exponent(sizes, [7.0 + 0.3 * size**1.3 for size in sizes]) == pytest.approx(1.3)
+
+
+def test_scaling_measures_steps_and_epochs_over_files(run, tmp_path):
+    figure = tmp_path / "scaling.png"
+    results = run("scaling", "--sizes", "5e2", "1000", "--figure", str(figure))
+    assert_describes_environment(results)
+    assert figure.stat().st_size > 10_000
+    assert [sweep["variable"] for sweep in results["sweeps"]] == ["C", "M", "R"]
+    for sweep in results["sweeps"]:
+        for found in sweep["families"].values():
+            assert_finite_positive(found["seconds"])
+            assert len(found["mib"]) == len(sweep["sizes"])
+            assert all(math.isfinite(exponent) for exponent in found["exponents"]["seconds"].values())
+    records = results["epochs"]["records"]
+    assert [record["num_rows"] for record in records] == [500, 1000]
+    for record in records:
+        assert_finite_positive([record["seconds"], record["rows_per_second"], record["noise"]])
+    assert results["epochs"]["memory_ratio"] is None  # of sizes that were not asked for
+
+
+def test_scaling_writes_the_data_that_it_says(load, tmp_path):
+    scaling = load("scaling")
+    x, y = (np.load(path) for path in scaling.write_rows(tmp_path, 2**17 + 1000, 3))
+    assert x.shape == (2**17 + 1000, 3)
+    assert x.dtype == y.dtype == np.float32
+    for part in (x[: 2**17], x[2**17 :]):
+        assert part.mean() == pytest.approx(0.5, abs=0.03)
+    residual = y - np.sin(4 * x + np.linspace(0, 3, 3)).mean(-1)
+    assert residual.std() == pytest.approx(0.1, rel=0.01)
+
+
+def test_slopes_are_those_of_the_sizes_from_a_start(load):
+    slope = load("scaling").log_slope
+    sizes = [1, 2, 4, 8]
+    values = [9.0, *(3.0 * size**1.5 for size in sizes[1:])]
+    assert slope(sizes, values, 2) == pytest.approx(1.5)
+    assert slope(sizes, values) != pytest.approx(1.5)
+    assert slope(sizes, [None, *values[1:]]) is None
+    assert slope(sizes, values, 8) is None
+
+
+@pytest.mark.parametrize("size", ["none", "0", "inf", "nan"])
+def test_scaling_rejects_sizes_that_are_no_numbers_of_rows(load, size, capsys):
+    with pytest.raises(SystemExit):
+        load("scaling").main(["--sizes", size])
+    assert "must be a number of rows" in capsys.readouterr().err
+
+
+def test_projection_compares_paths(run, capsys):
+    results = run("projection", "--shapes", "RBF", "CENTRED_RBF")
+    assert_describes_environment(results)
+    assert results["shapes"] == ["RBF", "CENTRED_RBF"]
+    assert [setting["block_rank"] for setting in results["settings"]] == [0, 8]
+    for setting in results["settings"]:
+        assert [record["path"] for record in setting["paths"]] == ["plain", "blockwise"]
+        for record in setting["paths"]:
+            for part in ("forward", "backward"):
+                assert_finite_positive(record[part].values())
+                assert record[part]["error"] < 1e-4
+    assert "blockwise" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("setting", ["2,4,2,0", "2,4,2,-1,16", "0,4,1,0,16"])
+def test_projection_rejects_malformed_settings(load, setting, capsys):
+    with pytest.raises(SystemExit):
+        load("projection").main([f"--settings={setting}"])
+    assert setting in capsys.readouterr().err

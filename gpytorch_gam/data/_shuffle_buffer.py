@@ -1,0 +1,77 @@
+"""Rows in random order from a source that is read in runs of contiguous rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from typing import TypeVar
+
+import numpy as np
+
+#: Inputs ``(n, D)`` and responses ``(n)``.
+Rows = tuple[np.ndarray, np.ndarray]
+
+P = TypeVar("P")
+T = TypeVar("T")
+
+
+def interleaved(
+    pieces: Iterable[P], read: Callable[[P], Iterator[Rows]], num_open: int, rng: np.random.Generator
+) -> Iterator[Rows]:
+    """
+    Chunks of several pieces at a time, each from a piece chosen at random.
+
+    :param pieces: Parts of the data, in the order in which they are opened.
+    :param read: Gives the chunks of a piece one after the other.
+    :param num_open: Pieces that are open at a time.
+    :param rng: Chooses.
+    """
+    waiting = iter(pieces)
+    streams = [read(piece) for piece in islice(waiting, num_open)]
+    while streams:
+        chosen = int(rng.integers(len(streams)))
+        chunk = next(streams[chosen], None)
+        if chunk is not None:
+            yield chunk
+            continue
+        del streams[chosen]
+        streams.extend(read(piece) for piece in islice(waiting, 1))
+
+
+def filled(chunks: Iterator[Rows], sizes: Iterable[int], storage: Iterator[Rows], order: Callable) -> Iterator[Rows]:
+    """
+    Buffers filled with the rows of chunks; a chunk that does not fit is continued in the next buffer.
+
+    :param chunks: Rows, at least as many as the sizes sum to.
+    :param sizes: Rows of each buffer.
+    :param storage: Where to put them, for each buffer: arrays that are at least as long. What they held is lost.
+    :param order: For a number of rows n, the places 0, ..., n - 1 in the buffer in the order in which they are filled.
+    :raises ValueError: If there are too few rows.
+    """
+    rest: Rows | None = None
+    for size, (x, y) in zip(sizes, storage, strict=False):
+        places, start = order(size), 0
+        while start < size:
+            chunk = next(chunks, None) if rest is None else rest
+            if chunk is None:
+                raise ValueError("the data ended early: they have fewer rows than when they were opened")
+            into = places[start : start + len(chunk[1])]
+            x[into], y[into] = chunk[0][: len(into)], chunk[1][: len(into)]
+            rest = None if len(into) == len(chunk[1]) else (chunk[0][len(into) :], chunk[1][len(into) :])
+            start += len(into)
+        yield x[:size], y[:size]
+
+
+def prefetched(items: Iterator[T]) -> Iterator[T]:
+    """
+    The items, each made by a thread while the one before is in use. What is raised there is raised here. The thread
+    ends with the iterator, also when that is abandoned.
+
+    :param items: Without None.
+    """
+    with ThreadPoolExecutor(1, thread_name_prefix="gpytorch-gam-prefetch") as pool:  # waits for the thread at the end
+        future = pool.submit(next, items, None)
+        while (item := future.result()) is not None:
+            future = pool.submit(next, items, None)
+            yield item

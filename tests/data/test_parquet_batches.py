@@ -1,0 +1,259 @@
+"""Batches from Parquet files."""
+
+from __future__ import annotations
+
+import decimal
+import sys
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import gpytorch
+import numpy as np
+import pytest
+import torch
+from gpytorch.kernels import RBFKernel, ScaleKernel
+
+from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
+from gpytorch_gam.components import constant, regular_grid
+from gpytorch_gam.data import ParquetBatches
+from gpytorch_gam.mlls import CollapsedELBO
+from gpytorch_gam.optim import fit, polish
+
+pyarrow = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
+
+NUM_ROWS = 1003
+COLOURS = ["blue", "green", "red"]
+
+
+def make_table(numbers: Sequence[int]) -> Any:
+    """Rows that are told apart by their number, and columns of several types that follow from it."""
+    colours = pyarrow.array([COLOURS[number % 3] for number in numbers])
+    return pyarrow.table(
+        {
+            "number": pyarrow.array(numbers, pyarrow.int64()),
+            "single": pyarrow.array([10.0 * number for number in numbers], pyarrow.float32()),
+            "is_odd": pyarrow.array([number % 2 == 1 for number in numbers]),
+            "colour": colours.dictionary_encode(),
+            "name": colours,
+            "price": pyarrow.array([decimal.Decimal(number) / 4 for number in numbers], pyarrow.decimal128(10, 2)),
+            "when": pyarrow.array(numbers, pyarrow.timestamp("s")),
+        }
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three files, with row groups of different sizes; dictionaries differ between files and row groups."""
+    for name, rows, group in (("a", range(300), 64), ("b", range(300, 301), 10), ("sub/c", range(301, NUM_ROWS), 500)):
+        path = tmp_path / f"{name}.parquet"
+        path.parent.mkdir(exist_ok=True)
+        parquet.write_table(make_table(list(rows)), path, row_group_size=group)
+    (tmp_path / "readme.txt").write_text("not data")
+    return tmp_path
+
+
+def numbers_of(batches: ParquetBatches) -> list[int]:
+    """Row numbers in the order in which they come; the inputs are checked to be those of the row."""
+    numbers = []
+    for x, y in batches:
+        torch.testing.assert_close(x[:, 0], 10.0 * y, rtol=0.0, atol=0.0)
+        numbers.append(y)
+    return torch.cat(numbers).long().tolist()
+
+
+@pytest.mark.parametrize("prefetch", [False, True])
+@pytest.mark.parametrize(("buffer_rows", "chunk_rows"), [(None, None), (128, 17), (1, 5), (100, 2000)])
+@pytest.mark.parametrize("batch_size", [64, 59, 2000])
+def test_every_row_comes_once_an_epoch(
+    folder: Path, batch_size: int, buffer_rows: int | None, chunk_rows: int | None, prefetch: bool
+) -> None:
+    batches = ParquetBatches(
+        folder, ["single"], "number", batch_size, buffer_rows=buffer_rows, chunk_rows=chunk_rows, prefetch=prefetch
+    )
+    assert batches.num_rows == batches.num_shard_rows == NUM_ROWS
+    sizes = [len(y) for _, y in batches]
+    assert len(sizes) == len(batches)
+    assert set(sizes[:-1]) <= {batch_size}
+    orders = [numbers_of(batches) for _ in range(2)]
+    assert [sorted(order) for order in orders] == [list(range(NUM_ROWS))] * 2
+    assert orders[0] != orders[1]
+
+
+def test_orders_are_repeated(folder: Path) -> None:
+    batches, again = (
+        ParquetBatches(folder, ["single"], "number", 50, seed=3, buffer_rows=200, chunk_rows=20, prefetch=prefetch)
+        for prefetch in (False, True)
+    )
+    orders = [numbers_of(batches) for _ in range(2)]
+    assert [numbers_of(again) for _ in range(2)] == orders
+    batches.set_epoch(1)
+    assert numbers_of(batches) == orders[1]
+
+
+def test_without_shuffling_rows_come_in_order(folder: Path) -> None:
+    batches = ParquetBatches(folder, ["single"], "number", 64, shuffle=False, buffer_rows=128, chunk_rows=17)
+    assert numbers_of(batches) == list(range(NUM_ROWS))
+    shuffled = ParquetBatches(folder, ["single"], "number", 100, drop_last=True)
+    assert len(set(numbers_of(shuffled))) == 1000
+    assert numbers_of(shuffled.every_row()) == list(range(NUM_ROWS))
+
+
+def test_large_row_groups_are_mixed(tmp_path: Path) -> None:
+    parquet.write_table(make_table(range(2000)), tmp_path / "x.parquet", row_group_size=500)
+    batches = ParquetBatches(tmp_path, ["single"], "number", 100, buffer_rows=200, chunk_rows=10)
+    first = next(iter(batches))[1]
+    assert {int(number) // 500 for number in first} == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 7])
+def test_shards_are_disjoint_and_complete(folder: Path, world_size: int, shuffle: bool) -> None:
+    shards = [
+        ParquetBatches(
+            folder, ["single"], "number", 32, shuffle, shard=(rank, world_size), buffer_rows=96, chunk_rows=11
+        )
+        for rank in range(world_size)
+    ]
+    found = [numbers_of(shard) for shard in shards]
+    assert sorted(chain.from_iterable(found)) == list(range(NUM_ROWS))
+    assert [len(numbers) for numbers in found] == [shard.num_shard_rows for shard in shards]
+    assert max(map(len, found)) - min(map(len, found)) <= 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_columns_of_every_kind_become_numbers(folder: Path, dtype: torch.dtype) -> None:
+    names = ["number", "is_odd", "colour", "name", "price"]
+    batches = ParquetBatches(folder, names, "is_odd", 100, dtype=dtype, device="cpu")
+    assert batches.categories == {"colour": COLOURS, "name": COLOURS}
+    for x, y in batches:
+        assert x.dtype == y.dtype == dtype
+        number = x[:, 0]
+        expected = torch.stack([number, number % 2, number % 3, number % 3, number / 4], dim=-1)
+        torch.testing.assert_close(x, expected, rtol=0.0, atol=0.0)
+        assert torch.equal(y, number % 2)
+
+
+def test_categories_can_be_given(folder: Path) -> None:
+    values = ["red", "green", "blue", "white"]
+    batches = ParquetBatches(folder, ["number", "colour"], "single", 100, categories={"colour": values})
+    assert batches.categories == {"colour": values}
+    for x, _ in batches:
+        assert torch.equal(x[:, 1], 2.0 - x[:, 0] % 3)
+    numbers = ParquetBatches(folder / "b.parquet", ["number"], "single", 100, categories={"number": [5, 300]})
+    assert next(iter(numbers))[0].tolist() == [[1.0]]
+
+
+def test_values_of_no_category_are_refused(folder: Path) -> None:
+    batches = ParquetBatches(folder, ["colour"], "number", 100, categories={"colour": ["red", "green"]})
+    with pytest.raises(ValueError, match=r"column colour has values in row group \d of .* none of its categories: 'bl"):
+        list(batches)
+    with pytest.raises(ValueError, match=r"categories are given for \['hue'\], which are not among the columns"):
+        ParquetBatches(folder, ["colour"], "number", 100, categories={"hue": ["red"]})
+
+
+def test_names_of_a_column_may_come_twice_and_in_any_order(folder: Path) -> None:
+    x, y = next(iter(ParquetBatches(folder, ["single", "number", "single"], "number", 10)))
+    assert torch.equal(x, torch.stack([10.0 * y, y, 10.0 * y], dim=-1))
+
+
+@pytest.mark.parametrize("prefetch", [False, True])
+def test_missing_values_are_counted_by_column(tmp_path: Path, prefetch: bool) -> None:
+    table = pyarrow.table(
+        {
+            "number": pyarrow.array([1, None, 3, None]),
+            "flag": pyarrow.array([True, False, None, True]),
+            "speed": [1.0, float("nan"), float("inf"), None],
+            "colour": pyarrow.array(["red", None, "red", "blue"]).dictionary_encode(),
+            "fine": [0.5, 1.5, 2.5, 3.5],
+            "response": [0.0, 1.0, None, 3.0],
+        }
+    )
+    parquet.write_table(table, tmp_path / "gaps.parquet")
+    names = ["fine", "number", "flag", "speed", "colour"]
+    batches = ParquetBatches(tmp_path, names, "response", 4, chunk_rows=10, prefetch=prefetch)
+    expected = (
+        r"row group 0 of .*gaps\.parquet: number \(2\), flag \(1\), speed \(3\), colour \(1\), response \(1\); drop"
+    )
+    with pytest.raises(ValueError, match=expected):
+        list(batches)
+    assert len(list(ParquetBatches(tmp_path, ["fine"], "fine", 4))) == 1  # columns that are not used may be anything
+
+
+def test_clear_errors(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"there is no file or folder .*missing\.parquet"):
+        ParquetBatches(tmp_path / "missing.parquet", ["single"], "number", 10)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"there is no file \*\.parquet in "):
+        ParquetBatches(tmp_path / "empty", ["single"], "number", 10)
+    with pytest.raises(ValueError, match=r"readme\.txt is not a Parquet file"):
+        ParquetBatches(tmp_path / "readme.txt", ["single"], "number", 10)
+    with pytest.raises(
+        ValueError, match=r"a\.parquet has no column \['sngle', 'num'\]; its columns are \['number', 's"
+    ):
+        ParquetBatches(folder, ["sngle"], "num", 10)
+    with pytest.raises(ValueError, match=r"columns that are not numbers: {'when': 'timestamp"):
+        ParquetBatches(folder, ["when"], "number", 10)
+    for names in ("single", []):
+        with pytest.raises(ValueError, match="x_columns must be a list of names"):
+            ParquetBatches(folder, names, "number", 10)
+    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+        ParquetBatches(folder, ["single"], "number", 0)
+    parquet.write_table(make_table([]), tmp_path / "nothing.parquet")
+    with pytest.raises(ValueError, match="the data have no rows"):
+        ParquetBatches(tmp_path / "nothing.parquet", ["single"], "number", 10)
+
+
+def test_files_of_other_columns_are_named(folder: Path) -> None:
+    parquet.write_table(pyarrow.table({"number": [1]}), folder / "odd.parquet")
+    with pytest.raises(ValueError, match=r"odd\.parquet has no column \['single'\]; its columns are \['number'\]"):
+        ParquetBatches(folder, ["single"], "number", 10)
+
+
+def test_several_paths_are_read_in_their_order(folder: Path) -> None:
+    batches = ParquetBatches([folder / "sub", str(folder / "b.parquet")], ["single"], "number", 100, shuffle=False)
+    assert numbers_of(batches) == [*range(301, NUM_ROWS), 300]
+
+
+def test_a_large_row_group_is_read_in_pieces(tmp_path: Path) -> None:
+    path = tmp_path / "large.parquet"
+    values = np.random.default_rng(0).standard_normal((1_000_000, 4))  # 32 MB in one row group, cannot be compressed
+    table = pyarrow.table(dict(zip("abcd", values.T, strict=True)))
+    parquet.write_table(table, path, row_group_size=len(values), use_dictionary=False)
+    del table
+    batches = ParquetBatches(path, ["a", "b", "c"], "d", 1000, buffer_rows=10_000)
+    pool = pyarrow.default_memory_pool()
+    before, largest, total = pool.bytes_allocated(), 0, 0.0
+    for _, y in batches:
+        largest = max(largest, pool.bytes_allocated() - before)
+        total += y.double().sum().item()
+    assert total == pytest.approx(values[:, 3].sum(), abs=0.1)
+    assert largest < 8e6  # a reading buffer and a page or two for each column
+
+
+def test_pyarrow_is_asked_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(ImportError, match=r"pip install gpytorch-gam\[parquet\]"):
+        ParquetBatches(folder, ["single"], "number", 10)
+
+
+def test_models_train_on_them(tmp_path: Path) -> None:
+    size = torch.Size([2])
+    kernel = ScaleKernel(RBFKernel(batch_shape=size), batch_shape=size)
+    group = ComponentGroup(kernel, [[0], [1]], regular_grid(0.0, 1.0, 8).double())
+    model = AdditiveGP(AdditivePredictor(group, constant()), "block_low_rank", 4).double()
+    likelihood = gpytorch.likelihoods.GaussianLikelihood().double()
+    x = torch.rand(600, 2).double()
+    y = torch.sin(6 * x[:, 0]) + x[:, 1] + 0.2 * torch.randn(600).double()
+    table = pyarrow.table({"a": x[:, 0].numpy(), "b": x[:, 1].numpy(), "y": y.numpy()})
+    parquet.write_table(table, tmp_path / "data.parquet", row_group_size=150)
+    batches = ParquetBatches(tmp_path, ["a", "b"], "y", 100, dtype=torch.float64, buffer_rows=200, prefetch=True)
+    history = fit(model, likelihood, batches, num_data=batches.num_rows, num_epochs=2, num_held_back=2)
+    assert history[1].elbo > history[0].elbo
+    objective = CollapsedELBO(likelihood, model)
+    best = objective.optimum(x, y).bound.item()
+    assert objective.optimum_of_batches(batches).bound.item() == pytest.approx(best)
+    assert polish(model, likelihood, batches)[-1] == pytest.approx(best, abs=1.0)
