@@ -52,7 +52,7 @@ class MemoryMappedBatches(StreamedBatches):
 
     Example:
         >>> batches = MemoryMappedBatches("x.npy", "y.npy", batch_size=1024)
-        >>> history = fit(model, likelihood, batches, num_data=batches.num_rows)
+        >>> history = fit(model, likelihood, batches)
     """
 
     def __init__(

@@ -50,7 +50,7 @@ class ParquetBatches(StreamedBatches):
 
     Example:
         >>> batches = ParquetBatches("flights/", ["age", "distance", "carrier"], "delay", batch_size=1024)
-        >>> history = fit(model, likelihood, batches, num_data=batches.num_rows)
+        >>> history = fit(model, likelihood, batches)
     """
 
     _num_open = 8

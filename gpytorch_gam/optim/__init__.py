@@ -1,9 +1,19 @@
 """Optimisers that know the structure of the posterior, and a training loop."""
 
+from ._distributed import average_gradients, row_weighted
 from .fit import Epoch, fit
 from .hyperparameter_uncertainty import HyperparameterUncertainty
 from .initialize_posterior import initialize_posterior
 from .natural_gradient import NaturalGradient
 from .polish import polish
 
-__all__ = ["Epoch", "HyperparameterUncertainty", "NaturalGradient", "fit", "initialize_posterior", "polish"]
+__all__ = [
+    "Epoch",
+    "HyperparameterUncertainty",
+    "NaturalGradient",
+    "average_gradients",
+    "fit",
+    "initialize_posterior",
+    "polish",
+    "row_weighted",
+]

@@ -28,6 +28,8 @@ from torch import Tensor
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 from gpytorch_gam.variational._precision_algebra import CovarianceFactors, apply_block_inverse, split_groups
 
+from ._distributed import Processes
+
 
 def correct_gradients(
     strategy: AdditiveVariationalStrategy,
@@ -35,6 +37,7 @@ def correct_gradients(
     gradients: Sequence[Tensor],
     curvatures: Sequence[Tensor],
     num_data: int,
+    processes: Processes,
 ) -> None:
     r"""
     Turn the gradients of ``loss = -ELBO / N`` in the parameters of the predictor to those at a fixed
@@ -45,12 +48,14 @@ def correct_gradients(
     :param gradients: :math:`g` of each chunk, ``(n,)``, scaled to all of the data.
     :param curvatures: :math:`-2\, \partial E_n / \partial \mathrm{variance}_n` of each chunk, ``(n,)``, scaled too.
     :param num_data: N.
+    :param processes: That have the other rows. Each differentiates with its own rows and its share of what does not
+        depend on them; the sum of that is the same in all.
     """
     parameters = [parameter for parameter in strategy.predictor.parameters() if parameter.requires_grad]
     if not parameters:
         return
     with torch.no_grad():
-        weights = _weights(strategy, features, gradients, curvatures)
+        weights = _weights(strategy, features, gradients, curvatures, 1.0 / processes.size)
     with torch.enable_grad():
         choleskys = strategy.inducing_choleskys()
         surrogate = torch.zeros_like(choleskys[0][..., 0, 0].sum())
@@ -61,9 +66,10 @@ def correct_gradients(
         if not surrogate.requires_grad:
             return
         found = torch.autograd.grad(surrogate, parameters, allow_unused=True)
-    for parameter, gradient in zip(parameters, found, strict=True):
-        if gradient is not None:
-            parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+    corrected = [(each, gradient) for each, gradient in zip(parameters, found, strict=True) if gradient is not None]
+    totals = processes.sum([gradient for _, gradient in corrected])
+    for (parameter, _), total in zip(corrected, totals, strict=True):
+        parameter.grad = total if parameter.grad is None else parameter.grad + total
 
 
 def _weights(
@@ -71,8 +77,9 @@ def _weights(
     features: Iterable[Tensor],
     gradients: Sequence[Tensor],
     curvatures: Sequence[Tensor],
+    share: float,
 ) -> list[Tensor]:
-    """The diagonal blocks of W, ``(C_g, M_g, M_g)`` for each group."""
+    """The diagonal blocks of W, ``(C_g, M_g, M_g)`` for each group, with a share of the terms without rows."""
     factors, shapes = strategy.covariance_factors(), strategy.predictor.group_shapes
     projected = torch.zeros_like(factors.mean)
     products = [factors.mean.new_zeros(count, size, size) for count, size in shapes]
@@ -86,13 +93,13 @@ def _weights(
     outer = [
         left @ right.mT
         for left, right in zip(
-            split_groups((projected - factors.mean).unsqueeze(-1), shapes),
+            split_groups((projected - share * factors.mean).unsqueeze(-1), shapes),
             split_groups(factors.mean.unsqueeze(-1), shapes),
             strict=True,
         )
     ]
     return [
-        first + explained - product
+        first + share * explained - product
         for first, explained, product in zip(outer, _explained_blocks(factors, shapes), products, strict=True)
     ]
 

@@ -26,7 +26,7 @@ from ._streaming_fit import (
     mixed_product,
     remainder_roots,
 )
-from ._weighted_features import WeightedFeatures
+from ._weighted_features import RowSums
 
 # Up to so many inducing variables a step that forgets the posterior before it is taken with a dense Q x Q matrix: that
 # is exact, and no slower than the products with the features that do without it.
@@ -64,7 +64,7 @@ class Step(NamedTuple):
 
 
 def dense_step(
-    old: Posterior, features: WeightedFeatures, gram: Tensor, projected: Tensor, family: Family, is_first: bool
+    old: Posterior, features: RowSums, gram: Tensor, projected: Tensor, family: Family, is_first: bool
 ) -> Step:
     r"""
     A step of size 1: the fit of :math:`I + \Phi\Lambda\Phi^\top` to the family, and Newton's step of the mean.
@@ -89,9 +89,7 @@ def dense_step(
     )
 
 
-def streamed_step(
-    old: Posterior, features: WeightedFeatures, rate: Tensor, family: Family, forgets: bool = False
-) -> Step:
+def streamed_step(old: Posterior, features: RowSums, rate: Tensor, family: Family, forgets: bool = False) -> Step:
     r"""
     A step of size r, from products with the features alone. Cost linear in the number of components.
 
@@ -109,7 +107,7 @@ def streamed_step(
     return _with_streamed_mean(old, features, rate, family, fit, totals, projected)
 
 
-def exact_step(old: Posterior, features: WeightedFeatures, rate: Tensor, family: Family) -> Step:
+def exact_step(old: Posterior, features: RowSums, rate: Tensor, family: Family) -> Step:
     r"""
     A step of size r with derivatives that have no noise: what the blocks explain is taken out before B is sought, so
     that steps of size 1 lead to the best fit of the family. It goes on from the old B and blocks, which should be
@@ -143,7 +141,7 @@ def exact_step(old: Posterior, features: WeightedFeatures, rate: Tensor, family:
 
 def _with_streamed_mean(
     old: Posterior,
-    features: WeightedFeatures,
+    features: RowSums,
     rate: Tensor,
     family: Family,
     fit: StreamingFit,
@@ -198,7 +196,7 @@ def with_more_directions(factor: Tensor) -> Tensor:
     return torch.cat([factor, 1e-3 * more * factor.square().mean().sqrt().clamp_min(1.0)], dim=-1)
 
 
-def _fit_forgetting(old: Posterior, features: WeightedFeatures, totals: list[Tensor], family: Family) -> StreamingFit:
+def _fit_forgetting(old: Posterior, features: RowSums, totals: list[Tensor], family: Family) -> StreamingFit:
     if old.directions is None:
         return StreamingFit(None, remainder_roots(totals, None))
     if family.has_blocks:
@@ -207,7 +205,7 @@ def _fit_forgetting(old: Posterior, features: WeightedFeatures, totals: list[Ten
 
 
 def _fit_mixing(
-    old: Posterior, features: WeightedFeatures, new_blocks: list[Tensor], rate: Tensor, family: Family
+    old: Posterior, features: RowSums, new_blocks: list[Tensor], rate: Tensor, family: Family
 ) -> tuple[list[Tensor], StreamingFit]:
     own, totals = _mixed_blocks(old, new_blocks, rate)
     if old.factor is None or old.directions is None:

@@ -41,7 +41,40 @@ class Totals(NamedTuple):
     projected: Tensor
 
 
-class WeightedFeatures(ABC):
+class RowSums(ABC):
+    """The sums over rows that a step needs."""
+
+    @abstractmethod
+    def totals(self, shapes: Sequence[tuple[int, int]]) -> Totals:
+        r"""
+        The diagonal blocks and the projected gradients.
+
+        :param shapes: ``(count, size)`` of each run of equal blocks.
+        """
+
+    @abstractmethod
+    def gram(self) -> tuple[Tensor, Tensor]:
+        r"""All of :math:`\Phi\Lambda\Phi^\top`, ``(Q, Q)``, and :math:`\Phi g`, ``(Q,)``."""
+
+    @abstractmethod
+    def apply(self, columns: Tensor) -> Tensor:
+        r"""
+        :math:`\Phi \Lambda \Phi^\top X`.
+
+        :param columns: :math:`X`, ``(Q, k)``.
+        :return: ``(Q, k)``.
+        """
+
+    @abstractmethod
+    def resistance(self, direction: Tensor) -> Resistance:
+        r"""
+        What the rows say against a step of the mean along a direction.
+
+        :param direction: :math:`d`, ``(Q,)``.
+        """
+
+
+class WeightedFeatures(RowSums):
     """Sums over the rows of chunks, which a subclass yields as often as it is asked to."""
 
     @abstractmethod

@@ -5,15 +5,20 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable, Iterable, Sized
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gpytorch
 import torch
 from torch import Tensor
 
 from ._data_stream import checked_rows
+from ._distributed import Processes, average_gradients, row_weighted
+from ._graphed_step import GraphedStep
 from .natural_gradient import NaturalGradient
 from .polish import polish
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 class Epoch(NamedTuple):
@@ -44,6 +49,8 @@ def fit(
     polish_passes: int = 0,
     callback: Callable[[Epoch], Any] | None = None,
     progress: bool = False,
+    cuda_graph: bool = False,
+    process_group: ProcessGroup | None = None,
 ) -> list[Epoch]:
     """
     Train by :class:`~gpytorch.mlls.VariationalELBO`: the posterior with :class:`NaturalGradient`, the hyperparameters
@@ -56,7 +63,7 @@ def fit(
     :param likelihood: Any likelihood of one predictor.
     :param batches: Pairs of inputs ``(b, D)`` and responses ``(b)``, gone through once an epoch: a ``DataLoader``, or a
         list with one pair for full-batch training.
-    :param num_data: Number of rows of all the data; default ``len(batches.dataset)``.
+    :param num_data: Number of rows of all the data; default ``batches.num_rows`` or ``len(batches.dataset)``.
     :param num_epochs: Passes over the data.
     :param lr: Adam's rate at the start.
     :param num_held_back: Steps before the hyperparameters move: while the posterior is near the prior, all of the data
@@ -67,8 +74,16 @@ def fit(
         the hyperparameters that were found. The history then ends with one more entry, whose ``elbo`` is exact.
     :param callback: Called after each epoch with an :class:`Epoch`.
     :param progress: Show a progress bar; needs tqdm.
+    :param cuda_graph: Record the forward and backward passes of a step once as a CUDA graph and replay them, for a
+        model on a GPU whose batches are so small that the processor is what takes the time. Batches should be of one
+        size or two.
+    :param process_group: Processes that call this together, each with its own batches, as many as the others: a
+        ``DataLoader`` with a ``DistributedSampler``, whose ``set_epoch`` a callback may call. All start from the model
+        and the likelihood of the first process, and end with the same. ``num_data`` and the ELBO are over the rows of
+        all of them. Every process calls its own callback. For ``polish_passes`` see :func:`polish`.
     :return: The epochs.
-    :raises ValueError: If an argument is out of range, ``num_data`` is not known, or there is no batch.
+    :raises ValueError: If an argument is out of range, ``num_data`` is not known, there is no batch, or the processes
+        have unequal numbers of batches.
     :raises ImportError: If a progress bar is wanted and tqdm is not installed.
 
     Example:
@@ -83,8 +98,9 @@ def fit(
             raise ValueError(f"{name} must be at least 1, got {value}")
     if polish_passes < 0:
         raise ValueError(f"polish_passes must not be negative, got {polish_passes}")
-    epochs = _progress_bar(range(1, num_epochs + 1)) if progress else range(1, num_epochs + 1)
-    loop = _Loop(model, likelihood, num_data, lr, num_held_back, warm_start)
+    loop = _Loop(model, likelihood, num_data, lr, num_held_back, warm_start, process_group, cuda_graph)
+    with_bar = progress and loop.processes.leads
+    epochs = _progress_bar(range(1, num_epochs + 1)) if with_bar else range(1, num_epochs + 1)
     history: list[Epoch] = []
     try:
         for number in epochs:
@@ -98,7 +114,7 @@ def fit(
     finally:
         loop.finish()
     if polish_passes:
-        bound = polish(model, likelihood, batches, max_passes=polish_passes)[-1]
+        bound = polish(model, likelihood, batches, max_passes=polish_passes, process_group=process_group)[-1]
         history.append(Epoch(len(history) + 1, bound, bound))
     return history
 
@@ -114,12 +130,19 @@ class _Loop:
         lr: float,
         num_held_back: int,
         warm_start: bool,
+        process_group: ProcessGroup | None,
+        cuda_graph: bool,
     ) -> None:
         self.mll = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=num_data)
-        self.natural = NaturalGradient(model, num_data=num_data, warm_start=warm_start)
-        hyperparameters = [p for p in (*model.hyperparameters(), *likelihood.parameters()) if p.requires_grad]
+        if cuda_graph and process_group is not None:
+            raise ValueError("cuda_graph=True is for one process: leave out process_group, or the graph")
+        self.evaluate = GraphedStep(self.mll) if cuda_graph else self._evaluate
+        self.natural = NaturalGradient(model, num_data=num_data, warm_start=warm_start, process_group=process_group)
+        self.process_group, self.processes = process_group, Processes(process_group)
+        self.processes.broadcast([*likelihood.parameters(), *likelihood.buffers()])
+        self.hyperparameters = [p for p in (*model.hyperparameters(), *likelihood.parameters()) if p.requires_grad]
         # A model whose hyperparameters are all fixed trains its posterior alone.
-        self.adam = torch.optim.Adam(hyperparameters, lr=lr) if hyperparameters else None
+        self.adam = torch.optim.Adam(self.hyperparameters, lr=lr) if self.hyperparameters else None
         self.lr = lr
         self.num_held_back = num_held_back
         self.num_steps = 0
@@ -130,8 +153,9 @@ class _Loop:
 
     def run(self, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
         """One pass over the data; the mean of the batches' ELBOs, weighted by their rows, in nats."""
+        self._check_lengths(batches)
         self.mll.train()
-        total, num_rows = torch.zeros(()), 0
+        total, num_rows = torch.zeros((), dtype=torch.float64), 0
         for batch in batches:
             x, y = checked_rows(self.mll.model.variational_strategy, batch)
             total, num_rows = total + len(y) * self._step(x, y).to(total), num_rows + len(y)
@@ -140,18 +164,31 @@ class _Loop:
                 "batches is empty: there is no data to fit (a loader with drop_last gives nothing if its batches are "
                 "larger than the data)"
             )
-        return total.item() / num_rows * self.mll.num_data
+        device = self.mll.model.variational_strategy.predictor.device
+        sums = self.processes.sum([total.to(device), total.new_tensor(num_rows).to(device)])
+        return (sums[0] / sums[1]).item() * self.mll.num_data
+
+    def _check_lengths(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
+        if isinstance(batches, Sized):
+            device = self.mll.model.variational_strategy.predictor.device
+            self.processes.require_equal({"numbers of batches": len(batches)}, device)
 
     def _step(self, x: Tensor, y: Tensor) -> Tensor:
-        if self.adam is not None:
-            self.adam.zero_grad()
-        loss = -self.mll(self.mll.model(x), y)
-        loss.backward()
+        loss = self.evaluate(x, y)
         self.natural.step()
         if self.adam is not None and self.num_steps >= self.num_held_back:
             self.adam.step()
         self.num_steps += 1
-        return -loss.detach()
+        return -loss
+
+    def _evaluate(self, x: Tensor, y: Tensor) -> Tensor:
+        """Minus the ELBO per row; leaves gradients."""
+        if self.adam is not None:
+            self.adam.zero_grad()
+        loss = -self.mll(self.mll.model(x), y)
+        row_weighted(loss, len(y), self.process_group).backward()
+        average_gradients(self.hyperparameters, self.process_group)
+        return loss.detach()
 
     def finish(self) -> None:
         self.natural.detach()
@@ -159,6 +196,9 @@ class _Loop:
 
 
 def _number_of_rows(batches: Iterable[Any]) -> int:
+    num_rows = getattr(batches, "num_rows", None)
+    if isinstance(num_rows, int):  # batches from files
+        return num_rows
     dataset = getattr(batches, "dataset", None)
     if not isinstance(dataset, Sized):
         raise ValueError("num_data is not given and batches has no dataset of known length: pass num_data=...")

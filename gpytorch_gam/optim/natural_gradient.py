@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from itertools import groupby
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import gpytorch
 import torch
@@ -22,6 +22,7 @@ from gpytorch_gam.variational import (
 from gpytorch_gam.variational._forward_recorder import ForwardRecord, ForwardRecorder
 from gpytorch_gam.warnings import CurvatureWarning, RankWarning, TrainingLoopWarning
 
+from ._distributed import Processes, start_from_first, step_together
 from ._hyperparameter_gradient import correct_gradients
 from ._mean_step import Posterior, effective_dimension, transported
 from ._natural_step import DENSE_LIMIT, OVERSAMPLING, dense_step, streamed_step
@@ -34,7 +35,10 @@ from ._structured_posterior import (
     validated_strategy,
     write_posterior,
 )
-from ._weighted_features import BatchFeatures
+from ._weighted_features import BatchFeatures, RowSums
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 # Steps between two looks at whether the rank suffices.
 _CHECK_EVERY = 5
@@ -56,11 +60,12 @@ _WARM_STEP = 90
 
 
 class _Batch(NamedTuple):
-    """Rows since the last step, and the scaled gradients of their expected log-likelihood."""
+    """This process's rows since the last step, and the scaled gradients of their expected log-likelihood."""
 
     x: Tensor  # (b, D)
     gradients: Tensor  # g_n, (b,), float64
     curvatures: Tensor  # lambda_n, (b,), float64, negative where the likelihood is not log-concave
+    num_rows: int  # of all processes
 
 
 class NaturalGradient(torch.optim.Optimizer):
@@ -117,6 +122,18 @@ class NaturalGradient(torch.optim.Optimizer):
     **Rank.** ``rank="auto"`` is settled in the first step and raised when columns are missing. A fixed rank that costs
     more than ten nats is warned of once.
 
+    **Several processes.** With a ``process_group``, processes train one model together, each with its own rows of every
+    step, and with the same result as one process with all of these rows. The loss is the average of the processes'
+    losses, which is what ``DistributedDataParallel`` and :func:`average_gradients` differentiate; where processes have
+    unequal numbers of rows, :func:`row_weighted` makes that average the loss of all rows. ``num_data`` counts the rows
+    of all processes. The first process takes the steps, from sums to which all contribute, and the others receive its
+    posterior, bit by bit. So every process has to make the optimiser, after which all have the parameters and buffers
+    of the first one's model, and to take each step, for which it needs rows (``DistributedSampler`` sees to that). An
+    error in the rows of one is an error in all. The first process alone warns. The messages of a step hold
+    :math:`O(Q (R + M))` numbers each, whatever the number of rows. ``DistributedDataParallel`` wraps one module that
+    holds model and likelihood and returns the loss, as in ``examples/distributed_svi.py``: GPyTorch's objectives pass
+    by the wrapper of a likelihood that is wrapped by itself. An automatic rank needs ``find_unused_parameters=True``.
+
     Cost of a step beside that of the ELBO and its gradients: evaluating the features of the batch once (Q numbers a
     row; if the batch is larger than ``chunk_size`` four times), and :math:`O(Q (b + R)(R + M))`, all in float64. Linear
     in the number of components. A step with r = 1 forms a dense :math:`Q \times Q` matrix while Q is at most 512, and
@@ -143,8 +160,11 @@ class NaturalGradient(torch.optim.Optimizer):
         at a tenth. Otherwise the first step forgets it.
     :param averaging: Average natural parameters instead of holding the step size up; excludes ``lr``.
     :param variance_reduction: Take the noise of minibatches out of the gradients of the kernels' parameters.
-    :raises ValueError: If an argument is out of range, or another optimiser is attached to the model.
-    :raises TypeError: If model or distribution are of another kind.
+    :param process_group: The processes that train this model together, such as ``torch.distributed.group.WORLD``;
+        default this process alone, also where others train models of their own.
+    :raises ValueError: If an argument is out of range, another optimiser is attached to the model, or the processes
+        differ in ``num_data`` or in the shape of the posterior.
+    :raises TypeError: If model, distribution or ``process_group`` are of another kind.
     :raises NotImplementedError: For batches of models and for several predictors.
 
     Example:
@@ -163,6 +183,7 @@ class NaturalGradient(torch.optim.Optimizer):
     _distribution: BlockLowRankPrecisionVariationalDistribution | LowRankPrecisionVariationalDistribution
     _num_data: int
     _chunk_size: int
+    _processes: Processes
     _recorder: _AttachedRecorder
 
     def __init__(
@@ -175,6 +196,7 @@ class NaturalGradient(torch.optim.Optimizer):
         warm_start: bool = False,
         averaging: bool = False,
         variance_reduction: bool = True,
+        process_group: ProcessGroup | None = None,
     ) -> None:
         strategy = validated_strategy(model, StructuredDistribution)
         if isinstance(num_data, bool) or not isinstance(num_data, numbers.Integral) or num_data < 1:
@@ -194,6 +216,9 @@ class NaturalGradient(torch.optim.Optimizer):
             raise ValueError("model has a NaturalGradient attached: call its detach() before attaching another")
         self._strategy, self._distribution = strategy, strategy._variational_distribution
         self._num_data, self._chunk_size = int(num_data), chunk_size
+        self._processes = Processes(process_group)
+        self._processes.require_equal({"num_data": self._num_data}, self._distribution.device)
+        start_from_first(self._processes, strategy, [model])
         super().__init__(
             list(self._distribution.parameters()),
             {"lr": lr, "tolerance": tolerance, "averaging": averaging, "variance_reduction": variance_reduction},
@@ -233,7 +258,7 @@ class NaturalGradient(torch.optim.Optimizer):
             left out. Gradients of hyperparameters are then those at the new posterior.
         :return: What the closure returned at first.
         :raises RuntimeError: If the model was not called in train mode with gradients since the last step, ``backward``
-            has not run, or a gradient is not finite. The parameters are then as before.
+            has not run, or a gradient is not finite, in any process. The parameters are then as before.
         :raises NotImplementedError: If the inputs had a batch shape.
         """
         result: Any = None
@@ -242,17 +267,48 @@ class NaturalGradient(torch.optim.Optimizer):
                 result = closure()
         if self._strategy._recorder is not self._recorder:
             raise RuntimeError("this NaturalGradient is detached from its model: make a new one")
-        batch = _joined(self._recorder.take(), self._num_data)
+        batch = self._take_batch()
         self._warn_if_out_of_order()
+        self._warn_if_processes_differ()
         if closure is None:
             features = self._features(batch)
             self._correct_gradients(batch, features)
             self._update(batch, features)
         else:
-            self._update_if_the_loss_falls(batch, closure, float(result))
+            self._update_if_the_loss_falls(batch, closure, self._loss_of_all(result))
         self._warn_if_curvature_is_negative(batch)
         self._warn_if_rank_is_small()
         return result
+
+    def _take_batch(self) -> _Batch:
+        """The rows of all forwards since the last step. An error of one process is one of all: none waits for ever."""
+        batch, error = None, None
+        try:
+            # The loss is the average of those of the processes.
+            batch = _joined(self._recorder.take(), self._num_data / self._processes.size)
+        except (RuntimeError, NotImplementedError) as caught:
+            error = caught
+        state = [-1 if batch is None else batch.num_rows, self._memory.get("step", 0)]
+        counts, steps = zip(*self._processes.gather(state, self._distribution.device), strict=True)
+        if error is not None:
+            raise error
+        assert batch is not None
+        if min(counts) < 0:
+            raise RuntimeError(
+                f"process {counts.index(min(counts))} of process_group has no gradients for this step: see its error"
+            )
+        if len(set(steps)) > 1:
+            raise RuntimeError(
+                f"the processes of process_group have taken {list(steps)} steps: load a state in all of them, and step "
+                "in all as often"
+            )
+        if min(counts) == 0 and not self._processes.is_alone:
+            raise RuntimeError(f"the processes of process_group have {list(counts)} rows in this step: each needs some")
+        return batch._replace(num_rows=sum(counts))
+
+    def _loss_of_all(self, loss: Any) -> float:
+        own = torch.as_tensor(loss, dtype=torch.float64, device=self._distribution.device)
+        return self._processes.sum([own])[0].item() / self._processes.size
 
     def _step_size(self, num_rows: int) -> Tensor:
         """The step size r, a float64 scalar on the model's device."""
@@ -287,15 +343,15 @@ class NaturalGradient(torch.optim.Optimizer):
         for attempt in range(_MAX_HALVINGS):
             self._update(batch, features, scale=0.5**attempt)
             with torch.enable_grad():
-                after = float(closure())
-            again = _joined(self._recorder.take(), self._num_data)
+                after = self._loss_of_all(closure())
+            again = self._take_batch()
             if after <= loss + _LOSS_SLACK * abs(loss):
                 break
             self._restore(before, memory)
         else:
             with torch.enable_grad():
                 closure()
-            again = _joined(self._recorder.take(), self._num_data)
+            again = self._take_batch()
         self._correct_gradients(again, self._features(again))
 
     def _restore(self, parameters: dict[str, Tensor], memory: dict[str, Any]) -> None:
@@ -312,20 +368,34 @@ class NaturalGradient(torch.optim.Optimizer):
         if not self.param_groups[0]["variance_reduction"]:
             return
         chunks = batch.gradients.split(self._chunk_size), batch.curvatures.split(self._chunk_size)
-        correct_gradients(self._strategy, (chunk.features for chunk in features.chunks()), *chunks, self._num_data)
+        rows = (chunk.features for chunk in features.chunks())
+        correct_gradients(self._strategy, rows, *chunks, self._num_data, self._processes)
 
     def _update(self, batch: _Batch, features: BatchFeatures, scale: float = 1.0) -> None:
         memory = self._memory
-        rate, forgets = scale * self._step_size(len(batch.x)), scale == 1 and self._forgets(len(batch.x))
+        num_rows = batch.num_rows
+        rate, forgets = scale * self._step_size(num_rows), scale == 1 and self._forgets(num_rows)
         choleskys = self._run_choleskys()
         old = self._posterior(choleskys)
-        posterior = self._natural_step(old, features, len(batch.x), rate, forgets)
+        posterior = step_together(
+            self._processes, features, old, lambda sums: self._natural_step(old, sums, num_rows, rate, forgets)
+        )
+        self._follow_first_process()
         self._store(posterior, choleskys)
         memory["step"] = memory.get("step", 0) + 1
 
-    def _natural_step(
-        self, old: Posterior, features: BatchFeatures, num_rows: int, rate: Tensor, forgets: bool
-    ) -> Posterior:
+    def _follow_first_process(self) -> None:
+        """Learn what it knows of the step that it has taken, beside the posterior."""
+        if self._processes.is_alone:
+            return
+        q, memory = self._distribution, self._memory
+        if not self._processes.leads:
+            memory["effective_dimension"] = torch.zeros((), dtype=torch.float64, device=q.device)
+        self._processes.broadcast([memory["effective_dimension"]])
+        ((is_settled,), *_) = self._processes.gather([q._rank_is_settled], q.device)
+        q._rank_is_settled = bool(is_settled)
+
+    def _natural_step(self, old: Posterior, features: RowSums, num_rows: int, rate: Tensor, forgets: bool) -> Posterior:
         if forgets and len(old.mean) <= DENSE_LIMIT:
             return self._dense_step(old, features)
         q, memory = self._distribution, self._memory
@@ -350,7 +420,7 @@ class NaturalGradient(torch.optim.Optimizer):
         dimension = self._memory["effective_dimension"].item()
         return OVERSAMPLING * dimension / num_rows * (1 - min(1.0, num_rows / self._num_data))
 
-    def _dense_step(self, old: Posterior, features: BatchFeatures) -> Posterior:
+    def _dense_step(self, old: Posterior, features: RowSums) -> Posterior:
         q, memory = self._distribution, self._memory
         is_first = memory.get("step", 0) == 0
         gram, projected = features.gram()
@@ -369,7 +439,7 @@ class NaturalGradient(torch.optim.Optimizer):
     def _warn_if_out_of_order(self) -> None:
         """Looks at the first few steps only, because it waits for the device."""
         memory = self._memory
-        if memory.get("has_warned_of_order") or memory.get("step", 0) >= _NUM_CHECKED:
+        if not self._processes.leads or memory.get("has_warned_of_order") or memory.get("step", 0) >= _NUM_CHECKED:
             return
         reason = None
         if memory.get("num_foreign", 0) >= 2:
@@ -383,6 +453,24 @@ class NaturalGradient(torch.optim.Optimizer):
             memory["has_warned_of_order"] = True
             warnings.warn(reason, TrainingLoopWarning, stacklevel=_USER_LEVEL)
 
+    def _warn_if_processes_differ(self) -> None:
+        """Looks at the first few steps only, because it waits for the device."""
+        memory = self._memory
+        if self._processes.is_alone or memory.get("step", 0) >= _NUM_CHECKED:
+            return
+        parameters = self._strategy.predictor.parameters()
+        bits = sum(int(parameter.detach().double().view(torch.int64).sum()) for parameter in parameters)
+        found = self._processes.gather([bits % 2**62], self._distribution.device)
+        if found.count(found[0]) == len(found) or not self._processes.leads or memory.get("has_warned_of_drift"):
+            return
+        memory["has_warned_of_drift"] = True
+        warnings.warn(
+            "the kernels of the processes of process_group differ: average the gradients over the processes, by "
+            "DistributedDataParallel or average_gradients, and give all the same optimiser of the hyperparameters",
+            TrainingLoopWarning,
+            stacklevel=_USER_LEVEL,
+        )
+
     @torch.no_grad()
     def _kernels_have_moved(self) -> bool:
         at_forward = self._memory.get("choleskys")
@@ -393,11 +481,14 @@ class NaturalGradient(torch.optim.Optimizer):
     def _warn_if_curvature_is_negative(self, batch: _Batch) -> None:
         """Looks at the first few batches only, because it waits for the device."""
         memory = self._memory
-        if memory["step"] > _NUM_CHECKED or memory.get("has_curvature"):
+        if memory.get("step", 0) > _NUM_CHECKED or memory.get("has_curvature"):
             return
-        memory["has_curvature"] = bool((batch.curvatures >= 0).any())
-        memory["num_negative"] = memory.get("num_negative", 0) + len(batch.x)
-        if not memory["has_curvature"] and memory["step"] == _NUM_CHECKED and memory["num_negative"] >= _NUM_ROWS:
+        has_curvature = bool((batch.curvatures >= 0).any())
+        memory["has_curvature"] = any(each for (each,) in self._processes.gather([has_curvature], batch.x.device))
+        memory["num_negative"] = memory.get("num_negative", 0) + batch.num_rows
+        if memory["has_curvature"] or not self._processes.leads:
+            return
+        if memory.get("step", 0) == _NUM_CHECKED and memory["num_negative"] >= _NUM_ROWS:
             warnings.warn(
                 f"the loss falls with the variance of the predictor in each row of the first {_NUM_CHECKED} batches, "
                 "so nothing is learnt of it: pass the gradients of loss = -mll(model(x), y), with the minus sign",
@@ -511,8 +602,13 @@ def _nobody() -> None:
     return None
 
 
-def _joined(records: Sequence[ForwardRecord], num_data: int) -> _Batch:
-    """All rows that a backward pass has been through. Forwards without one are not part of the loss."""
+def _joined(records: Sequence[ForwardRecord], scale: float) -> _Batch:
+    """
+    All rows that a backward pass has been through. Forwards without one are not part of the loss.
+
+    :param records: Of one process.
+    :param scale: From gradients of its loss to those of the bound.
+    """
     if not records:
         raise RuntimeError(
             "nothing was recorded since the last step: call the model in train mode, with gradients enabled and "
@@ -536,7 +632,7 @@ def _joined(records: Sequence[ForwardRecord], num_data: int) -> _Batch:
         )
     x = torch.cat([record.x for record in records]).detach()
     # For loss = -ELBO / N: the mean over the batch and the scaling to all rows cancel.
-    return _Batch(x, -num_data * gradients, 2 * num_data * curvatures)
+    return _Batch(x, -scale * gradients, 2 * scale * curvatures, len(x))
 
 
 def _moved(value: Any, device: torch.device) -> Any:

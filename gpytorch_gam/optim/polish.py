@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from copy import deepcopy
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gpytorch
 import torch
@@ -18,6 +18,13 @@ from gpytorch_gam.operators._capacitance import add_identity
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 
 from ._data_stream import DataStream, OverflowingLikelihoodError, every_row
+from ._distributed import (
+    Processes,
+    resistance_of_all,
+    start_from_first,
+    step_together,
+    take_distribution_of_first,
+)
 from ._mean_step import REACH, Posterior
 from ._natural_step import Family, exact_step
 from ._rank import widened
@@ -29,6 +36,10 @@ from ._structured_posterior import (
     validated_strategy,
     write_posterior,
 )
+from ._weighted_features import RowSums
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 # A step is halved so often before it is given up: what is left is rounding.
 _MAX_HALVINGS = 20
@@ -46,6 +57,7 @@ def polish(
     tolerance: float = 1e-2,
     dense_limit: int = 1024,
     chunk_size: int | None = None,
+    process_group: ProcessGroup | None = None,
 ) -> list[float]:
     r"""
     Bring the posterior to its optimum at the present hyperparameters, which stay as they are, by natural-gradient steps
@@ -71,6 +83,10 @@ def polish(
     :param tolerance: Stop when a step gains no more than so many nats.
     :param dense_limit: Largest number of inducing variables for which a dense matrix is formed.
     :param chunk_size: Rows processed at a time; default as many as make features of 16 MiB (1 GiB on a GPU).
+    :param process_group: Processes that call this together, each with its own rows, in batches of any number. All start
+        from the model and the likelihood of the first process and end with its posterior. A ``DistributedSampler`` will
+        do where it neither repeats nor drops rows, so where their number is a multiple of that of the processes;
+        otherwise take ``Subset(dataset, range(rank, len(dataset), world_size))``.
     :return: The bound in nats, summed over the data: before the first step, then after each. Priors of hyperparameters
         are left out.
     :raises ValueError: If an argument is out of range or the data cannot be read.
@@ -87,19 +103,28 @@ def polish(
     if not tolerance >= 0:
         raise ValueError(f"tolerance must not be negative, got {tolerance!r}")
     strategy = validated_strategy(model, (*StructuredDistribution, CholeskyVariationalDistribution))
-    batches = every_row(batches)
+    batches, processes = every_row(batches), Processes(process_group)
     with torch.no_grad(), modes_kept(model, likelihood):
         model.train()
         likelihood.train()
         strategy._initialize_once()
+        start_from_first(processes, strategy, [model, likelihood])
         chunk_size = _default_chunk_size(strategy) if chunk_size is None else chunk_size
-        return _Polish(strategy, likelihood, batches, dense_limit, chunk_size).run(max_passes, tolerance)
+        return _Polish(strategy, likelihood, batches, dense_limit, chunk_size, processes).run(max_passes, tolerance)
 
 
 def _default_chunk_size(strategy: AdditiveVariationalStrategy) -> int:
     """Larger blocks of memory are mapped anew each time by common allocators, which takes longer than the work."""
     numbers = 2**27 if strategy.predictor.device.type == "cuda" else 2**21
     return max(1, min(8192, numbers // strategy.predictor.num_inducing_total))
+
+
+class _Look(NamedTuple):
+    """What the data say under the present posterior."""
+
+    stream: DataStream  # of this process's rows
+    expected: float  # sum of the expected log-likelihoods of all processes' rows, in nats
+    bound: float
 
 
 class _Polish:
@@ -112,12 +137,13 @@ class _Polish:
         batches: Iterable[tuple[Tensor, Tensor]],
         dense_limit: int,
         chunk_size: int,
+        processes: Processes,
     ) -> None:
-        self._strategy, self._likelihood = strategy, likelihood
+        self._strategy, self._likelihood, self._processes = strategy, likelihood, processes
         self._batches, self._chunk_size = batches, chunk_size
         is_dense = strategy.predictor.num_inducing_total <= dense_limit
         self._accepted = deepcopy(strategy._variational_distribution.state_dict())
-        self._steps: _Steps = _DenseSteps(strategy) if is_dense else _StreamedSteps(strategy)
+        self._steps: _Steps = _DenseSteps(strategy, processes) if is_dense else _StreamedSteps(strategy, processes)
         # The Gaussian optimum does not depend on where the step starts.
         self._is_closed_form = is_dense and isinstance(likelihood, GaussianLikelihood)
 
@@ -132,47 +158,71 @@ class _Polish:
         self._strategy._variational_distribution.load_state_dict(self._accepted)
 
     def _run(self, max_passes: int, tolerance: float) -> list[float]:
-        stream, bound = self._look()
-        if not math.isfinite(bound):
-            raise ValueError(f"the bound of {type(self._likelihood).__name__} is {bound} at the present posterior")
-        history = [bound]
+        look = self._look()
+        if not math.isfinite(look.bound):
+            raise ValueError(f"the bound of {type(self._likelihood).__name__} is {look.bound} at the present posterior")
+        history = [look.bound]
         for _ in range(max_passes):
-            moved = self._move(stream, history[-1])
+            moved = self._move(look)
             if moved is None:
                 break
-            stream, bound, rate = moved
-            history.append(bound)
-            if self._is_closed_form or bound - history[-2] <= tolerance * rate:
+            look, rate = moved
+            history.append(look.bound)
+            if self._is_closed_form or history[-1] - history[-2] <= tolerance * rate:
                 break
         return history
 
-    def _look(self) -> tuple[DataStream, float]:
-        """Derivatives of all rows under the present posterior, and the bound."""
+    def _look(self) -> _Look:
         stream = DataStream(self._strategy, self._likelihood, self._batches, self._chunk_size)
-        self._steps.read(stream)
-        return stream, stream.expected - self._strategy.kl_divergence().double().item()
+        self._read(stream)
+        divergence = self._strategy.kl_divergence().double()
+        expected = self._processes.sum([divergence.new_tensor(stream.expected)])[0]
+        terms = torch.stack([expected, expected - divergence])
+        self._processes.broadcast([terms])  # so that all take the same decisions
+        return _Look(stream, *terms.tolist())
 
-    def _move(self, stream: DataStream, bound: float) -> tuple[DataStream, float, float] | None:
+    def _read(self, stream: DataStream) -> None:
+        """This process's rows. An error of one process is one of all."""
+        error: Exception | None = None
+        try:
+            self._steps.read(stream)
+        except Exception as caught:
+            error = caught
+        outcome = 0 if error is None else 1 if isinstance(error, OverflowingLikelihoodError) else 2
+        outcomes = [each for (each,) in self._processes.gather([outcome], self._strategy.predictor.device)]
+        if error is not None and outcome == max(outcomes):
+            raise error
+        if max(outcomes):
+            kind = OverflowingLikelihoodError if max(outcomes) == 1 else RuntimeError
+            raise kind(f"process {outcomes.index(max(outcomes))} of process_group cannot read its rows: see its error")
+
+    def _move(self, before: _Look) -> tuple[_Look, float] | None:
         """
         One step, halved until the bound does not fall.
 
-        :return: Derivatives and bound after the step, and its size; None if there is no such step.
+        :return: What is seen after the step, and its size; None if there is no such step.
         """
+        lowest = before.bound - _ROUNDING * (abs(before.expected) + abs(before.bound))
         rate = 1.0
         for _ in range(_MAX_HALVINGS):
-            proposal = self._steps.propose(stream, rate)
+            proposal = self._steps.propose(before.stream, rate)
             self._steps.write(proposal)
-            try:
-                after, new_bound = self._look()
-            except OverflowingLikelihoodError:
-                new_bound = float("nan")
-            if new_bound >= bound - _ROUNDING * (abs(stream.expected) + abs(bound)):
+            # The fit to the family depends on rounding.
+            take_distribution_of_first(self._processes, self._strategy._variational_distribution)
+            after = self._look_unless_it_overflows()
+            if after is not None and after.bound >= lowest:
                 self._steps.state = proposal
                 self._accepted = deepcopy(self._strategy._variational_distribution.state_dict())
-                return after, new_bound, rate
+                return after, rate
             rate /= 2
         self._restore()
         return None
+
+    def _look_unless_it_overflows(self) -> _Look | None:
+        try:
+            return self._look()
+        except OverflowingLikelihoodError:
+            return None
 
 
 class _Steps(ABC):
@@ -203,8 +253,8 @@ class _DensePosterior(NamedTuple):
 
 
 class _DenseSteps(_Steps):
-    def __init__(self, strategy: AdditiveVariationalStrategy) -> None:
-        self._strategy = strategy
+    def __init__(self, strategy: AdditiveVariationalStrategy, processes: Processes) -> None:
+        self._strategy, self._processes = strategy, processes
         distribution = strategy.variational_distribution
         covariance = distribution.lazy_covariance_matrix.to_dense().double()
         excess = torch.linalg.inv(covariance)
@@ -215,12 +265,13 @@ class _DenseSteps(_Steps):
         stream.gram()
 
     def propose(self, stream: DataStream, rate: float) -> _DensePosterior:
-        gram, projected = stream.gram()
+        gram, projected = self._processes.sum(stream.gram())
         excess = torch.lerp(self.state.excess, gram, rate)
         gradient = (projected - self.state.mean).unsqueeze(-1)
         direction = torch.cholesky_solve(gradient, torch.linalg.cholesky(add_identity(excess))).squeeze(-1)
         if rate < 1:  # Newton's step was too long: curvatures are no guide so far away
-            direction = torch.clamp(REACH * stream.resistance(direction).reach, max=1.0) * direction
+            reach = REACH * resistance_of_all(self._processes, stream, direction).reach
+            direction = torch.clamp(reach, max=1.0) * direction
         return _DensePosterior(self.state.mean + rate * direction, excess)
 
     def write(self, state: _DensePosterior) -> None:
@@ -228,14 +279,14 @@ class _DenseSteps(_Steps):
 
 
 class _StreamedSteps(_Steps):
-    def __init__(self, strategy: AdditiveVariationalStrategy) -> None:
+    def __init__(self, strategy: AdditiveVariationalStrategy, processes: Processes) -> None:
         q = strategy._variational_distribution
         if not isinstance(q, StructuredDistribution):
             raise TypeError(
                 f"a {type(q).__name__} of {q.num_inducing_points} inducing variables needs a dense matrix: raise "
                 "dense_limit, or use BlockLowRankPrecisionVariationalDistribution"
             )
-        self._distribution = q
+        self._distribution, self._processes = q, processes
         self.state = read_posterior(q, strategy.predictor.group_shapes)
 
     def read(self, stream: DataStream) -> None:
@@ -243,7 +294,10 @@ class _StreamedSteps(_Steps):
 
     def propose(self, stream: DataStream, rate: float) -> Posterior:
         size = torch.as_tensor(rate).to(self.state.mean)
-        step, tolerance = exact_step(self.state, stream, size, self._family()), self._distribution.rank_tolerance
+        return step_together(self._processes, stream, self.state, lambda sums: self._posterior_after(sums, size))
+
+    def _posterior_after(self, sums: RowSums, size: Tensor) -> Posterior:
+        step, tolerance = exact_step(self.state, sums, size, self._family()), self._distribution.rank_tolerance
         return step.posterior if tolerance is None else widened(step, self._family(), tolerance)
 
     def _family(self) -> Family:

@@ -98,6 +98,33 @@ def test_example_prints_what_it_found(run, name):
         assert word in printed
 
 
+def test_distributed_example_in_one_process(run):
+    numbers = run("distributed_svi").numbers
+    assert numbers["rows"] == {"train": 1200, "test": 2000}
+    assert (numbers["processes"], numbers["epochs_before"]) == (1, 0)
+    assert numbers["rmse"] < 0.2
+    assert all(math.isfinite(number) for number in _numbers(numbers))
+
+
+def test_distributed_example_survives_the_death_of_a_process_and_finds_the_same(run, tmp_path):
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
+    environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # or gloo may look for dead workers
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
+    command = [*torchrun, str(ROOT / "examples" / "distributed_svi.py"), "--quick", "--json", "numbers.json"]
+    result = subprocess.run(
+        [*command, "--die-at-epoch", "2"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("a worker dies") == 1
+    assert result.stdout.count("rows a second") == 1  # the first process alone prints
+    together = json.loads((tmp_path / "numbers.json").read_text())
+    alone = run("distributed_svi").numbers
+    assert (together["processes"], together["epochs_before"]) == (2, 1)
+    for name in ("elbo", "rmse", "noise_stddev"):
+        assert together[name] == pytest.approx(alone[name], rel=1e-5)  # numbers are written with six digits
+
+
 def test_bounds_of_the_real_data_example_stay_below_the_collapsed_bound(run):
     numbers = run("real_data").numbers
     # The ELBO belongs to the start of the last step, the optimum to its end: one small step of Adam lies between.

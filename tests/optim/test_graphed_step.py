@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
 from gpytorch_gam.components import constant, regular_grid
-from gpytorch_gam.optim import NaturalGradient, _graphed_step
+from gpytorch_gam.optim import NaturalGradient, _graphed_step, fit
 from gpytorch_gam.optim._graphed_step import GraphedStep, Outputs
 
 
@@ -111,3 +111,31 @@ def test_checks_are_off_while_recording_only() -> None:
     with _graphed_step._without_waiting():
         assert not torch.distributions.Distribution._validate_args and gpytorch.settings.debug.off()
     assert torch.distributions.Distribution._validate_args == before and gpytorch.settings.debug.on()
+
+
+def test_fit_with_recorded_steps_equals_fit(num_recordings: list[int]) -> None:
+    x = torch.rand(60, 2).double()
+    batches = [(x[rows], torch.sin(6 * x[rows, 0])) for rows in (slice(0, 25), slice(25, 50), slice(50, 60))]
+    objectives = [make_objective()]
+    objectives.append(copy.deepcopy(objectives[0]))
+    histories = []
+    for objective, cuda_graph in zip(objectives, (False, True), strict=True):
+        torch.manual_seed(1)
+        histories.append(fit(objective.model, objective.likelihood, batches, 60, num_epochs=8, cuda_graph=cuda_graph))
+    assert len(num_recordings) == 2
+    torch.testing.assert_close(*(torch.tensor([epoch.elbo for epoch in history]) for history in histories))
+    for left, right in zip(objectives[0].parameters(), objectives[1].parameters(), strict=True):
+        torch.testing.assert_close(left, right)
+
+
+def test_fit_refuses_graphs_on_a_cpu() -> None:
+    objective = make_objective()
+    with pytest.raises(ValueError, match="cuda_graph=True needs a model on a CUDA device"):
+        fit(
+            objective.model,
+            objective.likelihood,
+            [(torch.rand(5, 2).double(), torch.rand(5).double())],
+            5,
+            cuda_graph=True,
+        )
+    assert objective.model.variational_strategy._recorder is None
