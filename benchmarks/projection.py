@@ -27,7 +27,6 @@ import torch
 from _common import add_common_arguments, interleaved_times, prepare, print_table, write_json
 from torch import Tensor
 
-from gpytorch_gam import settings
 from gpytorch_gam.components._fused_projection import (
     BlockwiseProjection,
     ProjectionBackend,
@@ -145,14 +144,6 @@ def plain_passes(inputs: ProjectionInputs, seeds: tuple[Tensor, Tensor]) -> Pass
     return Passes(forward, backward)
 
 
-def in_precision(precision: str, function: Callable[[], list[Tensor]]) -> Callable[[], list[Tensor]]:
-    def call() -> list[Tensor]:
-        with settings.tensor_core_precision(precision):
-            return function()
-
-    return call
-
-
 def make_passes(inputs: ProjectionInputs, seeds: tuple[Tensor, Tensor], precisions: Sequence[str]) -> dict[str, Passes]:
     passes = {}
     if inputs.shared.shape[:-1].numel() * inputs.factors[0].x.shape[-1] <= PLAIN_LIMIT:
@@ -160,8 +151,7 @@ def make_passes(inputs: ProjectionInputs, seeds: tuple[Tensor, Tensor], precisio
     passes["blockwise"] = backend_passes(BlockwiseProjection(), inputs, seeds)
     if inputs.shared.is_cuda and supports(inputs):
         for precision in precisions:
-            found = backend_passes(TritonProjection(), inputs, seeds)
-            passes[f"triton, {precision}"] = Passes(*(in_precision(precision, function) for function in found))
+            passes[f"triton, {precision}"] = backend_passes(TritonProjection(precision), inputs, seeds)
     return passes
 
 

@@ -49,6 +49,7 @@ SECTIONS = {
     ),
     "projection": Section("The fused projection", "python benchmarks/projection.py --threads 2"),
     "scaling": Section("Growth with components, inducing points, rank and rows", "python benchmarks/scaling.py"),
+    "prediction": Section("Predictions at many rows", "python benchmarks/prediction.py --threads 2"),
     "vs_bam": Section("Against mgcv's bam", "python benchmarks/vs_bam.py"),
     "gpu": Section("On a GPU", "bash benchmarks/gpu_report.sh", needs_gpu=True),
 }
@@ -57,13 +58,13 @@ SECTIONS = {
 def run(section: Section, extra: Sequence[str]) -> str:
     """What the command prints; its progress is shown as well."""
     words = [sys.executable if word == "python" else word for word in shlex.split(section.command)]
-    process = subprocess.Popen([*words, *extra], cwd=HERE.parent, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
     lines = []
-    for line in process.stdout:
-        print(line, end="", flush=True)
-        lines.append(line)
-    if process.wait() != 0:
+    with subprocess.Popen([*words, *extra], cwd=HERE.parent, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            lines.append(line)
+    if process.returncode != 0:
         raise SystemExit(f"{section.command} failed with exit status {process.returncode}")
     return "".join(lines)
 

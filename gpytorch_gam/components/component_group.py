@@ -212,15 +212,16 @@ class ComponentGroup(gpytorch.Module):
         values = x.mT[..., self.by_columns, :]
         return torch.where(self._has_by.unsqueeze(-1), values, torch.ones_like(values))
 
-    def inducing_cholesky(self, jitter: float, relative: bool = False) -> Tensor:
+    def inducing_cholesky(self, jitter: float, relative: bool = False, covariance: Tensor | None = None) -> Tensor:
         """
         Cholesky factor of the prior covariance of the inducing variables, in float64.
 
         :param jitter: Added to the diagonal. An exact group takes none.
         :param relative: Whether the jitter is meant relative to the mean variance of each component.
+        :param covariance: The covariance in float64, if it is known already, ``(*batch, C_g, M, M)``.
         :return: ``(*batch, C_g, M, M)``.
         """
-        covariance = self.inducing_covariance(torch.float64)
+        covariance = self.inducing_covariance(torch.float64) if covariance is None else covariance
         if self.exact or jitter == 0.0:
             return safe_cholesky(covariance)
         diagonal = covariance.diagonal(dim1=-2, dim2=-1)

@@ -7,8 +7,6 @@ evaluation and matrix products: no triangular solve against the data, and nothin
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +15,7 @@ from torch import Tensor
 from gpytorch_gam import settings
 from gpytorch_gam.kernels._separable_form import separable_form
 
+from . import _triton_projection
 from ._fused_projection import BlockwiseProjection, ProjectionBackend, ProjectionInputs, fused_projection, plain_kernel
 from .component_group import ComponentGroup
 
@@ -94,17 +93,9 @@ def _plain_project_sum(
 def _backend_for(inputs: ProjectionInputs) -> ProjectionBackend:
     choice = settings.fused_projection.value()
     is_wanted = choice == "triton" or (choice == "auto" and inputs.shared.is_cuda)
-    if is_wanted and _has_triton():
-        from ._triton_projection import TritonProjection, supports
-
-        if supports(inputs):
-            return TritonProjection()
+    if is_wanted and _triton_projection.supports(inputs):
+        return _triton_projection.TritonProjection()
     return BlockwiseProjection()
-
-
-@functools.cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
 
 
 class _SumOfSquares(torch.autograd.Function):

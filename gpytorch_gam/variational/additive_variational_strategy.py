@@ -22,7 +22,7 @@ from linear_operator.operators import (
 )
 from torch import Tensor
 
-from gpytorch_gam.components import AdditivePredictor
+from gpytorch_gam.components import AdditivePredictor, ComponentGroup
 from gpytorch_gam.components.additive_predictor import join_covariances, predictor_distribution
 from gpytorch_gam.components.projection import project_components, project_sum, whitened_weights
 from gpytorch_gam.operators import BlockDiagonalCholeskyLinearOperator, LowRankPrecisionInverseLinearOperator
@@ -220,8 +220,17 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
 
         :return: For each group ``(*batch, C_g, M, M)``.
         """
-        relative = self._jitter_val is None
-        return [group.inducing_cholesky(self.jitter_val, relative) for group in self.predictor.groups]
+        return [self.inducing_cholesky(group) for group in self.predictor.groups]
+
+    def inducing_cholesky(self, group: ComponentGroup, covariance: Tensor | None = None) -> Tensor:
+        """
+        That of one group.
+
+        :param group: Of the predictor.
+        :param covariance: Of its inducing variables without jitter, in float64, if it is known already.
+        :return: ``(*batch, C_g, M, M)``.
+        """
+        return group.inducing_cholesky(self.jitter_val, self._jitter_val is None, covariance)
 
     # ------------------------------------------------------------------ the posterior of the inducing variables
 
@@ -370,7 +379,9 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
         return self._prediction_cache.get(
             (dtype, self.jitter_val, self._jitter_val is None),
             [*covariances, *q.parameters(), *q.buffers()],
-            lambda: self._compute_projection(self.inducing_choleskys(), dtype),
+            lambda: self._compute_projection(
+                [self.inducing_cholesky(*pair) for pair in zip(self.predictor.groups, covariances, strict=True)], dtype
+            ),
         )
 
     def _compute_projection(self, choleskys: list[Tensor], dtype: torch.dtype) -> _Projection:
@@ -540,7 +551,7 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
         if not torch.is_tensor(x) or x.dim() < 2 or x.shape[-2] == 0:
             self.check_inputs(x)  # raises
         chunks = x.split(chunk_size or self._rows_at_a_time(x), dim=-2)
-        return joined([self._predict_rows(rows, indices) for rows in chunks])
+        return joined((self._predict_rows(rows, indices) for rows in chunks), x.shape[-2])
 
     def _rows_at_a_time(self, x: Tensor) -> int:
         numbers = x.shape[:-2].numel() * self.predictor.num_inducing_total

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +69,19 @@ class Prediction:
         return replace(self, **moved)
 
     @property
+    def _row_dims(self) -> dict[str, int]:
+        """The dimension of the rows of every tensor there is."""
+        moments_dim = -1 if self.covariance is None else -2
+        dims = {
+            "mean": moments_dim,
+            "variance": moments_dim,
+            "covariance": -3,
+            "component_mean": -1,
+            "component_variance": -1,
+        }
+        return {name: dim for name, dim in dims.items() if getattr(self, name) is not None}
+
+    @property
     def stddev(self) -> Tensor:
         """Standard deviations of the predictor, shaped like the mean."""
         return self.variance.sqrt()
@@ -94,27 +107,31 @@ class Prediction:
         return self.component_mean[..., index, :], self.component_variance[..., index, :]
 
 
-def joined(parts: Sequence[Prediction]) -> Prediction:
+def joined(parts: Iterable[Prediction], num_rows: int) -> Prediction:
     """
-    The prediction for the rows of all parts, in order.
+    The prediction for the rows of all parts, in order. One part exists beside it at a time.
 
     :param parts: At least one.
+    :param num_rows: Of all parts together.
     """
-    first = parts[0]
-    row_dim = -1 if first.covariance is None else -2
+    whole: Prediction | None = None
+    start = 0
+    for part in parts:
+        whole = _like(part, num_rows) if whole is None else whole
+        size = part.mean.shape[part._row_dims["mean"]]
+        for name, dim in part._row_dims.items():
+            getattr(whole, name).narrow(dim, start, size).copy_(getattr(part, name))
+        start += size
+    assert whole is not None
+    return whole
 
-    def join(name: str, dim: int) -> Tensor | None:
-        if getattr(first, name) is None:
-            return None
-        return torch.cat([getattr(part, name) for part in parts], dim=dim)
 
-    mean, variance = join("mean", row_dim), join("variance", row_dim)
-    assert mean is not None and variance is not None
-    return Prediction(
-        mean,
-        variance,
-        join("covariance", -3),
-        first.names,
-        join("component_mean", -1),
-        join("component_variance", -1),
-    )
+def _like(part: Prediction, num_rows: int) -> Prediction:
+    """Memory for a prediction for so many rows."""
+    empty: dict[str, Any] = {}
+    for name, dim in part._row_dims.items():
+        value = getattr(part, name)
+        shape = list(value.shape)
+        shape[dim] = num_rows
+        empty[name] = value.new_empty(shape)
+    return replace(part, **empty)

@@ -20,8 +20,13 @@ MODULES = (
     "training",
     "rank",
     "polish",
+    "prediction",
     "projection",
+    "epochs",
+    "gpu_table",
+    "report",
     "scaling",
+    "vs_bam",
     "friedman_anova",
     "_style",
 )
@@ -347,3 +352,68 @@ def test_projection_rejects_malformed_settings(load, setting, capsys):
     with pytest.raises(SystemExit):
         load("projection").main([f"--settings={setting}"])
     assert setting in capsys.readouterr().err
+
+
+def test_prediction_measures_every_call(run):
+    results = run("prediction")
+    calls = results["calls"]
+    assert [record["call"] for record in calls] == 2 * ["predict", "predict, no components", "components"]
+    for record in calls:
+        assert_finite_positive([record["seconds"], record["rows_per_second"], record["mib"]])
+
+
+def test_epochs_learn_the_noise(run):
+    results = run("epochs", "--num-rows", "4000")
+    assert results["rows"] == 2000  # quick sizes win
+    assert_finite_positive([results["seconds"], results["rmse"], results["noise"]])
+
+
+def test_the_gpu_table_has_a_line_for_every_target(load, tmp_path, capsys):
+    table = load("gpu_table")
+    table.main([str(tmp_path)])
+    assert capsys.readouterr().out.count("not measured") == 6
+    families = [
+        {"family": "low_rank R=64", "milliseconds": 3.0, "ratio": 0.05, "peak_mib": 600.0},
+        {"family": "block_low_rank R=32", "milliseconds": 4.0, "ratio": 0.07, "peak_mib": 700.0},
+    ]
+    (tmp_path / "step.json").write_text(json.dumps({"settings": [{"families": families}]}))
+    (tmp_path / "epochs.json").write_text(json.dumps({"rows": 10_000_000, "seconds": 50.0}))
+    (tmp_path / "tests.xml").write_text(
+        '<testsuites><testsuite tests="5" failures="1" errors="0" skipped="2"/></testsuites>'
+    )
+    table.main([str(tmp_path)])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[-1] for line in lines[2:]] == ["NO", "yes", "NO", "yes", "-", "yes", "yes"]
+
+
+def test_the_report_replaces_one_section_and_keeps_the_others(load, tmp_path, monkeypatch, capsys):
+    report, path = load("report"), tmp_path / "RESULTS.md"
+    sections = {
+        "one": report.Section("First", "python -c \"print('found 1')\""),
+        "two": report.Section("Second", "python -c \"print('found 2')\"", needs_gpu=True),
+    }
+    monkeypatch.setattr(report, "SECTIONS", sections)
+    report.main(["--results", str(path)])
+    assert "found 1" in path.read_text() and "Has not been run yet" in path.read_text()
+    report.main(["two", "--results", str(path)])
+    assert "found 1" in path.read_text() and "found 2" in path.read_text()
+    assert path.read_text().count("## ") == 2
+    with pytest.raises(SystemExit):
+        report.main(["three"])
+    sections["one"] = report.Section("First", "python -c 1/0")
+    with pytest.raises(SystemExit, match="failed with exit status 1"):
+        report.main(["one", "--results", str(path)])
+    assert "found 1" in path.read_text()
+
+
+def test_discretised_fits_are_compared_with_bam(load, tmp_path):
+    path = tmp_path / "results.json"
+    load("vs_bam").main(["--quick", "--threads", "1", "--json", str(path)])
+    results = json.loads(path.read_text())["results"]
+    assert [result["response"] for result in results] == ["gaussian", "labels"]
+    for result in results:
+        for name, found in result["summary"].items():
+            assert found["rmse"] < 0.3, name  # of a predictor with standard deviation 4.9 or 1, from 3000 rows
+            assert 0.7 < found["coverage"] <= 1.0, name
+        assert_finite_positive([found["seconds"] for found in result["summary"].values()])
+    assert torch.get_default_dtype() == torch.float32

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 
 import gpytorch
 import pytest
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 
-from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
+from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup, settings
 from gpytorch_gam.components import constant, regular_grid
+from gpytorch_gam.components._fused_projection import BlockwiseProjection
+from gpytorch_gam.components._triton_projection import TritonProjection
 from gpytorch_gam.kernels import ANOVAKernel
+from gpytorch_gam.kernels._separable_form import Factor, LocalShape
 from gpytorch_gam.kernels.measures import Uniform
 from gpytorch_gam.models.additive_gp import FAMILIES
 from gpytorch_gam.optim import NaturalGradient, polish
+from tests.components.projection_cases import assert_agrees, converted, evaluate, make_inputs
 
 pytestmark = pytest.mark.gpu
 
@@ -116,3 +121,131 @@ def test_a_training_step_copies_nothing_back_through_item(family: str, monkeypat
     mll = gpytorch.mlls.VariationalELBO(gpytorch.likelihoods.GaussianLikelihood().cuda(), model, num_data=100)
     monkeypatch.setattr(torch.Tensor, "item", forbidden)
     (-mll(model.train()(x), x[:, 0])).backward()
+
+
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+
+
+@needs_triton
+@pytest.mark.parametrize("has_product", [False, True])
+@pytest.mark.parametrize("shape", LocalShape)
+def test_triton_agrees_with_double_precision(shape: LocalShape, has_product: bool) -> None:
+    inputs = make_inputs((shape,), products=(has_product,), num_points=64, num_rows=3000, has_multiplier=has_product)
+    assert_agrees(converted(inputs, "cuda"))
+
+
+@needs_triton
+@pytest.mark.parametrize("second", LocalShape)
+def test_triton_agrees_for_two_factors(second: LocalShape) -> None:
+    first = LocalShape((second + 3) % len(LocalShape))
+    inputs = make_inputs((first, second), products=(True, second % 2 == 0), num_points=64, num_rows=2000)
+    assert_agrees(converted(inputs, "cuda"))
+
+
+# C, M, S, r, n.
+SIZES = [
+    (1, 1, 1, 1, 1),
+    (1, 5, 2, 5, 17),
+    (3, 16, 17, 16, 100),
+    (3, 20, 33, 20, 1000),
+    (32, 32, 33, 32, 5000),
+    (32, 64, 65, 0, 20_000),
+    (32, 64, 33, 64, 20_001),
+    (7, 70, 66, 70, 3000),
+    (5, 130, 130, 130, 3001),
+    (200, 16, 65, 16, 1024),
+    (2, 300, 1, 300, 500),
+]
+
+
+@needs_triton
+@pytest.mark.parametrize("sizes", SIZES)
+def test_triton_agrees_for_all_sizes(sizes: tuple[int, ...]) -> None:
+    num_components, num_points, num_shared, block_rank, num_rows = sizes
+    for shape in (LocalShape.RBF, LocalShape.CENTRED_RBF):
+        inputs = make_inputs(
+            (shape,),
+            products=(shape is not LocalShape.RBF,),
+            num_components=num_components,
+            num_points=num_points,
+            num_shared=num_shared,
+            block_rank=block_rank,
+            num_rows=num_rows,
+        )
+        assert_agrees(converted(inputs, "cuda"))
+
+
+@needs_triton
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_triton_in_lower_precision(precision: str) -> None:
+    for num_shared, block_rank in ((65, 0), (33, 64)):
+        inputs = make_inputs(num_points=64, num_shared=num_shared, block_rank=block_rank, num_rows=5000)
+        assert_agrees(converted(inputs, "cuda"), precision=precision)
+
+
+@needs_triton
+def test_triton_repeats_its_results() -> None:
+    inputs = converted(make_inputs(num_points=130, num_shared=130, block_rank=70, num_rows=20_000), "cuda")
+    seeds = torch.randn(130, 20_000, device="cuda"), torch.randn(20_000, device="cuda")
+    needed = [tensor is not None for tensor in inputs.flat()]
+    first, second = (evaluate(TritonProjection(), inputs, seeds, needed) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@needs_triton
+def test_triton_does_not_store_the_kernel_matrix() -> None:
+    num_shared, num_rows = 65, 131_072
+    inputs = converted(
+        make_inputs(num_components=32, num_points=64, num_shared=num_shared, block_rank=0, num_rows=num_rows), "cuda"
+    )
+    seeds = torch.randn(num_shared, num_rows, device="cuda"), torch.randn(num_rows, device="cuda")
+    needed = [
+        name in ("shared", "log_scale", "rate") for name in ("shared", "block", "multiplier", *Factor._fields[1:])
+    ]
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    evaluate(TritonProjection(), inputs, seeds, needed)
+    assert torch.cuda.max_memory_allocated() - before < 2**29  # the kernel matrix has 2^30 bytes
+
+
+@needs_triton
+def test_triton_addresses_more_than_32_bits_reach() -> None:
+    num_shared, num_rows = 130, 2**24 + 2**20  # 2.3e9 numbers
+    if torch.cuda.mem_get_info()[0] < 24 * 2**30:
+        pytest.skip("needs 24 GiB")
+    inputs = make_inputs(num_components=1, num_points=16, num_shared=num_shared, block_rank=0, num_rows=1)
+    inputs = converted(inputs, "cuda")
+    x = 3 * torch.rand(1, num_rows, device="cuda")
+    large = inputs._replace(factors=(inputs.factors[0]._replace(x=x),))
+    small = inputs._replace(factors=(inputs.factors[0]._replace(x=x[:, -100:]),))
+    actual = TritonProjection().forward(large, False)[0]
+    expected = BlockwiseProjection().forward(converted(small, torch.float64), False)[0]
+    torch.testing.assert_close(actual[:, -100:].double(), expected, rtol=0.0, atol=1e-5 * expected.abs().max().item())
+    seed = torch.zeros_like(actual)
+    seed[:, -100:] = torch.randn(num_shared, 100, device="cuda")
+    del actual
+    needed = [True, *[False] * (len(inputs.flat()) - 1)]
+    grad = TritonProjection().backward(large, None, seed, None, needed)[0]
+    _, _, kept = BlockwiseProjection().forward(small, True)
+    reference = BlockwiseProjection().backward(small, kept, seed[:, -100:], None, needed)[0]
+    assert grad is not None and reference is not None
+    torch.testing.assert_close(grad, reference, rtol=0.0, atol=1e-4 * reference.abs().max().item())
+
+
+@needs_triton
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two devices")
+def test_triton_runs_on_the_device_of_its_inputs() -> None:
+    assert_agrees(converted(make_inputs(), "cuda:1"))
+
+
+@needs_triton
+@pytest.mark.parametrize("family", ["low_rank", "block_low_rank", "mean_field"])
+def test_training_with_triton_equals_training_without(family: str) -> None:
+    model, x = make_model(family).cuda(), torch.rand(2000, 4, device="cuda")
+    y = torch.sin(6 * x[:, 0]) + x[:, 1] ** 2 + 0.1 * torch.randn(2000, device="cuda")
+    model.variational_strategy._initialize_once()
+    losses = []
+    for path in ("off", "triton"):
+        with settings.fused_projection(path):
+            losses.append(train(copy.deepcopy(model), x, y))
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
