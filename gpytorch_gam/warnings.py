@@ -11,3 +11,7 @@ class CurvatureWarning(UserWarning):
 
 class TrainingLoopWarning(UserWarning):
     """The order of a training loop, or what its optimisers hold, spoils the training."""
+
+
+class ProjectionWarning(UserWarning):
+    """The fastest way to compute projections does not work on a device."""

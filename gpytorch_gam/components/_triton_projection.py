@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -12,9 +13,10 @@ import torch
 from torch import Tensor
 
 from gpytorch_gam import settings
-from gpytorch_gam.kernels._separable_form import Factor
+from gpytorch_gam.kernels._separable_form import Factor, LocalShape
+from gpytorch_gam.warnings import ProjectionWarning
 
-from ._fused_projection import ProjectionInputs
+from ._fused_projection import BlockwiseProjection, ProjectionInputs
 
 # Tiles of inducing points, rows, and columns of the weights. They are as large as the registers of an H100 allow, for
 # four warps: tests/components/test_triton_projection.py checks it.
@@ -28,6 +30,9 @@ _PROGRAMS = 8
 # Tiles of rows that a program has at least in the backward pass, for its results to be worth adding up.
 _LEAST_ROW_TILES = 2
 _SMALLEST_CAPABILITY = (8, 0)
+
+# Of float32, in the small problem by which the kernels are tried on a device.
+_LARGEST_ERROR = 1e-4
 
 # As in _triton_kernels, which only those import who have Triton.
 _NUM_COLUMNS, _FACTOR_SUMS, _NUM_SUMS = 4, 6, 13
@@ -425,3 +430,54 @@ def _launch(name: str, grid: tuple[int, int], arguments: dict[str, Any], constan
     with torch.cuda.device(device if device.type == "cuda" else -1):
         kernel = getattr(_triton_kernels, name)
         kernel[grid](**arguments, **constants, num_warps=_NUM_WARPS, num_stages=_NUM_STAGES)
+
+
+@functools.cache
+def works_on(device: torch.device) -> bool:
+    """
+    Whether the kernels compile on a device and give there what plain torch gives, found out once by a small problem.
+
+    :param device: A CUDA device.
+    """
+    try:
+        error = _largest_error(device)
+    except Exception as reason:  # Triton, its compiler, the driver and the device raise errors of all kinds
+        warnings.warn(
+            f"Triton kernels do not run on {device} ({type(reason).__name__}: {reason}); projections take plain torch",
+            ProjectionWarning,
+            stacklevel=2,
+        )
+        return False
+    if not error < _LARGEST_ERROR:
+        warnings.warn(
+            f"Triton kernels are off by {error:.1e} on {device}; projections take plain torch",
+            ProjectionWarning,
+            stacklevel=2,
+        )
+        return False
+    return True
+
+
+@torch.no_grad()
+def _largest_error(device: torch.device) -> float:
+    """Against float64, of values and gradients relative to the largest entry of each."""
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*sizes: int) -> Tensor:
+        return torch.rand(*sizes, generator=generator).to(device)
+
+    def rbf(dtype: torch.dtype) -> ProjectionInputs:
+        factor = Factor(LocalShape.RBF, *(tensor.to(dtype) for tensor in (z, x, log_scale, rate)))
+        return ProjectionInputs((factor,), shared.to(dtype), block.to(dtype), None)
+
+    z, x, log_scale, rate = random(2, 64), random(2, 200), random(2, 1), -5 - random(2, 1)
+    shared, block, seed, square_seed = random(2, 64, 65), random(2, 64, 33), random(65, 200), random(200)
+    needed = [tensor is not None for tensor in rbf(torch.float32).flat()]
+    found = []
+    for backend, dtype in ((TritonProjection("tf32x3"), torch.float32), (BlockwiseProjection(), torch.float64)):
+        inputs = rbf(dtype)
+        *values, kept = backend.forward(inputs, True)
+        grads = backend.backward(inputs, kept, seed.to(dtype), square_seed.to(dtype), needed)
+        found.append([tensor.double() for tensor in (*values, *grads) if tensor is not None])
+    errors = [(actual - exact).abs().amax() / exact.abs().amax() for actual, exact in zip(*found, strict=True)]
+    return torch.stack(errors).amax().item()

@@ -92,10 +92,11 @@ def _plain_project_sum(
 
 def _backend_for(inputs: ProjectionInputs) -> ProjectionBackend:
     choice = settings.fused_projection.value()
-    is_wanted = choice == "triton" or (choice == "auto" and inputs.shared.is_cuda)
-    if is_wanted and _triton_projection.supports(inputs):
-        return _triton_projection.TritonProjection()
-    return BlockwiseProjection()
+    if choice == "blockwise" or not _triton_projection.supports(inputs):
+        return BlockwiseProjection()
+    device = inputs.shared.device
+    is_chosen = choice == "triton" or (device.type == "cuda" and _triton_projection.works_on(device))
+    return _triton_projection.TritonProjection() if is_chosen else BlockwiseProjection()
 
 
 class _SumOfSquares(torch.autograd.Function):

@@ -157,3 +157,8 @@ def test_what_it_does_not_support() -> None:
     batched = ProjectionInputs.from_flat((LocalShape.RBF,), [None if t is None else t[None] for t in inputs.flat()])
     assert not supports(batched)
     assert not supports(make_inputs(num_rows=0))
+
+
+def test_the_trial_on_a_device_passes_here() -> None:
+    assert _triton_projection._largest_error(torch.device("cpu")) < 1e-5
+    assert _triton_projection.works_on.__wrapped__(torch.device("cpu"))

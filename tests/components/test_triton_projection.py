@@ -18,6 +18,7 @@ from gpytorch_gam.components import _triton_projection
 from gpytorch_gam.components._fused_projection import ProjectionInputs
 from gpytorch_gam.components._triton_projection import TritonProjection, is_available, supports
 from gpytorch_gam.kernels._separable_form import Factor, LocalShape
+from gpytorch_gam.warnings import ProjectionWarning
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 
@@ -46,6 +47,20 @@ def test_it_is_not_available_without_triton(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert not is_available()
+
+
+def test_kernels_that_fail_or_err_on_a_device_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def raise_error(device: torch.device) -> float:
+        raise RuntimeError("no compiler")
+
+    works_on, device = _triton_projection.works_on.__wrapped__, torch.device("cpu")
+    for error, message in ((lambda device: 0.1, "off by 1.0e-01"), (lambda device: float("nan"), "off by nan")):
+        monkeypatch.setattr(_triton_projection, "_largest_error", error)
+        with pytest.warns(ProjectionWarning, match=message):
+            assert not works_on(device)
+    monkeypatch.setattr(_triton_projection, "_largest_error", raise_error)
+    with pytest.warns(ProjectionWarning, match="RuntimeError: no compiler"):
+        assert not works_on(device)
 
 
 @needs_triton
@@ -130,6 +145,7 @@ def spilled_bytes(assembly: str, directory: Path) -> int:
 def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """Compile what a forward and a backward pass would run."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")  # Triton 3.9 warns where it is not set
     monkeypatch.setattr(_triton_projection, "_num_multiprocessors", lambda device: 132)
 
     def compile_passes(inputs: ProjectionInputs, precision: str, capability: int = 90) -> dict[str, Compiled]:
