@@ -187,14 +187,23 @@ class CollapsedELBO(gpytorch.Module):
         )
 
     def _solve(self, statistics: GaussianStatistics) -> GaussianOptimum:
-        noise = self.likelihood.noise.double().squeeze(-1)
-        precision = add_identity(statistics.gram / noise[..., None, None])
-        cholesky = torch.linalg.cholesky(precision)
-        scaled = (statistics.projected / noise[..., None]).unsqueeze(-1)
-        half = torch.linalg.solve_triangular(cholesky, scaled, upper=False)  # L_P^-1 Phi r / noise
-        mean = torch.linalg.solve_triangular(cholesky.mT, half, upper=True).squeeze(-1)
-        logdet = capacitance_log_determinant(cholesky)
-        # log N(r; 0, Phi' Phi + noise I) by the matrix inversion and determinant lemmas
-        fit = (statistics.residual_square + statistics.unexplained) / noise - half.square().sum((-2, -1))
-        bound = -0.5 * (statistics.num_rows * (math.log(2 * math.pi) + noise.log()) + logdet + fit)
-        return GaussianOptimum(mean, precision, bound)
+        return gaussian_optimum(statistics, self.likelihood.noise.double().squeeze(-1))
+
+
+def gaussian_optimum(statistics: GaussianStatistics, noise: Tensor) -> GaussianOptimum:
+    """
+    The optimal posterior and its bound from statistics of all rows. Cost :math:`O(Q^3)`, whatever the number of rows.
+
+    :param statistics: Of all rows.
+    :param noise: Variance of the noise, ``(*batch)``.
+    """
+    precision = add_identity(statistics.gram / noise[..., None, None])
+    cholesky = torch.linalg.cholesky(precision)
+    scaled = (statistics.projected / noise[..., None]).unsqueeze(-1)
+    half = torch.linalg.solve_triangular(cholesky, scaled, upper=False)  # L_P^-1 Phi r / noise
+    mean = torch.linalg.solve_triangular(cholesky.mT, half, upper=True).squeeze(-1)
+    logdet = capacitance_log_determinant(cholesky)
+    # log N(r; 0, Phi' Phi + noise I) by the matrix inversion and determinant lemmas
+    fit = (statistics.residual_square + statistics.unexplained) / noise - half.square().sum((-2, -1))
+    bound = -0.5 * (statistics.num_rows * (math.log(2 * math.pi) + noise.log()) + logdet + fit)
+    return GaussianOptimum(mean, precision, bound)

@@ -2,6 +2,7 @@
 
 from ._distributed import average_gradients, row_weighted
 from .fit import Epoch, fit
+from .fit_discretized import fit_discretized
 from .hyperparameter_uncertainty import HyperparameterUncertainty
 from .initialize_posterior import initialize_posterior
 from .natural_gradient import NaturalGradient
@@ -13,6 +14,7 @@ __all__ = [
     "NaturalGradient",
     "average_gradients",
     "fit",
+    "fit_discretized",
     "initialize_posterior",
     "polish",
     "row_weighted",

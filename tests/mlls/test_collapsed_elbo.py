@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
 from gpytorch_gam.components import regular_grid
 from gpytorch_gam.mlls import CollapsedELBO
+from gpytorch_gam.mlls.collapsed_elbo import gaussian_optimum
 from tests import reference
 
 
@@ -96,6 +97,16 @@ def test_one_pass_over_a_loader_gives_the_same_optimum() -> None:
         torch.testing.assert_close(actual, expected)
     with pytest.raises(ValueError, match="batches is empty"):
         objective.optimum_of_batches([])
+
+
+def test_statistics_alone_give_the_optimum() -> None:
+    case = reference.cases()[3]
+    x, y, objective = reference.tensor(case["X"]), reference.tensor(case["y"]), make_objective(case)
+    with torch.no_grad():
+        statistics = objective.statistics(x[:2], y[:2]).plus(objective.statistics(x[2:], y[2:]))
+        found = gaussian_optimum(statistics, objective.likelihood.noise.squeeze(-1))
+    for actual, expected in zip(found, objective.optimum(x, y), strict=True):
+        torch.testing.assert_close(actual, expected)
 
 
 def test_errors_name_what_is_wrong() -> None:

@@ -1,0 +1,432 @@
+r"""
+Columns of data as indices of a few levels, so that what a model needs of them is computed at the levels only.
+
+A column with few distinct values (a factor, an age in years, a rounded measurement) keeps them. Any other is rounded to
+equidistant values over its range, as ``bam(discrete=TRUE)`` of mgcv does.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .additive_predictor import AdditivePredictor
+from .component_group import ComponentGroup
+
+# Levels of a column that a component reads alone, of each of two that it reads together, and of each of more.
+DEFAULT_MAX_LEVELS = (1000, 100, 25)
+
+# Rows that are looked at together for new values.
+_BLOCK_SIZE = 16384
+
+# Positions in the grid of a component's columns that a table of occurring combinations may have.
+_MAX_GRID = 2**24
+
+
+class Margin(NamedTuple):
+    """
+    The levels of one column.
+
+    :ivar values: ascending, ``(u,)``.
+    :ivar step: distance between values to which others are rounded; 0 if these are all the values that there are.
+    """
+
+    values: Tensor
+    step: float
+
+    def codes(self, column: Tensor, name: str) -> Tensor:
+        """
+        Index of the level of each entry, in int32.
+
+        :param column: ``(n,)``.
+        :param name: For messages.
+        :raises ValueError: For entries out of range, or that are not among exact levels.
+        """
+        if not self.step:
+            codes = torch.searchsorted(self.values, column.contiguous(), out_int32=True).clamp_(
+                max=len(self.values) - 1
+            )
+            self._refuse(self.values[codes] != column, column, f"are not among the {len(self.values)} levels of {name}")
+            return codes
+        low, high = self.values[0].item(), self.values[-1].item()
+        smallest, largest = torch.aminmax(column)
+        if not (smallest >= low and largest <= high):
+            self._refuse(~((column >= low) & (column <= high)), column, f"are outside the range of {name}")
+        scaled = (column - low).mul_(1.0 / self.step).add_(0.5)  # the nearest level: cut off after adding a half
+        return scaled.to(torch.int32).clamp_(max=len(self.values) - 1)
+
+    @classmethod
+    def regular(cls, low: float, high: float, number: int, like: Tensor) -> Margin:
+        """
+        Equidistant levels.
+
+        :param low: First value.
+        :param high: Last value.
+        :param number: Of values.
+        :param like: Gives dtype and device.
+        """
+        if number < 2:
+            raise ValueError(f"max_levels must be at least 2 for columns that are rounded, got {number}")
+        # In float64 first: the ends are the range itself, whatever the dtype.
+        values = torch.linspace(low, high, number, dtype=torch.float64, device=like.device).to(like.dtype)
+        values[0], values[-1] = low, high
+        return cls(values, (high - low) / (number - 1))
+
+    def coarser(self, low: float, high: float, number: int) -> Margin:
+        """At most so many levels over a range; exact ones stay."""
+        is_fine = self.step > 0 and len(self.values) > number
+        return Margin.regular(low, high, number, self.values) if is_fine else self
+
+    def _refuse(self, bad: Tensor, column: Tensor, what: str) -> None:
+        if bad.any():
+            raise ValueError(
+                f"{int(bad.sum())} of {len(column)} entries (the first: {column[bad][0].item()!r}) {what}, "
+                f"[{self.values[0].item()!r}, {self.values[-1].item()!r}]: make levels from all of the data"
+            )
+
+
+class _Term(NamedTuple):
+    """Columns that a component reads, and the combinations of their levels that occur."""
+
+    columns: tuple[int, ...]
+    margins: tuple[Margin, ...]
+    values: Tensor  # (U, d)
+    positions: Tensor | None  # int32: from the grid of the margins to the combinations, -1 for none; None if all occur
+
+
+class ColumnLevels:
+    r"""
+    For each set of columns that a component reads, the places (levels) to which rows are assigned.
+
+    A column that has no more than ``max_levels`` distinct values keeps them, and nothing is lost. Any other gets
+    ``max_levels`` equidistant values over its range, and entries are rounded to the nearest. The levels of several
+    columns are the combinations of coarser margins that occur in the data. See :meth:`max_error` for what rounding
+    does.
+
+    Make one with :meth:`from_data` or :meth:`from_batches`.
+
+    Example:
+        >>> levels = ColumnLevels.from_data(x, predictor)
+        >>> codes = levels.index(x)        # one row of integers for each entry of levels.terms
+        >>> levels.values((0,))[codes[0]]  # column 0 of x, rounded
+    """
+
+    def __init__(self, terms: Sequence[_Term], ranges: dict[int, tuple[float, float]]) -> None:
+        self._terms = {term.columns: term for term in terms}
+        self._ranges = ranges
+
+    @classmethod
+    def from_data(
+        cls,
+        x: Tensor,
+        terms: AdditivePredictor | Sequence[Sequence[int]] | None = None,
+        *,
+        max_levels: int | Sequence[int] = DEFAULT_MAX_LEVELS,
+    ) -> ColumnLevels:
+        """
+        Levels from data in memory.
+
+        :param x: Inputs ``(n, D)``.
+        :param terms: Sets of columns that components read, or a predictor that has them; default each column alone.
+        :param max_levels: Of a column alone, of each of two columns that are read together, of each of three, and so
+            on; the last number holds for all further ones.
+        :raises ValueError: If there are no rows, NaN or infinity, or combinations of too many columns.
+        """
+        return cls.from_batches([x], terms, max_levels=max_levels)
+
+    @classmethod
+    def from_batches(
+        cls,
+        batches: Iterable[Tensor | Sequence[Tensor]],
+        terms: AdditivePredictor | Sequence[Sequence[int]] | None = None,
+        *,
+        max_levels: int | Sequence[int] = DEFAULT_MAX_LEVELS,
+    ) -> ColumnLevels:
+        """
+        Levels from batches of rows, gone through once, and a second time if components read several columns together.
+
+        :param batches: Inputs ``(b, D)``, or tuples that begin with them, such as a ``DataLoader`` gives.
+        :param terms: See :meth:`from_data`.
+        :param max_levels: See :meth:`from_data`.
+        :raises ValueError: See :meth:`from_data`.
+        """
+        numbers = _validated_max_levels(max_levels)
+        columns: list[tuple[int, ...]] | None = None
+        summaries: dict[int, _ColumnSummary] = {}
+        for batch in batches:
+            x = _inputs_of(batch)
+            columns = _columns_of(terms, x) if columns is None else columns
+            for column in sorted({column for term in columns for column in term}):
+                summaries.setdefault(column, _ColumnSummary(max(numbers))).add(x[:, column], column)
+        if columns is None:
+            raise ValueError("there are no rows to take levels from")
+        margins = [
+            tuple(summaries[column].margin(_number_for(len(term), numbers)) for column in term) for term in columns
+        ]
+        occurring = _occurring(batches, columns, margins)
+        ranges = {column: (summary.low, summary.high) for column, summary in summaries.items()}
+        made = [
+            _Term(term, margin, *_combinations(margin, seen))
+            for term, margin, seen in zip(columns, margins, occurring, strict=True)
+        ]
+        return cls(made, ranges)
+
+    @property
+    def terms(self) -> tuple[tuple[int, ...], ...]:
+        """The sets of columns, in the order of the rows of :meth:`index`."""
+        return tuple(self._terms)
+
+    def _term(self, columns: Sequence[int]) -> _Term:
+        try:
+            return self._terms[tuple(columns)]
+        except KeyError:
+            raise ValueError(f"there are no levels for columns {tuple(columns)}, only for {list(self.terms)}") from None
+
+    def num_levels(self, columns: Sequence[int]) -> int:
+        """
+        Number of levels.
+
+        :param columns: One of :attr:`terms`.
+        """
+        return len(self._term(columns).values)
+
+    def values(self, columns: Sequence[int]) -> Tensor:
+        """
+        The levels, ``(U, d)``.
+
+        :param columns: One of :attr:`terms`.
+        """
+        return self._term(columns).values
+
+    def is_exact(self, columns: Sequence[int]) -> bool:
+        """
+        Whether the data lie on the levels, so that nothing is rounded.
+
+        :param columns: One of :attr:`terms`.
+        """
+        return all(not margin.step for margin in self._term(columns).margins)
+
+    @torch.no_grad()
+    def index(self, x: Tensor) -> list[Tensor]:
+        """
+        The level of each row, in the smallest of int16 and int32 that holds it.
+
+        :param x: Inputs ``(n, D)``.
+        :return: For each of :attr:`terms` ``(n,)``.
+        :raises ValueError: For values outside the range, or that are not among the levels where these are exact.
+        """
+        cache: dict[tuple[int, int, float], Tensor] = {}
+        codes = []
+        for term in self._terms.values():
+            position = torch.zeros(len(x), dtype=torch.int32, device=x.device)
+            for column, margin in zip(term.columns, term.margins, strict=True):
+                key = (column, len(margin.values), margin.step)
+                if key not in cache:
+                    cache[key] = margin.codes(x[:, column], f"column {column}")
+                position = position * len(margin.values) + cache[key]
+            if term.positions is not None:
+                position = term.positions[position]
+                if (position < 0).any():
+                    raise ValueError(
+                        f"{int((position < 0).sum())} of {len(x)} rows have combinations of columns {term.columns} "
+                        "that did not occur in the data from which the levels were made"
+                    )
+            small = len(term.values) <= torch.iinfo(torch.int16).max
+            codes.append(position.to(torch.int16) if small else position)
+        return codes
+
+    def coarser(self, max_levels: int | Sequence[int]) -> ColumnLevels:
+        """
+        Levels of the same columns with fewer values where these are rounded. Exact ones stay, and all combinations of
+        columns count as occurring.
+
+        :param max_levels: See :meth:`from_data`.
+        """
+        numbers = _validated_max_levels(max_levels)
+        terms = []
+        for term in self._terms.values():
+            number = _number_for(len(term.columns), numbers)
+            margins = tuple(
+                margin.coarser(*self._ranges[column], number)
+                for column, margin in zip(term.columns, term.margins, strict=True)
+            )
+            is_same = all(new is old for new, old in zip(margins, term.margins, strict=True))
+            terms.append(term if is_same else _Term(term.columns, margins, _grid(margins), None))
+        return ColumnLevels(terms, self._ranges)
+
+    @torch.no_grad()
+    def max_error(self, predictor: AdditivePredictor) -> dict[str, float]:
+        r"""
+        What rounding can do to each component: the prior standard deviation of :math:`f_c(\mathbf x) - f_c(\ell)`, with
+        :math:`\mathbf x` half a step from its level :math:`\ell` in every rounded column and :math:`\ell` where that is
+        largest, relative to the largest prior standard deviation of :math:`f_c` at the levels,
+
+        .. math::
+            \sqrt{\max_\ell \big( k_c(\mathbf x, \mathbf x) + k_c(\ell, \ell) - 2 k_c(\mathbf x, \ell) \big)} .
+
+        It is 0 where levels are exact. Of rows that fill the intervals evenly, errors of opposite sign cancel in sums
+        over the data, so fits lose far less, in proportion to the square of the step.
+
+        :param predictor: Components whose columns have levels, without multipliers taken into account.
+        :return: For each component, by name.
+        """
+        errors: dict[str, float] = {}
+        for group in predictor.groups:
+            for index, (name, columns) in enumerate(zip(group.names, group.columns.tolist(), strict=True)):
+                errors[name] = 0.0 if self.is_exact(columns) else self._error(group, index, self._term(columns))
+        return errors
+
+    def _error(self, group: ComponentGroup, component: int, term: _Term) -> float:
+        levels = term.values.double()
+        halves = [(0.5 * margin.step, -0.5 * margin.step) if margin.step else (0.0,) for margin in term.margins]
+        bounds = [self._ranges[column] for column in term.columns]
+        low, high = (levels.new_tensor(limits) for limits in zip(*bounds, strict=True))
+        largest = levels.new_zeros(())
+        prior = _paired_kernel(group, component, levels, levels)
+        for corner in itertools.product(*halves):
+            moved = torch.minimum(torch.maximum(levels + levels.new_tensor(corner), low), high)
+            variance = prior + _paired_kernel(group, component, moved, moved)
+            variance = variance - 2.0 * _paired_kernel(group, component, moved, levels)
+            largest = torch.maximum(largest, variance.amax())
+        return (largest.clamp_min(0.0) / prior.amax()).sqrt().item()
+
+    def __repr__(self) -> str:
+        parts = [f"{term}: {self.num_levels(term)}{' exact' if self.is_exact(term) else ''}" for term in self.terms]
+        return f"ColumnLevels({', '.join(parts)})"
+
+
+def _paired_kernel(group: ComponentGroup, component: int, left: Tensor, right: Tensor) -> Tensor:
+    """The kernel of one component between the rows of ``left`` and those of ``right``, ``(U,)``."""
+    shape = (group.num_components, *left.shape)
+    values = group.kernel(left.expand(shape), right.expand(shape), diag=True)
+    return values.expand(shape[:-1])[component].double()
+
+
+class _ColumnSummary:
+    """Range of a column, and its distinct values as long as there are few."""
+
+    def __init__(self, max_distinct: int) -> None:
+        self._max_distinct = max_distinct
+        self._distinct: Tensor | None = None
+        self._has_few = True
+        self._like: Tensor | None = None
+        self.low, self.high = float("inf"), float("-inf")
+
+    def add(self, values: Tensor, name: int) -> None:
+        smallest, largest = (bound.item() for bound in torch.aminmax(values))
+        if not (smallest > float("-inf") and largest < float("inf")):
+            raise ValueError(f"column {name} of x has NaN or infinity: drop or impute these rows")
+        self.low, self.high, self._like = min(self.low, smallest), max(self.high, largest), values[:1]
+        for block in values.split(_BLOCK_SIZE):
+            if not self._has_few:
+                return
+            self._add_distinct(block.contiguous())
+
+    def _add_distinct(self, values: Tensor) -> None:
+        if self._distinct is not None:
+            nearest = torch.searchsorted(self._distinct, values).clamp_(max=len(self._distinct) - 1)
+            values = torch.cat([self._distinct, values[self._distinct[nearest] != values]])
+            if len(values) == len(self._distinct):
+                return
+        self._distinct = values.unique()
+        self._has_few = len(self._distinct) <= self._max_distinct
+
+    def margin(self, max_levels: int) -> Margin:
+        assert self._distinct is not None and self._like is not None
+        if self._has_few and len(self._distinct) <= max_levels:
+            return Margin(self._distinct, 0.0)
+        return Margin.regular(self.low, self.high, max_levels, self._like)
+
+
+def _validated_max_levels(max_levels: int | Sequence[int]) -> tuple[int, ...]:
+    numbers = (max_levels,) if isinstance(max_levels, int) else tuple(max_levels)
+    if not numbers or any(not isinstance(number, int) or number < 1 for number in numbers):
+        raise ValueError(f"max_levels must hold positive integers, got {max_levels!r}")
+    return numbers
+
+
+def _number_for(num_columns: int, numbers: tuple[int, ...]) -> int:
+    return numbers[min(max(num_columns, 1), len(numbers)) - 1]
+
+
+def _inputs_of(batch: Tensor | Sequence[Tensor]) -> Tensor:
+    x = batch if torch.is_tensor(batch) else batch[0]
+    if not torch.is_tensor(x) or x.dim() != 2 or not x.is_floating_point():
+        raise ValueError("levels are made from floating point tensors of shape (n, D), or tuples that begin with one")
+    if not len(x):
+        raise ValueError(f"x is empty, shape {tuple(x.shape)}: it needs at least one row")
+    return x.detach()
+
+
+def _columns_of(terms: AdditivePredictor | Sequence[Sequence[int]] | None, x: Tensor) -> list[tuple[int, ...]]:
+    """The distinct sets of columns, in order."""
+    if terms is None:
+        terms = [[column] for column in range(x.shape[-1])]
+    elif isinstance(terms, AdditivePredictor):
+        terms = [columns for group in terms.groups for columns in group.columns.tolist()]
+    found = list(dict.fromkeys(tuple(columns) for columns in terms))
+    beyond = [columns for columns in found if any(not 0 <= column < x.shape[-1] for column in columns)]
+    if beyond:
+        raise ValueError(f"terms name columns {beyond}, but x has {x.shape[-1]} columns")
+    return found
+
+
+def _occurring(
+    batches: Iterable[Tensor | Sequence[Tensor]],
+    columns: list[tuple[int, ...]],
+    margins: list[tuple[Margin, ...]],
+) -> list[Tensor | None]:
+    """For each set of several columns, which positions in the grid of its margins occur; None for single columns."""
+    grids = [torch.Size([len(margin.values) for margin in margins_of]).numel() for margins_of in margins]
+    for names, size in zip(columns, grids, strict=True):
+        if size > _MAX_GRID:
+            raise ValueError(f"columns {names} have {size} combinations of levels: lower max_levels for {len(names)}")
+    seen = {
+        index: torch.zeros(grids[index], dtype=torch.bool, device=margins[index][0].values.device)
+        for index, names in enumerate(columns)
+        if len(names) > 1
+    }
+    if seen:
+        for batch in batches:
+            _mark(_inputs_of(batch), columns, margins, seen)
+        if not all(marks.any() for marks in seen.values()):
+            raise ValueError("batches can be gone through only once: pass a DataLoader or a list, not a generator")
+    return [seen.get(index) for index in range(len(columns))]
+
+
+def _mark(
+    x: Tensor, columns: list[tuple[int, ...]], margins: list[tuple[Margin, ...]], seen: dict[int, Tensor]
+) -> None:
+    """Mark the combinations of these rows as seen."""
+    for index, marks in seen.items():
+        for rows in x.split(_BLOCK_SIZE):
+            if marks.all():
+                break
+            position = torch.zeros(len(rows), dtype=torch.int32, device=x.device)
+            for column, margin in zip(columns[index], margins[index], strict=True):
+                position = position * len(margin.values) + margin.codes(rows[:, column], f"column {column}")
+            marks[position] = True
+
+
+def _combinations(margins: tuple[Margin, ...], seen: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Values ``(U, d)`` of the combinations that occur, and where in the grid they are."""
+    if not margins:
+        return torch.zeros(1, 0), None
+    if seen is None:
+        return margins[0].values.unsqueeze(-1), None
+    grid = _grid(margins)
+    if seen.all():
+        return grid, None
+    positions = torch.full((len(grid),), -1, dtype=torch.int32, device=grid.device)
+    positions[seen] = torch.arange(int(seen.sum()), dtype=torch.int32, device=grid.device)
+    return grid[seen], positions
+
+
+def _grid(margins: tuple[Margin, ...]) -> Tensor:
+    """All combinations, ``(U, d)``, the last column running fastest."""
+    axes = torch.meshgrid(*(margin.values for margin in margins), indexing="ij")
+    return torch.stack(axes, dim=-1).flatten(0, -2)

@@ -1,0 +1,152 @@
+"""Levels hold exact values, round others to the nearest, and state the error of that."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+from torch.utils.data import DataLoader, TensorDataset
+
+from gpytorch_gam import AdditivePredictor, ComponentGroup
+from gpytorch_gam.components import ColumnLevels, constant, regular_grid
+from gpytorch_gam.kernels import ANOVAKernel, Uniform
+
+
+def make_predictor() -> AdditivePredictor:
+    main = ScaleKernel(ANOVAKernel(RBFKernel(), Uniform(0.0, 1.0)), batch_shape=torch.Size([2]))
+    main.base_kernel.base_kernel.lengthscale, main.outputscale = 0.3, torch.tensor([2.0, 0.1])
+    pair = ScaleKernel(MaternKernel(nu=2.5, ard_num_dims=2), batch_shape=torch.Size([1]))
+    pair.base_kernel.lengthscale = torch.tensor([0.5, 1.0])
+    return AdditivePredictor(
+        constant(),
+        ComponentGroup(main, [[0], [2]], regular_grid(0.0, 1.0, 5)),
+        ComponentGroup(pair, [[0, 1]], regular_grid([0.0, 0.0], [1.0, 1.0], 3)),
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_few_values_are_kept(dtype: torch.dtype) -> None:
+    values = torch.tensor([-3.7, 0.1, 0.3, 1e6], dtype=dtype)
+    x = torch.stack([values[torch.randint(4, (200,))], torch.rand(200, dtype=dtype)], dim=-1)
+    levels = ColumnLevels.from_data(x, max_levels=200)
+    assert levels.terms == ((0,), (1,)) and [levels.num_levels(term) for term in levels.terms] == [4, 200]
+    for term, codes in zip(levels.terms, levels.index(x), strict=True):
+        assert levels.is_exact(term)
+        assert torch.equal(levels.values(term)[codes.long()], x[:, term])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("offset", [0.0, -1000.0])
+def test_others_go_to_the_nearest_of_equidistant_values(dtype: torch.dtype, offset: float) -> None:
+    x = (torch.rand(5000, 1, dtype=torch.float64) * 3 + offset).to(dtype)
+    levels = ColumnLevels.from_data(x, max_levels=40)
+    values, (codes,) = levels.values((0,)), levels.index(x)
+    assert not levels.is_exact((0,)) and values.shape == (40, 1)
+    assert values[0] == x.min() and values[-1] == x.max()
+    half = 0.5 * (x.max() - x.min()) / 39
+    rounding = 4 * torch.finfo(dtype).eps * x.abs().max()
+    assert (values[codes.long()] - x).abs().max() <= half + rounding
+    assert codes.dtype == torch.int16
+
+
+def test_combinations_are_those_that_occur() -> None:
+    x = torch.tensor([[0.0, 1.0], [0.0, 2.0], [5.0, 1.0], [0.0, 1.0]])
+    levels = ColumnLevels.from_data(x, [[0, 1], [1, 0], []])
+    assert [levels.num_levels(term) for term in levels.terms] == [3, 3, 1]
+    for term, codes in zip(levels.terms, levels.index(x), strict=True):
+        assert torch.equal(levels.values(term)[codes.long()], x[:, term])
+    with pytest.raises(ValueError, match=r"1 of 2 rows have combinations of columns \(0, 1\) that did not occur"):
+        levels.index(torch.tensor([[0.0, 1.0], [5.0, 2.0]]))
+
+
+def test_batches_give_the_levels_of_all_rows() -> None:
+    x = torch.cat([torch.randint(7, (300, 1)).float(), torch.rand(300, 2)], dim=-1)
+    loader = DataLoader(TensorDataset(x, torch.zeros(300)), batch_size=32)
+    terms = [[0], [1], [0, 1], [1, 2]]
+    whole = ColumnLevels.from_data(x, terms, max_levels=(20, 6))
+    streamed = ColumnLevels.from_batches(loader, terms, max_levels=(20, 6))
+    assert repr(whole) == repr(streamed)
+    for term in whole.terms:
+        assert torch.equal(whole.values(term), streamed.values(term))
+    with pytest.raises(ValueError, match="only once"):
+        ColumnLevels.from_batches(iter(list(loader)), terms, max_levels=(20, 6))
+
+
+def test_many_combinations_have_larger_integers() -> None:
+    x = torch.rand(100000, 2)
+    levels = ColumnLevels.from_data(x, [[0, 1]], max_levels=(1000, 400))
+    assert levels.num_levels((0, 1)) > 2**15
+    assert levels.index(x)[0].dtype == torch.int32
+
+
+def test_values_that_were_not_there_are_refused() -> None:
+    x = torch.stack([torch.arange(50.0) / 49, torch.arange(50.0) % 3], dim=-1)
+    levels = ColumnLevels.from_data(x, max_levels=10)
+    with pytest.raises(ValueError, match=r"1 of 2 entries \(the first: 1.5\) are outside the range of column 0"):
+        levels.index(torch.tensor([[0.5, 1.0], [1.5, 1.0]]))
+    with pytest.raises(ValueError, match=r"1 of 1 entries \(the first: 0.5\) are not among the 3 levels of column 1"):
+        levels.index(torch.tensor([[0.5, 0.5]]))
+    with pytest.raises(ValueError, match="outside the range"):
+        levels.index(torch.tensor([[float("nan"), 1.0]]))
+
+
+def test_coarser_levels_keep_exact_ones() -> None:
+    x = torch.cat([torch.randint(9, (500, 1)).float(), torch.rand(500, 1)], dim=-1)
+    levels = ColumnLevels.from_data(x, [[0], [1], [0, 1]], max_levels=(100, 20)).coarser((8, 4))
+    assert [levels.num_levels(term) for term in levels.terms] == [9, 8, 36]
+    assert levels.is_exact((0,))
+    codes = levels.index(x)
+    assert torch.equal(levels.values((0, 1))[codes[2].long()][:, 0], x[:, 0])
+
+
+def test_stated_error_bounds_the_actual_one() -> None:
+    predictor, x = make_predictor(), torch.rand(2000, 3)
+    x[:, 2] = (8 * x[:, 2]).round() / 8
+    levels = ColumnLevels.from_data(x, predictor, max_levels=(20, 8))
+    stated = levels.max_error(predictor)
+    assert stated["constant"] == stated["x2"] == 0.0
+    for group in predictor.groups[1:]:
+        for component, name in enumerate(group.names):
+            term = tuple(group.columns[component].tolist())
+            codes = levels.index(x)[levels.terms.index(term)]
+            rounded = x.clone()
+            rounded[:, term] = levels.values(term)[codes.long()]
+            left, right = (group.select(rows)[component].double() for rows in (x, rounded))
+            pairs = torch.stack([left, right], dim=-2).unsqueeze(-3).expand(-1, group.num_components, -1, -1)
+            covariance = group.kernel(pairs).to_dense()[:, component].double()
+            variance = covariance[:, 0, 0] + covariance[:, 1, 1] - 2 * covariance[:, 0, 1]
+            actual = (variance.amax() / covariance[:, 1, 1].amax()).clamp_min(0).sqrt().item()
+            if name == "x2":
+                assert actual < 1e-6
+            else:
+                assert 0.7 * stated[name] < actual < 1.02 * stated[name]
+
+
+def test_error_shrinks_with_the_step() -> None:
+    predictor, x = make_predictor(), torch.rand(5000, 3)
+    errors = [ColumnLevels.from_data(x, predictor, max_levels=(n, n)).max_error(predictor)["x0"] for n in (50, 100)]
+    assert errors[0] / errors[1] == pytest.approx(99 / 49, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("x", "terms", "max_levels", "message"),
+    [
+        (torch.empty(0, 2), None, 10, "x is empty"),
+        (torch.zeros(3), None, 10, r"shape \(n, D\)"),
+        (torch.zeros(3, 2), [[5]], 10, "x has 2 columns"),
+        (torch.zeros(3, 2), None, 0, "positive integers"),
+        (torch.rand(30, 2), None, 1, "at least 2"),
+        (torch.full((3, 1), float("inf")), None, 10, "column 0 of x has NaN or infinity"),
+        (torch.rand(6000, 2), [[0, 1]], 10000, "lower max_levels"),
+    ],
+)
+def test_errors_name_what_is_wrong(x: torch.Tensor, terms: object, max_levels: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ColumnLevels.from_data(x, terms, max_levels=max_levels)
+    with pytest.raises(ValueError, match="no rows"):
+        ColumnLevels.from_batches([], terms)
+
+
+def test_unknown_columns_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"no levels for columns \(1,\)"):
+        ColumnLevels.from_data(torch.rand(5, 2), [[0]]).values((1,))

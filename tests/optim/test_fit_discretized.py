@@ -1,0 +1,461 @@
+"""Fits of discretised data against the undiscretised bound, closed form and polish."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+
+import gpytorch
+import pytest
+import torch
+from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood, Likelihood, StudentTLikelihood
+from gpytorch.means import ConstantMean, LinearMean
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
+from gpytorch_gam.components import ColumnLevels, constant, regular_grid
+from gpytorch_gam.kernels import ANOVAKernel, Uniform
+from gpytorch_gam.mlls import CollapsedELBO
+from gpytorch_gam.optim import fit_discretized, polish
+from gpytorch_gam.optim._discretized_data import DiscretizedData, MomentTables
+from gpytorch_gam.optim._level_statistics import LevelStatistics, interpolated
+from gpytorch_gam.optim._quasi_newton import QuasiNewton
+from gpytorch_gam.optim._tabulated_gradients import TabulatedGradients, distinct_responses, tabulated
+from gpytorch_gam.variational._expected_gradients import expected_gradients
+
+# The package's function hides its module.
+fit_module = importlib.import_module("gpytorch_gam.optim.fit_discretized")
+
+
+class PoissonLikelihood(gpytorch.likelihoods.PoissonLikelihood):
+    """With the logarithm as its link."""
+
+    def forward(self, function_samples: Tensor, *args: object, **kwargs: object) -> torch.distributions.Poisson:
+        return torch.distributions.Poisson(rate=function_samples.exp())
+
+
+def make_predictor(mean: gpytorch.means.Mean | None = None) -> AdditivePredictor:
+    """Effects with unequal numbers of levels, two on one column, an interaction and a constant."""
+    smooth = ScaleKernel(ANOVAKernel(RBFKernel(), Uniform(0.0, 1.0)), batch_shape=torch.Size([3]))
+    smooth.base_kernel.base_kernel.lengthscale = 0.4
+    rough = ScaleKernel(MaternKernel(nu=1.5), batch_shape=torch.Size([1]))
+    product = ANOVAKernel(RBFKernel(), Uniform(0.0, 1.0), active_dims=[0])
+    product = product * ANOVAKernel(RBFKernel(), Uniform(0.0, 1.0), active_dims=[1])
+    pair = ScaleKernel(product, batch_shape=torch.Size([1]))
+    return AdditivePredictor(
+        ComponentGroup(smooth, [[0], [1], [2]], regular_grid(0.0, 1.0, 6)),
+        ComponentGroup(rough, [[1]], regular_grid(0.0, 1.0, 7), names=["rough"]),
+        constant(),
+        ComponentGroup(pair, [[0, 2]], regular_grid([0.0, 0.0], [1.0, 1.0], 3)),
+        mean=mean,
+    )
+
+
+def truth(x: Tensor) -> Tensor:
+    return torch.sin(5 * x[:, 0]) + x[:, 1] ** 2 - 0.5 + x[:, 0] * (x[:, 2] - 0.5)
+
+
+def make_inputs(num_rows: int, repeated: bool) -> Tensor:
+    x = torch.rand(num_rows, 4, dtype=torch.float64)
+    if repeated:
+        counts = torch.tensor([12.0, 7.0, 5.0, 3.0], dtype=torch.float64)
+        x = (x * counts).round() / counts
+    return x
+
+
+def make_model(family: str = "coupled", mean: gpytorch.means.Mean | None = None) -> AdditiveGP:
+    return AdditiveGP(make_predictor(mean), family).double()
+
+
+def fix(*modules: torch.nn.Module) -> None:
+    for module in modules:
+        module.requires_grad_(False)
+
+
+def respond(kind: str, predictor: Tensor) -> tuple[Tensor, Likelihood]:
+    if kind == "labels":
+        return torch.bernoulli(torch.special.ndtr(predictor)), BernoulliLikelihood().double()
+    if kind == "counts":
+        return torch.poisson(predictor.exp()), PoissonLikelihood().double()
+    likelihood = StudentTLikelihood().double()
+    fix(likelihood)
+    return predictor + torch.distributions.StudentT(5.0).sample(predictor.shape).double(), likelihood
+
+
+def elbo(model: AdditiveGP, likelihood: Likelihood, x: Tensor, y: Tensor) -> Tensor:
+    mll = gpytorch.mlls.VariationalELBO(likelihood, model.train(), num_data=len(y))
+    return mll(model(x), y) * len(y)
+
+
+# ------------------------------------------------------------------------------------------------ Gaussian likelihood
+
+
+@pytest.mark.parametrize("mean", [None, "constant", "linear"])
+def test_repeated_inputs_give_the_collapsed_optimum(mean: str | None) -> None:
+    module = {"constant": ConstantMean(), "linear": LinearMean(4)}.get(mean or "")
+    if module is not None:
+        torch.nn.init.constant_(next(module.parameters()), 0.3)
+    model, likelihood = make_model(mean=module), GaussianLikelihood().double()
+    likelihood.noise = 0.2
+    fix(model, likelihood)
+    x = make_inputs(500, repeated=True)
+    y = truth(x) + 0.4 * torch.randn(500).double()
+    history = fit_discretized(model, likelihood, [(x, y)])
+    optimum = CollapsedELBO(likelihood, model).optimum(x, y)
+    q = model.variational_strategy.variational_distribution
+    assert history == pytest.approx(2 * [optimum.bound.item()], rel=1e-9)
+    torch.testing.assert_close(q.mean, optimum.mean, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(q.covariance_matrix, optimum.precision.inverse(), rtol=1e-6, atol=1e-8)
+    assert not model.training and not likelihood.training
+
+
+def test_bound_and_gradients_equal_those_of_the_data() -> None:
+    """All hyperparameters, the constant mean and learnt inducing points among them."""
+    model, likelihood = make_model(mean=ConstantMean()), GaussianLikelihood().double()
+    model.variational_strategy._initialize_once()
+    group = model.predictor.groups[0]
+    points = group.inducing_points.clone()
+    del group.inducing_points
+    group.register_parameter("inducing_points", torch.nn.Parameter(points))
+    x = make_inputs(400, repeated=True)
+    y = truth(x) + 1.0 + 0.4 * torch.randn(400).double()
+    levels = ColumnLevels.from_data(x, model.predictor)
+    problem = fit_module._Problem(model, likelihood, levels, 400)
+    data = DiscretizedData.from_batches(
+        [(x[:150], y[:150]), (x[150:], y[150:])], levels, model.variational_strategy, None
+    )
+    statistics = LevelStatistics(model.variational_strategy, problem.terms, data.tables(None, y, y.square().sum()))
+    expected = CollapsedELBO(likelihood, model)(x, y) * 400
+    found = problem.optimum(statistics, 400).bound
+    assert found.item() == pytest.approx(expected.item(), rel=1e-10)
+    assert len(problem.hyperparameters) == len([*model.hyperparameters(), *likelihood.parameters()])
+    gradients = [torch.autograd.grad(value, problem.hyperparameters) for value in (found, expected)]
+    torch.testing.assert_close(*gradients, rtol=1e-6, atol=1e-7)
+
+
+def test_weighted_statistics_equal_dense_sums() -> None:
+    model = make_model()
+    strategy = model.variational_strategy
+    strategy._initialize_once()
+    x, weights, targets = make_inputs(300, repeated=True), torch.rand(300).double(), torch.randn(300).double()
+    levels = ColumnLevels.from_data(x, model.predictor)
+    problem = fit_module._Problem(model, BernoulliLikelihood(), levels, 300)
+    data = DiscretizedData.from_batches([(x, targets)], levels, strategy, None)
+    tables = data.tables(weights, targets, torch.zeros((), dtype=torch.float64))
+    found = LevelStatistics(strategy, problem.terms, tables)()
+    features = strategy.features(x)
+    torch.testing.assert_close(found.gram, (features * weights) @ features.mT)
+    torch.testing.assert_close(found.projected, features @ targets)
+    prior = sum(group.prior_variance(x).sum(-2) for group in model.predictor.groups)
+    torch.testing.assert_close(found.unexplained, (weights * (prior - features.square().sum(0))).sum())
+    halves = tables.scaled(0.625)
+    torch.testing.assert_close(LevelStatistics(strategy, problem.terms, halves)().gram, 0.625 * found.gram)
+
+
+@pytest.mark.parametrize("dtype", [torch.int16, torch.int32])
+def test_sums_and_moments_leave_the_indices_as_they_are(dtype: torch.dtype) -> None:
+    codes = [torch.randint(size, (70000,)).to(dtype) for size in (5, 4)]
+    places = [torch.rand(size, 1) for size in (5, 4)]
+    data = DiscretizedData(places, [code.clone() for code in codes], torch.zeros(70000))
+    weights = torch.rand(70000).double()
+    entries = torch.rand(5, 4).double()
+    moments = MomentTables(
+        [torch.zeros(5).double(), torch.arange(4.0).double()],
+        [torch.zeros(5).double(), torch.zeros(4).double()],
+        {(0, 1): entries},
+    )
+    for _ in range(2):
+        table = data.tables(weights, weights, weights.sum()).pairs[0, 1]
+        expected = torch.zeros(5, 4).double().index_put(tuple(c.long() for c in codes), weights, accumulate=True)
+        torch.testing.assert_close(table, expected)
+        mean, variance = data.moments(moments)
+        assert torch.equal(mean, codes[1].double())
+        torch.testing.assert_close(variance, entries[codes[0].long(), codes[1].long()])
+
+
+def test_hyperparameters_are_those_of_the_undiscretised_bound() -> None:
+    x = make_inputs(2000, repeated=False)
+    y = truth(x) + 0.5 * torch.randn(2000).double()
+    model, likelihood = make_model(), GaussianLikelihood().double()
+    fit_discretized(model, likelihood, [(x, y)], tolerance=1e-3)
+    objective = CollapsedELBO(likelihood, model)
+    found = objective.optimum(x, y).bound.item()
+    optimizer = torch.optim.LBFGS(
+        [*model.hyperparameters(), *likelihood.parameters()], max_iter=25, line_search_fn="strong_wolfe"
+    )
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = -objective(x, y) * 2000
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    # In nats of the bound of the data as they are, from which L-BFGS goes on.
+    assert objective.optimum(x, y).bound.item() - found < 0.5
+
+
+def test_rounded_levels_stand_at_the_means_of_their_rows() -> None:
+    model, x = make_model(), make_inputs(1000, repeated=False).square()
+    x[:, 1] = (4 * x[:, 1]).round() / 4
+    levels = ColumnLevels.from_data(x, model.predictor, max_levels=(20, 6))
+    data = DiscretizedData.from_batches(
+        [(x[:300], x[:300, 0]), (x[300:], x[300:, 0])], levels, model.variational_strategy, None
+    )
+    for term, places, codes in zip(levels.terms, data.places, levels.index(x), strict=True):
+        if levels.is_exact(term):
+            assert torch.equal(places, levels.values(term).double())
+            continue
+        for code in codes.unique():
+            torch.testing.assert_close(places[code.item()], x[codes == code][:, term].mean(0))
+        empty = torch.ones(len(places), dtype=torch.bool).index_fill(0, codes.long(), False)
+        assert torch.equal(places[empty], levels.values(term)[empty])
+
+
+def test_rounded_inputs_give_nearly_the_posterior_of_the_data() -> None:
+    x, fresh = make_inputs(4000, repeated=False), make_inputs(300, repeated=False)
+    y = truth(x) + 0.5 * torch.randn(4000).double()
+    model, likelihood = make_model(), GaussianLikelihood().double()
+    fit_discretized(model, likelihood, [(x, y)])
+    optimum = CollapsedELBO(likelihood, model).optimum(x, y)
+    exact = make_model()
+    exact.load_state_dict(model.state_dict())
+    exact.variational_strategy.set_whitened_posterior(optimum.mean, optimum.precision)
+    found, expected = (m.variational_strategy.predictor_moments(fresh) for m in (model, exact))
+    stddev = expected.covariance.flatten().sqrt()
+    assert ((found.mean - expected.mean).flatten().abs() / stddev).max() < 0.05
+    assert (found.covariance.flatten().sqrt() / stddev - 1).abs().max() < 0.01
+
+
+def test_fewer_levels_stand_for_many() -> None:
+    """The bound that the hyperparameters begin on."""
+    model, likelihood = make_model(), GaussianLikelihood().double()
+    model.variational_strategy._initialize_once()
+    x = torch.rand(3000, 4).double()
+    y = truth(x) + 0.5 * torch.randn(3000).double()
+    levels = ColumnLevels.from_data(x, model.predictor, max_levels=(256, 50))
+    problem = fit_module._Problem(model, likelihood, levels, 3000)
+    data = DiscretizedData.from_batches([(x, y)], levels, model.variational_strategy, None)
+    tables = data.tables(None, y, y.square().sum())
+    few = interpolated(tables, [not levels.is_exact(term) for term in levels.terms], (48, 16))
+    assert [len(places) for places in few.places] == [48, 48, 48, 1, 256]
+    bounds = [
+        problem.optimum(LevelStatistics(model.variational_strategy, problem.terms, each), 3000).bound.item()
+        for each in (tables, few)
+    ]
+    assert bounds[1] == pytest.approx(bounds[0], abs=0.1)  # the rough component is interpolated worst
+    assert few.weights[0].sum().item() == pytest.approx(3000.0)
+
+
+@pytest.mark.parametrize("family", ["block_low_rank", "low_rank", "mean_field"])
+def test_structured_families_take_a_fit(family: str) -> None:
+    x = make_inputs(2000, repeated=False)
+    y = truth(x) + 0.5 * torch.randn(2000).double()
+    model, likelihood = make_model(family), GaussianLikelihood().double()
+    bound = fit_discretized(model, likelihood, [(x, y)])[-1]
+    assert bound - elbo(model, likelihood, x, y).item() < (20.0 if family == "mean_field" else 1.0)
+
+
+def test_float32_models_and_loaders_are_fitted_in_float64() -> None:
+    x = make_inputs(3000, repeated=True)
+    y = truth(x) + 0.5 * torch.randn(3000).double()
+    bounds = []
+    for dtype in (torch.float32, torch.float64):
+        model = AdditiveGP(make_predictor(), "coupled", jitter_val=1e-6).to(dtype)
+        likelihood = GaussianLikelihood().to(dtype)
+        loader = DataLoader(TensorDataset(x.to(dtype), y.to(dtype)), batch_size=700, shuffle=True, drop_last=True)
+        bounds.append(fit_discretized(model, likelihood, loader)[-1])
+        assert torch.isfinite(model(x.to(dtype)).variance).all()
+    assert bounds[0] == pytest.approx(bounds[1], abs=0.5)
+
+
+def test_priors_of_hyperparameters_count() -> None:
+    x = make_inputs(300, repeated=True)
+    y = truth(x) + 0.5 * torch.randn(300).double()
+    noises = []
+    for prior in (None, gpytorch.priors.NormalPrior(2.0, 1e-3)):
+        likelihood = GaussianLikelihood(noise_prior=prior).double()
+        fit_discretized(make_model(), likelihood, [(x, y)])
+        noises.append(likelihood.noise.item())
+    assert noises[0] < 0.4 and noises[1] == pytest.approx(2.0, abs=0.01)
+
+
+# ---------------------------------------------------------------------------------------------------------- any other
+
+
+@pytest.mark.parametrize("kind", ["labels", "counts", "heavy tails"])
+def test_repeated_inputs_give_the_posterior_of_polish(kind: str) -> None:
+    x = make_inputs(400, repeated=True)
+    y, likelihood = respond(kind, truth(x))
+    model, other = make_model(), make_model()
+    fix(model, other, likelihood)
+    history = fit_discretized(model, likelihood, [(x, y)], tolerance=1e-9, max_passes=60)
+    polished = polish(other, likelihood, [(x, y)], tolerance=1e-9, max_passes=60)
+    # Polish leaves what its last step gained, and heavy tails converge slowly.
+    assert history[-1] == pytest.approx(polished[-1], rel=1e-9 if kind != "heavy tails" else 1e-6)
+    assert elbo(model, likelihood, x, y).item() == pytest.approx(history[-1], rel=1e-9)
+    found, expected = (m.variational_strategy.variational_distribution for m in (model, other))
+    tolerance = 1e-4 if kind != "heavy tails" else 1e-3
+    torch.testing.assert_close(found.mean, expected.mean, rtol=0.0, atol=tolerance)
+    torch.testing.assert_close(found.covariance_matrix, expected.covariance_matrix, rtol=0.0, atol=tolerance)
+    assert history == sorted(history)
+
+
+@pytest.mark.parametrize("kind", ["labels", "counts"])
+def test_hyperparameters_are_stationary_points_of_the_elbo(kind: str) -> None:
+    x = make_inputs(600, repeated=True)
+    y, likelihood = respond(kind, truth(x) + 0.5)
+    model = make_model(mean=ConstantMean())
+    seen: list[float] = []
+    history = fit_discretized(model, likelihood, [(x, y)], tolerance=1e-4, max_passes=60, callback=seen.append)
+    assert seen == history
+    value = elbo(model, likelihood, x, y)
+    assert value.item() == pytest.approx(history[-1], rel=1e-8)
+    for gradient in torch.autograd.grad(value, [p for p in model.hyperparameters() if p.requires_grad]):
+        assert gradient.abs().max() < 0.1  # of nats by unit of a raw parameter
+
+
+def test_many_rows_begin_with_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = make_inputs(4000, repeated=False)
+    y, likelihood = respond("labels", truth(x))
+    fitted = []
+    for size in (20000, 400):
+        monkeypatch.setattr(fit_module, "_SAMPLE_SIZE", size)
+        model = make_model()
+        history = fit_discretized(model, likelihood, [(x[:1500], y[:1500]), (x[1500:], y[1500:])], tolerance=0.01)
+        fitted.append((history[-1], model(x[:50]).mean))
+        assert len(history) < 12
+    assert fitted[0][0] == pytest.approx(fitted[1][0], abs=1.0)
+    torch.testing.assert_close(fitted[0][1], fitted[1][1], rtol=0.0, atol=0.02)
+
+
+def test_offsets_are_kept() -> None:
+    mean = LinearMean(4)
+    torch.nn.init.constant_(mean.weights, 1.0)
+    x = make_inputs(300, repeated=True)
+    y, likelihood = respond("counts", truth(x) + x.sum(-1))
+    model, other = make_model(mean=mean), make_model(mean=mean)
+    fix(model, other, likelihood)
+    history = fit_discretized(model, likelihood, [(x, y)], tolerance=1e-8, max_passes=60)
+    assert history[-1] == pytest.approx(polish(other, likelihood, [(x, y)], tolerance=1e-8)[-1], rel=1e-8)
+
+
+def test_extreme_counts_are_reached_step_by_step() -> None:
+    x = make_inputs(300, repeated=True)
+    y, likelihood = respond("counts", truth(x) + 7.0)
+    model = make_model()
+    history = fit_discretized(model, likelihood, [(x, y)], max_passes=60)
+    assert history == sorted(history)
+    assert (model(x).mean - truth(x) - 7.0).abs().mean() < 0.1
+
+
+def test_threads_do_not_change_the_sums() -> None:
+    x = make_inputs(500, repeated=True)
+    y, likelihood = respond("labels", truth(x))
+    bounds = []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            model = make_model()
+            fix(model)
+            bounds.append(fit_discretized(model, likelihood, [(x, y)]))
+    finally:
+        torch.set_num_threads(1)
+    assert bounds[0] == pytest.approx(bounds[1], rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["labels", "counts"])
+def test_tables_of_derivatives_are_accurate(kind: str) -> None:
+    mean, variance = 0.5 * torch.randn(200000).double(), 0.002 + 0.01 * torch.rand(200000).double()
+    y, likelihood = respond(kind, mean)
+    responses = distinct_responses(y)
+    assert responses is not None
+    table = tabulated(likelihood, *responses, mean, variance)
+    assert isinstance(table, TabulatedGradients)
+    found, expected = table(responses[1], mean, variance), expected_gradients(likelihood, y, mean, variance)
+    for new, old, error in zip(found, expected, (1e-4, 1e-4, 1e-2), strict=True):
+        assert (new - old).norm() < error * old.norm()
+    assert found.expected.sum().item() == pytest.approx(expected.expected.sum().item(), rel=1e-6)
+
+
+def test_no_table_where_responses_differ_or_rows_are_few() -> None:
+    assert distinct_responses(torch.randn(1000)) is None
+    y, likelihood = respond("labels", torch.zeros(2000).double())
+    assert tabulated(likelihood, *distinct_responses(y), torch.zeros(2000).double(), torch.ones(2000).double()) is None
+
+
+# ------------------------------------------------------------------------------------------------- the ascent, errors
+
+
+def test_quasi_newton_climbs_a_curved_ridge() -> None:
+    position = torch.tensor([-1.2, 1.0], dtype=torch.float64, requires_grad=True)
+
+    def objective() -> Tensor:
+        return -100 * (position[1] - position[0] ** 2) ** 2 - (1 - position[0]) ** 2
+
+    ascent = QuasiNewton([position], [1.0])
+    ascent.maximise(objective, 1e-14, 200)
+    torch.testing.assert_close(position.detach(), torch.ones(2, dtype=torch.float64), rtol=0.0, atol=1e-5)
+    assert position.grad is None
+
+
+def test_quasi_newton_steps_back_from_where_there_is_no_value() -> None:
+    position = torch.tensor([5.0], dtype=torch.float64, requires_grad=True)
+    ascent = QuasiNewton([position], [0.01])
+    ascent.maximise(lambda: (position.log() - position).sum(), 1e-12, 100)  # no value below 0
+    assert position.item() == pytest.approx(1.0, abs=1e-4)
+
+
+def by_multiplier() -> AdditiveGP:
+    group = ComponentGroup(RBFKernel(), [[0]], regular_grid(0.0, 1.0, 4), by=1)
+    return AdditiveGP(AdditivePredictor(group), "coupled").double()
+
+
+def two_predictors() -> AdditiveGP:
+    groups = [
+        ComponentGroup(RBFKernel(), [[0]], regular_grid(0.0, 1.0, 4), names=[str(p)], predictor=p) for p in (0, 1)
+    ]
+    return AdditiveGP(AdditivePredictor(*groups), "coupled").double()
+
+
+@pytest.mark.parametrize(
+    ("make", "likelihood", "error", "message"),
+    [
+        (by_multiplier, GaussianLikelihood(), NotImplementedError, "multipliers"),
+        (two_predictors, GaussianLikelihood(), NotImplementedError, "2 predictors"),
+        (lambda: make_model(mean=LinearMean(4)), GaussianLikelihood(), NotImplementedError, "only a ConstantMean"),
+        (make_model, StudentTLikelihood(), NotImplementedError, "trainable parameters"),
+        (lambda: make_model("delta"), GaussianLikelihood(), TypeError, "DeltaVariationalDistribution"),
+    ],
+)
+def test_what_is_not_supported_is_said(
+    make: Callable[[], AdditiveGP], likelihood: Likelihood, error: type[Exception], message: str
+) -> None:
+    x = make_inputs(20, repeated=True)
+    with pytest.raises(error, match=message):
+        fit_discretized(make(), likelihood.double(), [(x, x[:, 0])])
+
+
+def test_data_that_cannot_be_read_are_refused() -> None:
+    x, likelihood = make_inputs(20, repeated=True), GaussianLikelihood().double()
+    y = x[:, 0].clone()
+    with pytest.raises(ValueError, match="only once"):
+        fit_discretized(make_model(), likelihood, iter([(x, y)]))
+    y[3] = float("nan")
+    for each in (likelihood, BernoulliLikelihood().double()):
+        with pytest.raises(ValueError, match="y has NaN or infinity in 1 of 20 rows"):
+            fit_discretized(make_model(), each, [(x, y)])
+    for options in ({"max_passes": 0}, {"tolerance": -1.0}, {"max_levels": 0}):
+        with pytest.raises(ValueError, match=next(iter(options))):
+            fit_discretized(make_model(), likelihood, [(x, y)], **options)
+
+
+def test_sizes_beyond_a_dense_matrix_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = make_inputs(50, repeated=False)
+    for name, message in (("_MAX_INDUCING", "inducing variables"), ("_MAX_TABLE_ENTRIES", "lower max_levels")):
+        with monkeypatch.context() as patch:
+            patch.setattr(fit_module, name, 10)
+            with pytest.raises(ValueError, match=message):
+                fit_discretized(make_model(), GaussianLikelihood().double(), [(x, x[:, 0])])
