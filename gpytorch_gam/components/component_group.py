@@ -16,7 +16,10 @@ from linear_operator.operators import (
 )
 from torch import Tensor
 
+from gpytorch_gam.kernels._separable_form import separable_form
 from gpytorch_gam.operators._cholesky import safe_cholesky
+
+from ._fused_projection import plain_kernel
 
 
 class ComponentGroup(gpytorch.Module):
@@ -236,6 +239,11 @@ class ComponentGroup(gpytorch.Module):
         :return: ``(*batch, C_g, M, M)``.
         """
         points = self.inducing_points if dtype is None else self.inducing_points.to(dtype)
+        if points.device.type != "cpu":
+            # GPyTorch's kernels compare their inputs, which waits for the device.
+            form = separable_form(self.kernel, points, points)
+            if form is not None:
+                return plain_kernel(form.factors)
         return self.evaluate_kernel(points)
 
     def evaluate_kernel(self, left: Tensor, right: Tensor | None = None) -> Tensor:

@@ -108,9 +108,9 @@ def separable_form(kernel: Kernel, z: Tensor, x: Tensor) -> SeparableForm | None
 
     :param kernel: With batch shape ``(*batch, C)``, or one that broadcasts to it.
     :param z: Inducing points ``(*batch, C, M, d)``.
-    :param x: Data ``(*batch, C, n, d)``, of the same dtype as the hyperparameters.
+    :param x: Data ``(*batch, C, n, d)``, in no lower precision than the hyperparameters.
     """
-    if trace_mode.on() or any(parameter.dtype != x.dtype for parameter in kernel.parameters()):
+    if trace_mode.on() or any(torch.promote_types(p.dtype, x.dtype) != x.dtype for p in kernel.parameters()):
         return None
     parts: list[_Part] = []
     scales: list[Tensor] = []
@@ -129,9 +129,11 @@ def separable_form(kernel: Kernel, z: Tensor, x: Tensor) -> SeparableForm | None
 def _take_apart(kernel: Kernel, z: Tensor, x: Tensor, parts: list[_Part], scales: list[Tensor]) -> bool:
     """Follow the call of a kernel to those of known kind; False if one is unknown."""
     if kernel.active_dims is not None:
-        z, x = z.index_select(-1, kernel.active_dims), x.index_select(-1, kernel.active_dims)
+        is_same = x is z
+        z = z.index_select(-1, kernel.active_dims)
+        x = z if is_same else x.index_select(-1, kernel.active_dims)
     while type(kernel) is ScaleKernel and "forward" not in vars(kernel):
-        scales.append(kernel.outputscale)
+        scales.append(kernel.outputscale.to(x.dtype))
         # Its forward is called and not the kernel itself: active_dims, which were taken over, do not count again.
         kernel = kernel.base_kernel
     if "forward" in vars(kernel):  # replaced on this very object
@@ -155,25 +157,28 @@ def _is_known(kernel: Kernel) -> bool:
 
 def _factor(part: _Part, column: int) -> tuple[Factor, Tensor]:
     """One column of a kernel, and its variance at the data ``(*batch, C, n)`` or ``(*batch, C, 1)``."""
-    kernel, z, x = part.kernel, part.z[..., column], part.x[..., column]
+    kernel, z = part.kernel, part.z[..., column]
+    x = z if part.x is part.z else part.x[..., column]
     if type(kernel) is ANOVAKernel:
         return _centred_factor(kernel, z, x)
-    shape, rate, frequency = _local_part(kernel, column, is_deviation=False)
+    shape, rate, frequency = _local_part(kernel, column, x.dtype, is_deviation=False)
     if frequency is not None:
         z, x = z * frequency, x * frequency
     return Factor(shape, z, x, torch.zeros_like(rate), rate), torch.ones_like(rate)
 
 
-def _local_part(kernel: Kernel, column: int, is_deviation: bool) -> tuple[LocalShape, Tensor, Tensor | None]:
+def _local_part(
+    kernel: Kernel, column: int, dtype: torch.dtype, is_deviation: bool
+) -> tuple[LocalShape, Tensor, Tensor | None]:
     """Shape and rate of a stationary kernel, and what its inputs are multiplied by; ``(*batch, 1)``."""
-    lengthscale = kernel.lengthscale.squeeze(-2)  # (*batch, 1), or a column each
+    lengthscale = kernel.lengthscale.squeeze(-2).to(dtype)  # (*batch, 1), or a column each
     if isinstance(kernel, RBFKernel):
         lengthscale = lengthscale[..., column : column + 1] if lengthscale.shape[-1] > 1 else lengthscale
         shape = LocalShape.CENTRED_RBF if is_deviation else LocalShape.RBF
         return shape, -0.5 / lengthscale.square(), None
     if isinstance(kernel, PeriodicKernel):
         shape = LocalShape.PERIODIC_DEVIATION if is_deviation else LocalShape.PERIODIC
-        return shape, -2.0 / lengthscale, math.pi / kernel.period_length.squeeze(-2)
+        return shape, -2.0 / lengthscale, math.pi / kernel.period_length.squeeze(-2).to(dtype)
     first = LocalShape.MATERN12_DEVIATION if is_deviation else LocalShape.MATERN12
     return LocalShape(first + round(kernel.nu - 0.5)), math.sqrt(2 * kernel.nu) / lengthscale, None
 
@@ -182,7 +187,7 @@ def _centred_factor(kernel: ANOVAKernel, z: Tensor, x: Tensor) -> tuple[Factor, 
     base: Kernel = kernel.base_kernel
     while isinstance(base, ScaleKernel):
         base = base.base_kernel
-    shape, rate, frequency = _local_part(base, 0, is_deviation=True)
+    shape, rate, frequency = _local_part(base, 0, x.dtype, is_deviation=True)
     parts = _in_chunks(lambda rows: kernel.centred_parts(z, rows, x.dtype), x, kernel)
     if frequency is not None:
         z, x = z * frequency, x * frequency

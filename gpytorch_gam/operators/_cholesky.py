@@ -14,7 +14,7 @@ def cholesky(matrix: Tensor) -> Tensor:
     :param matrix: ``(*batch, k, k)``.
     :return: ``(*batch, k, k)``. On a GPU, a matrix that has no factor gives NaN instead of an error.
     """
-    return cholesky_or_nan(matrix) if matrix.is_cuda else torch.linalg.cholesky(matrix)
+    return torch.linalg.cholesky(matrix) if matrix.device.type == "cpu" else cholesky_or_nan(matrix)
 
 
 def safe_cholesky(matrix: Tensor) -> Tensor:
@@ -26,7 +26,8 @@ def safe_cholesky(matrix: Tensor) -> Tensor:
 
     :param matrix: ``(*batch, k, k)``.
     """
-    return cholesky_or_nan(matrix) if matrix.is_cuda and torch.is_grad_enabled() else psd_safe_cholesky(matrix)
+    on_hot_path = matrix.device.type != "cpu" and torch.is_grad_enabled()
+    return cholesky_or_nan(matrix) if on_hot_path else psd_safe_cholesky(matrix)
 
 
 def cholesky_or_nan(matrix: Tensor) -> Tensor:

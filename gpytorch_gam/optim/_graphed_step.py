@@ -129,8 +129,14 @@ def record_graph(evaluate: Callable[[], Outputs]) -> tuple[Outputs, Callable[[],
             evaluate()
     present.wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        outputs = evaluate()
+    try:
+        with torch.cuda.graph(graph):
+            outputs = evaluate()
+    except RuntimeError as error:
+        raise RuntimeError(
+            "this step cannot be recorded as a CUDA graph, because a part of it waits for the GPU, as GPyTorch's "
+            "BernoulliLikelihood and kernels do which the fused projection does not know: leave out cuda_graph"
+        ) from error
     return outputs, graph.replay
 
 

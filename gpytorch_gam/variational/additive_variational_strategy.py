@@ -28,6 +28,7 @@ from gpytorch_gam.components.projection import project_components, project_sum, 
 from gpytorch_gam.operators import BlockDiagonalCholeskyLinearOperator, LowRankPrecisionInverseLinearOperator
 
 from ._forward_recorder import ForwardRecorder
+from ._marginal_normal import MarginalNormal
 from ._posterior_covariance import PosteriorCovariance, covariance_in_rows, keep_positive, posterior_covariance
 from ._precision_algebra import CovarianceFactors, split_groups
 from ._precision_variational_distribution import _PrecisionVariationalDistribution
@@ -47,7 +48,10 @@ def _without_autocast(method: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(method)
     def wrapped(self: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        with torch.autocast(x.device.type, enabled=False):
+        device = x.device.type
+        if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
+            return method(self, x, *args, **kwargs)
+        with torch.autocast(device, enabled=False):
             return method(self, x, *args, **kwargs)
 
     return wrapped
@@ -483,7 +487,7 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
             mean, variance = mean.squeeze(-2), variance.squeeze(-2)
             if self._recorder is not None:
                 self._recorder.record(x, mean, variance)
-            return MultivariateNormal(mean, DiagLinearOperator(variance))
+            return MarginalNormal(mean, DiagLinearOperator(variance))
         moments = self.predictor_moments(x)
         rows = BlockDiagLinearOperator(DenseLinearOperator(moments.covariance), block_dim=-3)
         return MultitaskMultivariateNormal(moments.mean, rows, interleaved=True)
@@ -605,7 +609,7 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
                 f"{predictor.dtype} on {predictor.device}: convert the whole model with model.to(...)"
             )
         # Looking for NaN waits for the device, which a training loop on a GPU cannot afford at each step.
-        on_hot_path = self.training and torch.is_tensor(x) and x.is_cuda
+        on_hot_path = self.training and torch.is_tensor(x) and x.device.type != "cpu"
         self.predictor.check_inputs(x, check_finite=gpytorch.settings.debug.on() and not on_hot_path)
 
     def _initialize_once(self) -> None:

@@ -27,6 +27,7 @@ from gpytorch_gam.components._fused_projection import (
     BlockwiseProjection,
     ProjectionInputs,
     fused_projection,
+    plain_kernel,
     plain_projection,
 )
 from gpytorch_gam.components.projection import project_components, project_sum
@@ -171,6 +172,25 @@ def test_float32_is_as_accurate_as_rounding_allows(name: str, lengthscale: float
     # Hyperparameters are rounded as well, which counts for as much as they are multiplied by.
     assert ((torch.stack(matrices).double() - exact).abs() / scale).max() < 2e-5
     torch.testing.assert_close(form.variance.double(), variance, rtol=2e-5, atol=0)
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_inducing_points_in_double_precision_with_hyperparameters_in_float32(name: str) -> None:
+    kernel, num_columns = make_kernel(name)
+    kernel.float()
+    z = torch.rand(3, 5, num_columns).double().requires_grad_()
+    form = separable_form(kernel, z, z)
+    assert form is not None
+    actual, expected = plain_kernel(form.factors), kernel(z).to_dense().expand(3, 5, 5)
+    # GPyTorch's distances are off by 1e-8, and it divides periods in float32.
+    tolerance = 1e-5 if "periodic" in name or "product" in name else 1e-8
+    torch.testing.assert_close(actual, expected, rtol=10 * tolerance, atol=tolerance)
+    upstream = torch.randn_like(actual)
+    leaves = [z, *kernel.parameters()]
+    for result, truth in zip(
+        torch.autograd.grad(actual, leaves, upstream), torch.autograd.grad(expected, leaves, upstream), strict=True
+    ):
+        torch.testing.assert_close(result, truth, rtol=1e-4, atol=1e-5 * float(truth.abs().max()))
 
 
 class OwnKernel(RBFKernel):

@@ -1,0 +1,79 @@
+"""
+A training step on a GPU reads nothing back. Shown without one: tensors on the meta device have no values to be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import gpytorch
+import pytest
+import torch
+from gpytorch.kernels import Kernel, MaternKernel, PeriodicKernel, RBFKernel, ScaleKernel
+from linear_operator.operators import DiagLinearOperator
+
+from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
+from gpytorch_gam.components import constant, regular_grid
+from gpytorch_gam.kernels import ANOVAKernel, Empirical, Normal, Uniform
+from gpytorch_gam.models.additive_gp import FAMILIES
+from gpytorch_gam.settings import fused_projection
+from gpytorch_gam.variational._marginal_normal import MarginalNormal
+
+SIZE = torch.Size([2])
+
+KERNELS: dict[str, Callable[[], Kernel]] = {
+    "rbf": lambda: RBFKernel(batch_shape=SIZE),
+    "matern": lambda: MaternKernel(2.5, batch_shape=SIZE),
+    "periodic": lambda: PeriodicKernel(batch_shape=SIZE),
+    "anova, uniform": lambda: ANOVAKernel(RBFKernel(batch_shape=SIZE), Uniform(0.0, 1.0)),
+    "anova, normal": lambda: ANOVAKernel(RBFKernel(batch_shape=SIZE), Normal(0.0, 1.0)),
+    "anova, empirical": lambda: ANOVAKernel(RBFKernel(batch_shape=SIZE), Empirical(torch.rand(5).double())),
+    "anova of a matern": lambda: ANOVAKernel(MaternKernel(1.5, batch_shape=SIZE), Uniform(0.0, 1.0)),
+}
+
+
+def make_objective(family: str, kernel: str) -> gpytorch.mlls.VariationalELBO:
+    group = ComponentGroup(
+        ScaleKernel(KERNELS[kernel](), batch_shape=SIZE), [[0], [1]], regular_grid(0.0, 1.0, 6), by=[None, 1]
+    )
+    predictor = AdditivePredictor(group, constant(), mean=gpytorch.means.ConstantMean())
+    model = AdditiveGP(predictor, family, 3 if "low_rank" in family else None)
+    model.variational_strategy._initialize_once()
+    return gpytorch.mlls.VariationalELBO(gpytorch.likelihoods.GaussianLikelihood(), model, num_data=100)
+
+
+def step(objective: gpytorch.mlls.VariationalELBO) -> torch.Tensor:
+    x, y = torch.empty(20, 2, device="meta"), torch.empty(20, device="meta")
+    with gpytorch.settings.debug(False):
+        loss = -objective(objective.model(x), y)
+    loss.backward()
+    return loss
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "delta"])  # GPyTorch's own looks
+def test_a_step_reads_nothing_back(family: str, kernel: str) -> None:
+    objective = make_objective(family, kernel).train().to("meta")
+    with fused_projection("auto"):
+        loss = step(objective)
+    assert loss.device.type == "meta"
+    assert all(parameter.grad is not None for parameter in objective.parameters())
+
+
+def test_the_test_notices_what_reads_back() -> None:
+    objective = make_objective("low_rank", "rbf").train().to("meta")
+    with pytest.raises((NotImplementedError, RuntimeError)), fused_projection("off"):
+        step(objective)  # GPyTorch's kernels compare their inputs
+
+
+def test_variances_on_a_gpu_are_those_of_gpytorch() -> None:
+    class OnGPU(MarginalNormal):
+        @property
+        def mean(self) -> torch.Tensor:
+            return super().mean.to("meta")
+
+    covariance = DiagLinearOperator(torch.tensor([1.0, 1e-9]))
+    marginal = OnGPU(torch.zeros(2), covariance)
+    with pytest.warns(gpytorch.utils.warnings.NumericalWarning):
+        expected = MarginalNormal(torch.zeros(2), covariance).variance
+    assert torch.equal(marginal.variance, expected)
