@@ -18,7 +18,7 @@ from gpytorch_gam.kernels import ANOVAKernel
 from gpytorch_gam.kernels._separable_form import Factor, LocalShape
 from gpytorch_gam.kernels.measures import Uniform
 from gpytorch_gam.models.additive_gp import FAMILIES
-from gpytorch_gam.optim import NaturalGradient, polish
+from gpytorch_gam.optim import NaturalGradient, fit, polish
 from tests.components.projection_cases import assert_agrees, converted, evaluate, make_inputs
 
 pytestmark = pytest.mark.gpu
@@ -249,3 +249,41 @@ def test_training_with_triton_equals_training_without(family: str) -> None:
         with settings.fused_projection(path):
             losses.append(train(copy.deepcopy(model), x, y))
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
+def test_recorded_steps_train_like_eager_ones() -> None:
+    torch.manual_seed(0)
+    x = torch.rand(1000, 4, device="cuda")
+    y = torch.sin(6 * x[:, 0]) + 0.1 * torch.randn(1000, device="cuda")
+    batches = [(x[rows], y[rows]) for rows in torch.arange(1000, device="cuda").split(300)]
+    model = make_model("block_low_rank").cuda()
+    model.variational_strategy._initialize_once()
+    found = []
+    for cuda_graph in (False, True):
+        torch.manual_seed(1)
+        likelihood = gpytorch.likelihoods.GaussianLikelihood().cuda()
+        history = fit(copy.deepcopy(model), likelihood, batches, 1000, num_epochs=6, cuda_graph=cuda_graph)
+        found.append([epoch.elbo for epoch in history])
+    assert found[1] == pytest.approx(found[0], rel=1e-2)
+
+
+def test_a_step_waits_for_nothing() -> None:
+    model = make_model("block_low_rank").cuda().train()
+    mll = gpytorch.mlls.VariationalELBO(gpytorch.likelihoods.GaussianLikelihood().cuda(), model, num_data=100)
+    x = torch.rand(100, 4, device="cuda")
+    (-mll(model(x), x[:, 0])).backward()
+    torch.cuda.synchronize()
+    with gpytorch.settings.debug(False):
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            (-mll(model(x), x[:, 0])).backward()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def test_predictions_of_inputs_on_the_cpu() -> None:
+    model, x = make_model("low_rank").cuda().eval(), torch.rand(50, 4)
+    prediction, on_gpu = model.predict(x, chunk_size=20), model.predict(x.cuda())
+    assert prediction.mean.device.type == "cpu" and on_gpu.mean.device.type == "cuda"
+    torch.testing.assert_close(prediction.mean, on_gpu.mean.cpu())
+    torch.testing.assert_close(prediction.component_variance, on_gpu.component_variance.cpu())
