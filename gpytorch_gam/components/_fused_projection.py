@@ -31,6 +31,9 @@ from gpytorch_gam.kernels._separable_form import Factor, LocalShape
 # Numbers of a block of the kernel matrix: a megabyte, which fits the caches of a processor, or work for a GPU.
 _BLOCK_NUMBERS, _GPU_BLOCK_NUMBERS = 2**18, 2**24
 
+# Rows of a block at least: each block goes through all weights.
+_LEAST_ROWS = 64
+
 # Numbers up to which blocks are kept for the backward pass.
 _KEPT_NUMBERS = 2**23
 
@@ -122,22 +125,36 @@ class _FusedProjection(torch.autograd.Function):
         inputs, needed = ProjectionInputs.from_flat(ctx.shapes, ctx.saved_tensors), ctx.needs_input_grad[2:]
         if inputs.block is None:
             grad_squares = None
-        if torch.is_grad_enabled():  # create_graph=True
+        if torch.is_grad_enabled() or is_transformed(grad_shared):  # create_graph=True, or a batch of gradients
             return None, None, *_differentiable_backward(inputs, grad_shared, grad_squares, needed)
         return None, None, *ctx.backend.backward(inputs, ctx.kept, grad_shared, grad_squares, needed)
+
+
+def is_transformed(*tensors: Tensor) -> bool:
+    """
+    Whether this runs inside of a transformation of ``torch.func``, such as ``grad`` or ``vmap``.
+
+    :param tensors: which may be batches of tensors that look like single ones.
+    """
+    is_batch = (torch._C._functorch.is_legacy_batchedtensor, torch._C._functorch.is_batchedtensor)
+    return torch._C._functorch.maybe_current_level() is not None or any(
+        check(tensor) for tensor in tensors for check in is_batch
+    )
 
 
 def _differentiable_backward(
     inputs: ProjectionInputs, grad_shared: Tensor, grad_squares: Tensor | None, needed: Sequence[bool]
 ) -> list[Tensor | None]:
-    shared, squares = plain_projection(inputs)
+    create_graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        shared, squares = plain_projection(inputs)
     values, grads = [shared], [grad_shared]
     if squares is not None and grad_squares is not None:
         values, grads = [shared, squares], [grad_shared, grad_squares]
     wanted = [
         tensor for tensor, is_needed in zip(inputs.flat(), needed, strict=True) if is_needed and tensor is not None
     ]
-    found = iter(torch.autograd.grad(values, wanted, grads, create_graph=True))
+    found = iter(torch.autograd.grad(values, wanted, grads, create_graph=create_graph))
     return [next(found) if is_needed else None for is_needed in needed]
 
 
@@ -239,7 +256,8 @@ class BlockwiseProjection:
     """
     The backend in plain torch, for any device and dtype: a block of rows at a time.
 
-    :param block_numbers: numbers of the kernel matrix that exist at a time, at least one row's; default by device.
+    :param block_numbers: numbers of the kernel matrix that exist at a time, at least one row's; by default as many as
+        suit the device.
     :param kept_numbers: numbers up to which the blocks are kept for the backward pass.
     """
 
@@ -248,8 +266,12 @@ class BlockwiseProjection:
 
     def _blocks(self, inputs: ProjectionInputs) -> list[slice]:
         num_rows = inputs.factors[0].x.shape[-1]
-        numbers = self.block_numbers or (_GPU_BLOCK_NUMBERS if inputs.shared.is_cuda else _BLOCK_NUMBERS)
-        size = max(1, numbers // inputs.shared.shape[:-1].numel())
+        per_row = inputs.shared.shape[:-1].numel()
+        if self.block_numbers is not None:
+            size = max(1, self.block_numbers // per_row)
+        else:
+            numbers = _GPU_BLOCK_NUMBERS if inputs.shared.is_cuda else _BLOCK_NUMBERS
+            size = max(_LEAST_ROWS, numbers // per_row)
         return [slice(start, min(start + size, num_rows)) for start in range(0, num_rows, size)]
 
     def _may_keep(self, inputs: ProjectionInputs) -> bool:

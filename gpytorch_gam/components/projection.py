@@ -16,7 +16,14 @@ from gpytorch_gam import settings
 from gpytorch_gam.kernels._separable_form import separable_form
 
 from . import _triton_projection
-from ._fused_projection import BlockwiseProjection, ProjectionBackend, ProjectionInputs, fused_projection, plain_kernel
+from ._fused_projection import (
+    BlockwiseProjection,
+    ProjectionBackend,
+    ProjectionInputs,
+    fused_projection,
+    is_transformed,
+    plain_kernel,
+)
 from .component_group import ComponentGroup
 
 
@@ -57,7 +64,7 @@ def _fused_inputs(
     group: ComponentGroup, x: Tensor, shared_weights: Tensor, block_weights: Tensor | None
 ) -> tuple[ProjectionInputs, Tensor] | None:
     """What the fused projection needs, and the prior variance ``(*batch, n)``; None where the plain path is right."""
-    if settings.fused_projection.value() == "off":
+    if settings.fused_projection.value() == "off" or is_transformed():
         return None
     form = separable_form(group.kernel, group.inducing_points, group.select(x))
     if form is None:

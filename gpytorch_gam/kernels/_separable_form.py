@@ -13,8 +13,7 @@ from __future__ import annotations
 import enum
 import functools
 import math
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from gpytorch.kernels import Kernel, MaternKernel, PeriodicKernel, ProductKernel, RBFKernel, ScaleKernel
@@ -188,39 +187,54 @@ def _centred_factor(kernel: ANOVAKernel, z: Tensor, x: Tensor) -> tuple[Factor, 
     while isinstance(base, ScaleKernel):
         base = base.base_kernel
     shape, rate, frequency = _local_part(base, 0, x.dtype, is_deviation=True)
-    parts = _in_chunks(lambda rows: kernel.centred_parts(z, rows, x.dtype), x, kernel)
+    parts = _centred_parts(kernel, z, x)
     if frequency is not None:
         z, x = z * frequency, x * frequency
     factor = Factor(
         shape,
         z,
         x,
-        log_scale=parts.log_scale.to(x.dtype),
+        log_scale=parts.log_scale,
         rate=rate,
-        offset_z=None if parts.offset1 is None else parts.offset1.to(x.dtype),
-        offset_x=None if parts.offset2 is None else parts.offset2.to(x.dtype),
-        left=parts.left.to(x.dtype),
-        right=parts.right.to(x.dtype),
+        offset_z=parts.offset1,
+        offset_x=parts.offset2,
+        left=parts.left,
+        right=parts.right,
     )
     return factor, parts.variance2
 
 
-def _in_chunks(parts: Callable[[Tensor], CentredParts], x: Tensor, kernel: Kernel) -> CentredParts:
-    """
-    Functions of the data, for a part of the rows at a time.
+class _CentredParts(torch.nn.Module):
+    """:meth:`ANOVAKernel.centred_parts` in the dtype of the data, as a module that can be called with other tensors."""
 
-    They take a hundred operations on vectors in float64, which autograd would keep: of many rows they are evaluated
-    again in the backward pass instead.
+    def __init__(self, kernel: ANOVAKernel) -> None:
+        super().__init__()
+        self.kernel = kernel
+
+    def forward(self, z: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
+        """All parts, in their order."""
+        parts = self.kernel.centred_parts(z, x, x.dtype)
+        return tuple(None if part is None else part.to(x.dtype) for part in parts)
+
+
+def _centred_parts(kernel: ANOVAKernel, z: Tensor, x: Tensor) -> CentredParts:
     """
+    The parts in the dtype of the data, for some of the rows at a time.
+
+    Functions of the data take a hundred operations on vectors in float64, which autograd would keep: of many rows they
+    are evaluated again in the backward pass instead.
+    """
+    module = _CentredParts(kernel)
     size = max(_CHUNK_SIZE, _CHUNK_ELEMENTS // math.prod(x.shape[:-1]))
     if x.shape[-1] <= size:
-        return parts(x)
-    # Evaluating again needs the parameters that are there later; functional_call puts others in their place.
-    are_own = all(isinstance(parameter, torch.nn.Parameter) for parameter in kernel.parameters())
-    pieces = [
-        CentredParts(*checkpoint(parts, rows, use_reentrant=False)) if are_own else parts(rows)
-        for rows in x.split(size, dim=-1)
-    ]
+        return CentredParts(*module(z, x))
+    # Those of now, wherever they come from: functional_call will have taken its own away by the backward pass.
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+    def evaluate(rows: Tensor) -> Any:
+        return torch.func.functional_call(module, tensors, (z, rows))
+
+    pieces = [CentredParts(*checkpoint(evaluate, rows, use_reentrant=False)) for rows in x.split(size, dim=-1)]
     offsets = [piece.offset2 for piece in pieces if piece.offset2 is not None]
     return pieces[0]._replace(
         offset2=torch.cat(offsets, dim=-1) if offsets else None,
@@ -235,7 +249,8 @@ def _scaled(factor: Factor, variance: Tensor, scales: list[Tensor]) -> tuple[Fac
         return factor, variance
     scale = functools.reduce(torch.mul, scales).unsqueeze(-1)
     left = None if factor.left is None else factor.left * scale.unsqueeze(-1)
-    return factor._replace(log_scale=factor.log_scale + scale.log(), left=left), variance * scale
+    log_scale = scale.clamp_min(torch.finfo(scale.dtype).tiny).log()  # a component that is off has scale 0
+    return factor._replace(log_scale=factor.log_scale + log_scale, left=left), variance * scale
 
 
 def _expanded(factor: Factor, batch_shape: torch.Size) -> Factor:

@@ -52,6 +52,7 @@ class _SiteVariationalStrategy(AdditiveVariationalStrategy):
 
     inputs: Tensor
     _variational_distribution: SiteVariationalDistribution
+    _may_keep_projections = False  # they depend on the inputs, and on all of the kernels
 
     def __init__(
         self,

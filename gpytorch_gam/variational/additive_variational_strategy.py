@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+import numbers
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import gpytorch
+import numpy as np
 import torch
 from gpytorch.distributions import Delta, MultitaskMultivariateNormal, MultivariateNormal
 from gpytorch.variational import CholeskyVariationalDistribution
@@ -39,8 +42,8 @@ from .component_posterior import ComponentPosterior, GroupPosterior
 from .low_rank_precision_variational_distribution import LowRankPrecisionVariationalDistribution
 from .prediction import Prediction, joined
 
-# Numbers of the features of a chunk of rows, Q a row, in predictions.
-_PREDICTION_NUMBERS = 2**20
+# Numbers of the features of a chunk of rows, Q a row, in predictions, and rows at least.
+_PREDICTION_NUMBERS, _LEAST_PREDICTION_ROWS = 2**20, 256
 
 
 def _without_autocast(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -130,6 +133,9 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
     whitening_jitter: Tensor
     predictor: AdditivePredictor
 
+    # Whether the posterior depends on nothing but the variational distribution and the inducing variables' covariance.
+    _may_keep_projections = True
+
     def __init__(
         self,
         model: gpytorch.models.ApproximateGP,
@@ -150,6 +156,7 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
         self._variational_distribution = variational_distribution
         self.register_buffer("variational_params_initialized", torch.tensor(0))
         self._prediction_cache = PredictionCache()
+        self._held_projection: _Projection | None = None  # during a prediction in chunks
         self._recorder: ForwardRecorder | None = None  # exists while an optimiser that needs it is attached
         self._initialized = False  # mirrors the buffer: reading that one waits for the device
 
@@ -376,7 +383,9 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
 
     def _projection(self, dtype: torch.dtype) -> _Projection:
         """Weights of all groups. Predictions without gradients find those of the last one, if nothing has changed."""
-        if torch.is_grad_enabled() or gpytorch.settings.trace_mode.on():
+        if self._held_projection is not None:
+            return self._held_projection
+        if not self._may_keep_projections or torch.is_grad_enabled() or gpytorch.settings.trace_mode.on():
             return self._compute_projection(self.inducing_choleskys(), dtype)
         covariances = [group.inducing_covariance(torch.float64) for group in self.predictor.groups]
         q = self._variational_distribution
@@ -548,19 +557,38 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
         :param chunk_size: Rows whose projections exist at a time; by default so many that these take a few megabytes.
         :raises ValueError: If a name is unknown, or ``chunk_size`` not positive.
         """
-        names = None if isinstance(components, bool) else components
-        indices = self.predictor.component_indices(names) if components is not False else []
+        if isinstance(components, bool | np.bool_):
+            indices = self.predictor.component_indices(None) if components else []
+        else:
+            indices = self.predictor.component_indices(components)
+        if chunk_size is not None and (isinstance(chunk_size, bool) or not isinstance(chunk_size, numbers.Integral)):
+            raise ValueError(f"chunk_size must be an integer, got {chunk_size!r}")
         if chunk_size is not None and chunk_size < 1:
             raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")
         if not torch.is_tensor(x) or x.dim() < 2 or x.shape[-2] == 0:
             self.check_inputs(x)  # raises
         chunks = x.split(chunk_size or self._rows_at_a_time(x), dim=-2)
-        return joined((self._predict_rows(rows, indices) for rows in chunks), x.shape[-2])
+        with self._projection_held(x):
+            return joined((self._predict_rows(rows, indices) for rows in chunks), x.shape[-2])
 
     def _rows_at_a_time(self, x: Tensor) -> int:
-        numbers = x.shape[:-2].numel() * self.predictor.num_inducing_total
-        return max(1, _PREDICTION_NUMBERS // max(1, numbers))
+        batch_shape = torch.broadcast_shapes(
+            x.shape[:-2], self.predictor.batch_shape, self._variational_distribution.batch_shape
+        )
+        per_row = batch_shape.numel() * self.predictor.num_inducing_total
+        return max(_LEAST_PREDICTION_ROWS, _PREDICTION_NUMBERS // max(1, per_row))
 
+    @contextmanager
+    def _projection_held(self, x: Tensor) -> Iterator[None]:
+        """The weights are computed, or found to be unchanged, once for all chunks."""
+        self._prepare_call(x[..., :1, :].to(self.predictor.device))
+        self._held_projection = self._projection(x.dtype)
+        try:
+            yield
+        finally:
+            self._held_projection = None
+
+    @_without_autocast
     def _predict_rows(self, x: Tensor, indices: list[int]) -> Prediction:
         rows = x.to(self.predictor.device)
         parts = self.components(rows) if indices else None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import gpytorch
@@ -183,6 +184,11 @@ class FullAdditiveVariationalStrategy(_SiteVariationalStrategy):
 
     def _check_prior(self) -> None:
         """There are no inducing variables; factorisations over the data wait and add jitter."""
+
+    @contextmanager
+    def _projection_held(self, x: Tensor) -> Iterator[None]:
+        """Weights are those of rows, and computed for each chunk."""
+        yield
 
     # ------------------------------------------------------------------ the posterior at any rows
 

@@ -284,6 +284,63 @@ def test_functions_of_the_data_are_evaluated_again_for_many_rows(monkeypatch: py
         assert result is truth is None or torch.allclose(result, truth)
 
 
+@pytest.mark.parametrize("name", ["anova rbf", "anova matern32"])
+def test_evaluating_again_takes_the_tensors_of_the_forward(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(form_module, "_CHUNK_SIZE", 4)
+    monkeypatch.setattr(form_module, "_CHUNK_ELEMENTS", 4)
+    kernel, _ = make_kernel(name)
+    kernel.base_kernel.measure = Uniform(torch.zeros(()), torch.ones(()))
+    z, x, *_ = make_tensors(1)
+
+    class Right(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.kernel = kernel
+
+        def forward(self) -> Tensor:
+            return separable_form(self.kernel, z, x).factors[0].right
+
+    others = {name: torch.nn.Parameter(value + 0.5) for name, value in Right().named_parameters()}
+    others["kernel.base_kernel.measure.high"] = torch.tensor(1.5)
+    actual = torch.func.functional_call(Right(), others, ())
+    upstream = torch.rand_like(actual)
+    leaves = [value for value in others.values() if value.requires_grad]
+    grads = torch.autograd.grad(actual, leaves, upstream, allow_unused=True)
+    monkeypatch.setattr(form_module, "_CHUNK_SIZE", 100)
+    expected = torch.func.functional_call(Right(), others, ())
+    for grad, truth in zip(grads, torch.autograd.grad(expected, leaves, upstream, allow_unused=True), strict=True):
+        assert grad is truth is None or torch.allclose(grad, truth)
+
+
+def test_a_component_that_is_switched_off_has_finite_gradients() -> None:
+    kernel = scaled(rbf())
+    group = ComponentGroup(kernel, [[0], [1], [2]], regular_grid(0.0, 1.0, 5))
+    kernel.raw_outputscale.data[0] = -110.0
+    assert kernel.outputscale[0] == 0
+    projection = project_sum(group, torch.rand(4, 3), torch.rand(3, 5, 2), torch.rand(3, 5, 2))
+    sum(part.sum() for part in projection).backward()
+    assert all(torch.isfinite(parameter.grad).all() for parameter in kernel.parameters())
+
+
+def test_transformations_of_functions() -> None:
+    kernel, _ = make_kernel("rbf")
+    group = ComponentGroup(kernel, [[0], [1], [2]], regular_grid(0.0, 1.0, 5).double())
+    x, shared, block = torch.rand(4, 3).double(), torch.rand(3, 5, 2).double(), torch.rand(3, 5, 2).double()
+
+    def function(x: Tensor) -> Tensor:
+        projection = project_sum(group, x, shared, block)
+        return projection.shared.sum(0) + projection.squares
+
+    expected = torch.autograd.functional.jacobian(function, x)
+    torch.testing.assert_close(torch.autograd.functional.jacobian(function, x, vectorize=True), expected)
+
+
+def test_blocks_of_many_inducing_points_are_not_tiny() -> None:
+    form = separable_form(rbf(), torch.rand(3, 5, 1), torch.rand(3, 200, 1))
+    inputs = ProjectionInputs(form.factors, torch.rand(3, 100_000, 1), None, None)
+    assert [block.stop - block.start for block in BlockwiseProjection()._blocks(inputs)] == [64, 64, 64, 8]
+
+
 def test_little_is_kept_for_the_backward_pass_of_many_rows() -> None:
     kernel, z, x = scaled(rbf()), torch.rand(3, 64, 1), torch.rand(3, 50_000, 1)
     form = separable_form(kernel, z, x)

@@ -16,7 +16,11 @@ from gpytorch_gam.kernels import ANOVAKernel, Uniform
 from gpytorch_gam.models.additive_gp import FAMILIES
 from gpytorch_gam.optim import NaturalGradient
 from gpytorch_gam.settings import fused_projection
-from gpytorch_gam.variational import AdditiveVariationalStrategy, TiedAdditiveVariationalStrategy
+from gpytorch_gam.variational import (
+    AdditiveVariationalStrategy,
+    TiedAdditiveVariationalStrategy,
+    additive_variational_strategy,
+)
 
 
 def make_model(family: str = "block_low_rank", batch_shape: tuple[int, ...] = ()) -> AdditiveGP:
@@ -102,6 +106,7 @@ def test_other_strategies_predict() -> None:
     ("arguments", "message"),
     [
         ({"chunk_size": 0}, "chunk_size must be at least 1"),
+        ({"chunk_size": 2.5}, "chunk_size must be an integer"),
         ({"components": "x7"}, "unknown components"),
         ({"x": torch.rand(0, 3).double()}, "x is empty"),
         ({"x": [1.0]}, "x must be a torch.Tensor"),
@@ -189,3 +194,39 @@ def test_predictions_follow_an_attached_optimiser() -> None:
     moved = model.predict(x)
     natural.detach()
     torch.testing.assert_close(moved.mean, model.predict(x).mean)
+
+
+def test_a_tied_posterior_follows_its_inputs_and_kernels() -> None:
+    x = torch.rand(12, 2).double()
+    group = ComponentGroup(ScaleKernel(RBFKernel()), [[0], [1]], torch.full((1, 1), 0.5))
+    predictor = AdditivePredictor(group).double()
+
+    class Tied(gpytorch.models.ApproximateGP):
+        def __init__(self) -> None:
+            super().__init__(TiedAdditiveVariationalStrategy(self, predictor, x))
+
+    model = Tied().double().eval()
+    strategy = model.variational_strategy
+    for parameter in strategy._variational_distribution.parameters():
+        parameter.data.add_(torch.rand_like(parameter))
+    for change in (
+        lambda: None,
+        lambda: strategy.inputs.mul_(0.5),
+        lambda: setattr(group.kernel.base_kernel, "lengthscale", 0.3),
+    ):
+        change()
+        torch.testing.assert_close(strategy.predict(x).mean, model(x).mean.detach())
+
+
+def test_chunks_of_many_inducing_points_are_not_tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(additive_variational_strategy, "_PREDICTION_NUMBERS", 10)
+    assert make_model().variational_strategy._rows_at_a_time(torch.rand(1000, 3)) == 256
+
+
+def test_autocast_does_not_reach_mean_modules() -> None:
+    group = ComponentGroup(ScaleKernel(RBFKernel()), [[0]], regular_grid(0.0, 1.0, 4))
+    model = AdditiveGP(AdditivePredictor(group, mean=gpytorch.means.LinearMean(3)), rank=2).eval()
+    x = torch.rand(5, 3)
+    expected = model.predict(x).mean
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(model.predict(x).mean, expected)
