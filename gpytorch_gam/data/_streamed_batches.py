@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, cycle
 from typing import Any
 
@@ -50,9 +50,9 @@ class Settings:
     def __post_init__(self) -> None:
         for name in ("batch_size", "buffer_rows", "chunk_rows"):
             value = getattr(self, name)
-            if value is not None and _as_integer(name, value) < 1:
+            if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
-        if _as_integer("seed", self.seed) < 0:
+        if self.seed < 0:
             raise ValueError(f"seed must not be negative, got {self.seed}")
         if self.dtype not in _NUMPY_DTYPES:
             raise ValueError(f"dtype must be torch.float32 or torch.float64, got {self.dtype}")
@@ -62,22 +62,62 @@ class Settings:
 
     @classmethod
     def of(
-        cls, dtype: torch.dtype | None, device: torch.device | str | None, shard: tuple[int, int] | None, **others: Any
+        cls,
+        *,
+        batch_size: int,
+        seed: int,
+        dtype: torch.dtype | None,
+        device: torch.device | str | None,
+        shard: tuple[int, int] | None,
+        buffer_rows: int | None,
+        chunk_rows: int | None,
+        **others: Any,
     ) -> Settings:
-        """With defaults for what is None."""
+        """With Python's integers, and with defaults for what is None."""
         return cls(
+            batch_size=_as_integer("batch_size", batch_size),
+            seed=_as_integer("seed", seed),
             dtype=torch.get_default_dtype() if dtype is None else dtype,
             device=torch.device("cpu" if device is None else device),
-            shard=(0, 1) if shard is None else shard,
+            shard=(0, 1) if shard is None else _as_shard(shard),
+            buffer_rows=None if buffer_rows is None else _as_integer("buffer_rows", buffer_rows),
+            chunk_rows=None if chunk_rows is None else _as_integer("chunk_rows", chunk_rows),
             **others,
         )
 
 
 def _as_integer(name: str, value: object) -> int:
     try:
+        if isinstance(value, bool):
+            raise TypeError
         return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         raise ValueError(f"{name} must be an integer, got {value!r}") from None
+
+
+def _as_shard(shard: object) -> tuple[int, int]:
+    try:
+        rank, world_size = as_list("shard", shard)
+        return _as_integer("rank", rank), _as_integer("world_size", world_size)
+    except (TypeError, ValueError):
+        raise ValueError(f"shard must be (rank, world_size), two integers, got {shard!r}") from None
+
+
+def as_list(name: str, values: object) -> list[Any]:
+    """
+    The elements of anything that has them in an order.
+
+    :param name: Of the argument.
+    :param values: A sequence, an array or an iterator.
+    :raises TypeError: If it is something else: a single string, too.
+    """
+    try:
+        if isinstance(values, str | bytes | set | frozenset | Mapping):
+            raise TypeError
+        iterator = iter(values)  # type: ignore[call-overload]
+    except TypeError:
+        raise TypeError(f"{name} must be a list, got {values!r}") from None
+    return list(iterator)
 
 
 class StreamedBatches(ABC):
@@ -103,6 +143,8 @@ class StreamedBatches(ABC):
         self._epoch = 0
         if not num_rows:
             raise ValueError("the data have no rows")
+        if num_rows < settings.shard[1]:  # in all shards, also in those with a row: they would wait for the others
+            raise ValueError(f"the data have {num_rows} rows, too few for the {settings.shard[1]} shards")
         if not len(self):
             raise ValueError(
                 f"there is no batch: shard {settings.shard} has {self.num_shard_rows} of {num_rows} rows, and batches "
@@ -127,9 +169,10 @@ class StreamedBatches(ABC):
 
         :param epoch: 0, 1, ...
         """
-        if _as_integer("epoch", epoch) < 0:
+        number = _as_integer("epoch", epoch)
+        if number < 0:
             raise ValueError(f"epoch must not be negative, got {epoch}")
-        self._epoch = epoch
+        self._epoch = number
 
     def every_row(self) -> StreamedBatches:
         """The same rows in the order of the files, none dropped: for passes over all of the data."""
@@ -139,6 +182,7 @@ class StreamedBatches(ABC):
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Pairs of inputs ``(b, D)`` and responses ``(b)``, in a new order each time if rows are shuffled."""
+        self._require_unchanged()
         settings = self._settings
         rng = np.random.default_rng((settings.seed, self._epoch, settings.shard[0]))
         self._epoch += 1
@@ -207,6 +251,14 @@ class StreamedBatches(ABC):
     @property
     def _chunk_rows(self) -> int:
         return self._settings.chunk_rows or _ceil(min(self._buffer_rows, self.num_shard_rows), _CHUNKS_PER_BUFFER)
+
+    @abstractmethod
+    def _require_unchanged(self) -> None:
+        """
+        Called when an epoch starts.
+
+        :raises ValueError: If a file is no longer as it was opened, so that it would be read wrongly.
+        """
 
     @abstractmethod
     def _pieces(self, start: int, stop: int) -> Sequence[Any]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ class MemoryMappedBatches(StreamedBatches):
     """
     Batches of rows of arrays that do not fit in memory, such as a training loop takes from a ``DataLoader``: they can
     be gone through any number of times. Memory does not depend on the number of rows: it is that of the buffer, of two
-    with ``prefetch``.
+    with ``prefetch``. They replace the ``DataLoader`` and cannot be given to one, as they make the batches themselves.
 
     Shuffling reads the disk in runs. The shard is cut into chunks of ``chunk_rows`` contiguous rows; each epoch goes
     through them in random order, fills the buffer with as many as it holds, and takes batches from a random permutation
@@ -39,8 +39,8 @@ class MemoryMappedBatches(StreamedBatches):
     :param device: Of the batches; default CPU.
     :param drop_last: Leave out a last batch that is smaller. Which rows that are differs between epochs.
     :param shard: ``(rank, world_size)``, for the processes of distributed training: only the rank-th of world_size
-        parts, contiguous and of equal size up to one row, in as many batches as the others. The objective still gets
-        ``num_data=batches.num_rows``, the rows of all shards.
+        parts, contiguous and of equal size up to one row, in as many batches as the others. There must be a row for
+        each. The objective still gets ``num_data=batches.num_rows``, the rows of all shards.
     :param buffer_rows: Rows of the buffer, rounded up to whole batches; default as many as make 2^22 numbers (16 MiB in
         float32).
     :param chunk_rows: Contiguous rows that are read at a time; default a 64th of the buffer.
@@ -48,7 +48,7 @@ class MemoryMappedBatches(StreamedBatches):
     :raises FileNotFoundError: If there is no such file.
     :raises TypeError: If a source is neither a path nor an array.
     :raises ValueError: If shapes or dtypes cannot be used, or an argument is out of range. NaN and infinity are found
-        when their chunk is read.
+        when their chunk is read, and a file that was replaced by one of another layout when an epoch starts.
 
     Example:
         >>> batches = MemoryMappedBatches("x.npy", "y.npy", batch_size=1024)
@@ -72,12 +72,12 @@ class MemoryMappedBatches(StreamedBatches):
         prefetch: bool = False,
     ) -> None:
         settings = Settings.of(
-            dtype,
-            device,
-            shard,
             batch_size=batch_size,
             shuffle=shuffle,
             seed=seed,
+            dtype=dtype,
+            device=device,
+            shard=shard,
             drop_last=drop_last,
             buffer_rows=buffer_rows,
             chunk_rows=chunk_rows,
@@ -92,6 +92,11 @@ class MemoryMappedBatches(StreamedBatches):
         if x_shape[0] != y_shape[0]:
             raise ValueError(f"x has {x_shape[0]} rows, but y has {y_shape[0]} entries")
         super().__init__(*x_shape, settings)
+
+    def _require_unchanged(self) -> None:
+        for source in (self._x, self._y):
+            if isinstance(source, _NumpyFile):
+                source.require_unchanged()
 
     def _pieces(self, start: int, stop: int) -> Sequence[int]:
         return range(start, stop, self._chunk_rows)
@@ -108,6 +113,23 @@ class MemoryMappedBatches(StreamedBatches):
         yield x, y
 
 
+class _Layout(NamedTuple):
+    """How the numbers of a ``.npy`` file lie in it."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    is_by_rows: bool
+    offset: int
+
+    @classmethod
+    def of(cls, path: Path) -> _Layout:
+        mapped = np.lib.format.open_memmap(path, mode="r")
+        return cls(mapped.shape, mapped.dtype, mapped.flags.c_contiguous, mapped.offset)
+
+    def __str__(self) -> str:
+        return f"shape {self.shape}, dtype {self.dtype.str} and order {'C' if self.is_by_rows else 'F'}"
+
+
 class _NumpyFile:
     """
     A ``.npy`` file whose slices are read, not mapped: pages of a mapping count as memory of the process, and the system
@@ -117,14 +139,28 @@ class _NumpyFile:
     """
 
     def __init__(self, path: Path) -> None:
-        mapped = np.lib.format.open_memmap(path, mode="r")
-        self.shape, self.dtype = mapped.shape, mapped.dtype
-        self._path, self._offset = path, mapped.offset
-        self._is_by_rows = mapped.flags.c_contiguous
+        self._path, self._layout = path, _Layout.of(path)
+        self.shape, self.dtype = self._layout.shape, self._layout.dtype
+
+    def require_unchanged(self) -> None:
+        """
+        Compare the layout of the file with that when it was opened.
+
+        :raises FileNotFoundError: If the file is gone.
+        :raises ValueError: If the layout is another one.
+        """
+        try:
+            layout = _Layout.of(self._path)
+        except ValueError as error:
+            raise ValueError(f"{self._path} was changed since it was opened, and cannot be mapped: {error}") from error
+        if layout != self._layout:
+            raise ValueError(
+                f"{self._path} was changed since it was opened: it had {self._layout}, now it has {layout}"
+            )
 
     def __getitem__(self, rows: slice) -> np.ndarray:
         size = rows.stop - rows.start
-        if self._is_by_rows:
+        if self._layout.is_by_rows:
             width = math.prod(self.shape[1:])
             return self._read(rows.start * width, size * width).reshape(size, *self.shape[1:])
         starts = range(rows.start, math.prod(self.shape), self.shape[0])
@@ -132,7 +168,7 @@ class _NumpyFile:
 
     def _read(self, start: int, count: int) -> np.ndarray:
         """So many numbers in the order of the file."""
-        offset = self._offset + start * self.dtype.itemsize
+        offset = self._layout.offset + start * self.dtype.itemsize
         numbers = np.fromfile(self._path, self.dtype, count, offset=offset)
         if len(numbers) < count:
             raise ValueError(f"{self._path} is shorter than when it was opened")
@@ -149,15 +185,32 @@ def _opened(name: str, source: Any) -> Any:
     if isinstance(source, str | PathLike):
         source = _opened_file(name, Path(source))
     elif torch.is_tensor(source):
-        source = source.detach().cpu().numpy()
+        source = _array_of(name, source)
     if not all(hasattr(source, attribute) for attribute in ("shape", "dtype", "__getitem__")):
         raise TypeError(
             f"{name} must be the path of a .npy file or an array with shape, dtype and slices, got "
             f"{type(source).__name__}"
         )
-    if np.dtype(source.dtype).kind not in "biuf":
+    if not _is_number(source.dtype):
         raise ValueError(f"{name} must hold numbers, got dtype {source.dtype}: convert it to a float dtype")
     return source
+
+
+def _is_number(dtype: Any) -> bool:
+    try:
+        return np.dtype(dtype).kind in "biuf"
+    except TypeError:  # a dtype of another library
+        return False
+
+
+def _array_of(name: str, tensor: torch.Tensor) -> np.ndarray:
+    try:
+        return tensor.detach().cpu().numpy()
+    except (TypeError, RuntimeError) as error:
+        raise ValueError(
+            f"{name} is a tensor of dtype {tensor.dtype} and layout {tensor.layout}, which NumPy lacks: convert it to "
+            "a dense one of torch.float32"
+        ) from error
 
 
 def _opened_file(name: str, path: Path) -> _NumpyFile:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import math
+import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -12,7 +14,7 @@ import numpy as np
 import torch
 
 from ._shuffle_buffer import Rows
-from ._streamed_batches import Settings, StreamedBatches, require_finite
+from ._streamed_batches import Settings, StreamedBatches, as_list, require_finite
 
 Paths = str | PathLike[str]
 
@@ -23,30 +25,37 @@ _READ_BUFFER = 2**18
 class ParquetBatches(StreamedBatches):
     """
     Batches of rows of Parquet files that do not fit in memory. Arguments that are not listed here, and the idea of
-    shuffling, are those of :class:`MemoryMappedBatches`. Needs pyarrow: ``pip install gpytorch-gam[parquet]``.
+    shuffling, are those of :class:`MemoryMappedBatches`. Like these, they replace a ``DataLoader`` and cannot be given
+    to one. Needs pyarrow: ``pip install gpytorch-gam[parquet]``.
 
     Here each epoch opens the row groups of all files in random order, eight at a time, and fills the buffer with chunks
     of up to ``chunk_rows`` contiguous rows, each the next one of an open row group chosen at random. Row groups may be
     of any size: what is in memory is the buffer (two with ``prefetch``) and a chunk of each open row group.
 
-    Numbers of any type are converted, and booleans become 0 and 1. A column of strings or of a dictionary (as pandas
-    writes a categorical) becomes numbers 0, 1, ... in the order of its ``categories``.
+    Numbers of any type are converted, and booleans become 0 and 1. A column of strings, or of a dictionary of strings
+    (as pandas writes a categorical of strings), becomes codes 0, 1, ... in the order of its ``categories``. Parquet has
+    no other dictionaries: a categorical of numbers is stored as these numbers, which stay what they are unless
+    ``categories`` are given for the column. Nulls are missing values, also where a column has nothing else in a file
+    and therefore another type there.
 
     :param paths: A file, a folder with files named ``*.parquet`` at any depth, or several of either; rows are counted
         in the order of the sorted files of a folder.
-    :param x_columns: Names of the columns that are the inputs, in this order.
+    :param x_columns: Names of the columns that are the inputs, in this order: a list, an index of pandas, an array.
     :param y_column: Name of the column that is the response.
     :param batch_size: Rows of a batch.
     :param shuffle: Each epoch in a new order; otherwise in that of the files.
     :param seed: Of the order.
-    :param categories: For columns of strings or dictionaries the values in the order of their numbers, as for new
-        data: ``categories=batches.categories``. Default: all values that occur, sorted; they are looked up in one
-        reading of the column at the start.
-    :ivar categories: For each such column its values.
+    :param categories: By the name of a column its values in the order of their codes, distinct and of the type of the
+        column, as for new data: ``categories=batches.categories``. Columns of other types than strings are coded, too,
+        if they are among them. Default for strings: all values that occur, sorted; they are looked up in one reading
+        of the column at the start.
+    :ivar categories: For each column that is coded its values.
     :raises ImportError: If pyarrow is not installed.
     :raises FileNotFoundError: If there is no such file.
-    :raises ValueError: If columns are missing or of a type that is not a number, or an argument is out of range.
-        Missing, NaN and infinite values, and those of no category, are found when their chunk is read.
+    :raises TypeError: If ``categories`` are no mapping from names to lists.
+    :raises ValueError: If columns are missing, or of a type that is not a number, or of types in several files that do
+        not go together, or an argument is out of range. Missing, NaN and infinite values, and those of no category, are
+        found when their chunk is read, and a file that was replaced when an epoch starts.
 
     Example:
         >>> batches = ParquetBatches("flights/", ["age", "distance", "carrier"], "delay", batch_size=1024)
@@ -58,7 +67,7 @@ class ParquetBatches(StreamedBatches):
     def __init__(
         self,
         paths: Paths | Iterable[Paths],
-        x_columns: Sequence[str],
+        x_columns: Iterable[str],
         y_column: str,
         batch_size: int,
         shuffle: bool = True,
@@ -74,29 +83,31 @@ class ParquetBatches(StreamedBatches):
         prefetch: bool = False,
     ) -> None:
         settings = Settings.of(
-            dtype,
-            device,
-            shard,
             batch_size=batch_size,
             shuffle=shuffle,
             seed=seed,
+            dtype=dtype,
+            device=device,
+            shard=shard,
             drop_last=drop_last,
             buffer_rows=buffer_rows,
             chunk_rows=chunk_rows,
             prefetch=prefetch,
         )
-        if isinstance(x_columns, str) or not x_columns:
-            raise ValueError(f"x_columns must be a list of names, got {x_columns!r}")
-        self._columns = [*x_columns, y_column]
+        self._columns = [*_names("x_columns", x_columns), *_names("y_column", [y_column])]
         self._files = [_File.opened(path) for path in _found_files(paths)]
         for file in self._files:
             file.require_columns(self._columns)
-        self.categories = self._all_categories({} if categories is None else categories)
+        self._values = self._all_values({} if categories is None else categories)
+        self.categories: dict[str, list[Any]] = {name: values.to_pylist() for name, values in self._values.items()}
         for file in self._files:
-            file.require_numbers([name for name in self._columns if name not in self.categories])
-        super().__init__(sum(file.metadata.num_rows for file in self._files), len(x_columns), settings)
+            file.require_numbers([name for name in self._columns if name not in self._values])
+        super().__init__(sum(file.metadata.num_rows for file in self._files), len(self._columns) - 1, settings)
 
-    def _all_categories(self, given: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
+    def _all_values(self, given: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+        """The categories as arrays of the type of their column."""
+        if not isinstance(given, Mapping):
+            raise TypeError(f"categories must be a mapping from names of columns to lists of values, got {given!r}")
         unknown = [name for name in given if name not in self._columns]
         if unknown:
             raise ValueError(f"categories are given for {unknown}, which are not among the columns {self._columns}")
@@ -105,7 +116,15 @@ class ParquetBatches(StreamedBatches):
             for name in dict.fromkeys(self._columns)
             if name in given or any(file.is_categorical(name) for file in self._files)
         ]
-        return {name: list(given[name]) if name in given else _distinct(self._files, name) for name in coded}
+        kinds = {name: _common_type(self._files, name) for name in coded}
+        return {
+            name: _as_values(name, given[name], kind) if name in given else _distinct(self._files, name, kind)
+            for name, kind in kinds.items()
+        }
+
+    def _require_unchanged(self) -> None:
+        for file in self._files:
+            file.require_unchanged()
 
     def _pieces(self, start: int, stop: int) -> Sequence[_RowGroup]:
         groups, first = [], 0
@@ -133,8 +152,8 @@ class ParquetBatches(StreamedBatches):
         with np.errstate(over="ignore"):  # what becomes infinite is refused
             for index, name in enumerate(self._columns):
                 column = batch.column(name)
-                is_coded = name in self.categories
-                rows[:, index] = _codes(name, column, self.categories[name], where) if is_coded else _numbers(column)
+                is_coded = name in self._values
+                rows[:, index] = _codes(name, column, self._values[name], where) if is_coded else _numbers(column)
         x, y = rows[:, :-1], rows[:, -1]
         require_finite(x, y, self._columns, where)
         return x, y
@@ -144,13 +163,14 @@ class _File(NamedTuple):
     path: Path
     metadata: Any
     schema: Any
+    state: tuple[int, ...]
 
     @classmethod
     def opened(cls, path: Path) -> _File:
-        parquet = _pyarrow("parquet")
+        parquet, state = _pyarrow("parquet"), _state(path)
         try:
             with parquet.ParquetFile(path) as file:
-                return cls(path, file.metadata, file.schema_arrow)
+                return cls(path, file.metadata, file.schema_arrow, state)
         except _pyarrow().ArrowInvalid as error:
             raise ValueError(f"{path} is not a Parquet file: {error}") from error
 
@@ -158,6 +178,13 @@ class _File(NamedTuple):
         missing = [name for name in names if name not in self.schema.names]
         if missing:
             raise ValueError(f"{self.path} has no column {missing}; its columns are {self.schema.names}")
+        repeated = [name for name in dict.fromkeys(names) if self.schema.names.count(name) > 1]
+        if repeated:
+            raise ValueError(f"{self.path} has several columns of the same name {repeated}; rename them")
+
+    def require_unchanged(self) -> None:
+        if _state(self.path) != self.state:
+            raise ValueError(f"{self.path} was changed since it was opened; open the files again")
 
     def require_numbers(self, names: Sequence[str]) -> None:
         others = {name: str(self.schema.field(name).type) for name in names if not self._is_number(name)}
@@ -165,14 +192,18 @@ class _File(NamedTuple):
             raise ValueError(f"{self.path} has columns that are not numbers: {others}; convert them, or leave them out")
 
     def _is_number(self, name: str) -> bool:
-        types, kind = _pyarrow().types, self.schema.field(name).type
-        return any(
-            is_kind(kind) for is_kind in (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal)
-        )
+        types, kind = _pyarrow().types, self.plain_type(name)
+        kinds = (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal, types.is_null)
+        return any(is_kind(kind) for is_kind in kinds)
 
     def is_categorical(self, name: str) -> bool:
         types, kind = _pyarrow().types, self.schema.field(name).type
         return any(is_kind(kind) for is_kind in (types.is_dictionary, types.is_string, types.is_large_string))
+
+    def plain_type(self, name: str) -> Any:
+        """The type of the values, of a dictionary, too."""
+        kind = self.schema.field(name).type
+        return kind.value_type if _pyarrow().types.is_dictionary(kind) else kind
 
     def batches(self, names: Sequence[str], num_rows: int, row_groups: Sequence[int] | None = None) -> Iterator[Any]:
         """
@@ -194,36 +225,123 @@ class _RowGroup(NamedTuple):
     stop: int
 
 
+def _state(path: Path) -> tuple[int, ...]:
+    """What tells a file from one that has replaced it."""
+    stat = path.stat()
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+
+def _names(argument: str, names: Iterable[str]) -> list[str]:
+    """
+    Names of columns.
+
+    :param argument: What they are.
+    :param names: In any container that has an order.
+    :raises ValueError: If there is none, or one is no string.
+    """
+    try:
+        found = as_list(argument, names)
+    except TypeError as error:
+        raise ValueError(f"{argument} must be a list of names, got {names!r}") from error
+    if not found:
+        raise ValueError(f"{argument} must be a list of names, got an empty one")
+    others = [name for name in found if not isinstance(name, str)]
+    if others:
+        raise ValueError(f"{argument}: names of columns must be strings, got {others}")
+    return list(map(str, found))  # those of NumPy are shown otherwise
+
+
 def _found_files(paths: Paths | Iterable[Paths]) -> list[Path]:
     found: list[Path] = []
     for path in map(Path, [paths] if isinstance(paths, str | PathLike) else paths):
         if not path.exists():
             raise FileNotFoundError(f"there is no file or folder {path}")
-        found += sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
+        found += sorted(filter(Path.is_file, path.rglob("*.parquet"))) if path.is_dir() else [path]
     if not found:
         raise FileNotFoundError(f"there is no file *.parquet in {paths}")
     return found
 
 
-def _distinct(files: Sequence[_File], name: str) -> list[Any]:
-    values: set[Any] = set()
+def _common_type(files: Sequence[_File], name: str) -> Any:
+    """
+    A type that holds the values of all files.
+
+    :param files: Where the column is.
+    :param name: Of the column.
+    :raises ValueError: If there is none.
+    """
+    pyarrow = _pyarrow()
+    first, common = files[0], pyarrow.null()
+    for file in files:
+        kind = file.plain_type(name)
+        if pyarrow.types.is_null(common):
+            first = file
+        schemas = [pyarrow.schema([(name, each)]) for each in (common, kind)]
+        try:
+            common = pyarrow.unify_schemas(schemas, promote_options="permissive").field(name).type
+        except (pyarrow.ArrowTypeError, pyarrow.ArrowInvalid) as error:
+            raise ValueError(
+                f"column {name} has type {first.plain_type(name)} in {first.path}, but {kind} in {file.path}; convert "
+                "it to the same type in all files"
+            ) from error
+    return common
+
+
+def _as_values(name: str, given: Any, kind: Any) -> Any:
+    """
+    Categories as an array of the type of their column.
+
+    :param name: Of the column.
+    :param given: The categories.
+    :param kind: The type; null for a column without values, which may have any.
+    :raises TypeError: If they are no list.
+    :raises ValueError: If they are changed by the conversion, missing, or not distinct.
+    """
+    pyarrow, compute = _pyarrow(), _pyarrow("compute")
+    listed = as_list(f"categories of column {name}", given)
+    start = f"categories of column {name} (type {kind})"
+    try:
+        values = pyarrow.array(listed, None if pyarrow.types.is_null(kind) else kind)
+        codes = compute.index_in(values, value_set=values)
+    except (pyarrow.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"{start} cannot be used: {reprlib.repr(listed)}: {error}") from error
+    if compute.is_null(values, nan_is_null=True).to_pylist().count(True):
+        raise ValueError(f"{start} must not be missing or NaN: {reprlib.repr(listed)}")
+    changed = [f"{old!r} to {new!r}" for old, new in zip(listed, values.to_pylist(), strict=True) if _differ(old, new)]
+    if changed:
+        raise ValueError(f"{start} are changed by conversion to that type: {', '.join(changed[:5])}")
+    if codes.to_pylist() != list(range(len(listed))):
+        raise ValueError(f"{start} must be distinct, got {reprlib.repr(listed)}")
+    return values
+
+
+def _differ(old: Any, new: Any) -> bool:
+    """Whether a conversion did more than to round to another floating-point format."""
+    return bool(not math.isfinite(new) if isinstance(new, float) else old != new)
+
+
+def _distinct(files: Sequence[_File], name: str, kind: Any) -> Any:
+    found: set[Any] = set()
     for file in files:
         for batch in file.batches([name], 2**16):
-            values.update(_plain(batch.column(name)).unique().to_pylist())
-    return sorted(values - {None})
+            found.update(_plain(batch.column(name), kind).unique().to_pylist())
+    return _pyarrow().array(sorted(found - {None}), kind)
 
 
-def _plain(column: Any) -> Any:
-    """The values, of a dictionary, too."""
-    return column.dictionary_decode() if _pyarrow().types.is_dictionary(column.type) else column
+def _plain(column: Any, kind: Any) -> Any:
+    """The values in a type, of a dictionary, too."""
+    return (column.dictionary_decode() if _pyarrow().types.is_dictionary(column.type) else column).cast(kind)
 
 
-def _codes(name: str, column: Any, categories: Sequence[Any], where: str) -> np.ndarray:
+def _codes(name: str, column: Any, categories: Any, where: str) -> np.ndarray:
     """Positions among the categories; NaN for what is missing."""
-    values = _plain(column)
-    codes = _pyarrow("compute").index_in(values, value_set=_pyarrow().array(categories, values.type))
+    try:
+        values = _plain(column, categories.type)
+    except _pyarrow().ArrowInvalid as error:
+        raise ValueError(f"column {name} cannot be converted to {categories.type} in {where}: {error}") from error
+    codes = _pyarrow("compute").index_in(values, value_set=categories)
     if codes.null_count > values.null_count:
-        unknown = set(values.unique().to_pylist()) - {None, *categories}
+        unknown = set(values.unique().to_pylist()) - {None, *categories.to_pylist()}
         shown = ", ".join(sorted(map(repr, unknown))[:5])
         raise ValueError(
             f"column {name} has values in {where} that are none of its categories: {shown}"

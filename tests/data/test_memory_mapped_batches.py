@@ -6,6 +6,7 @@ import gc
 import threading
 import time
 import tracemalloc
+from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 
@@ -296,6 +297,35 @@ def test_values_that_no_model_takes_are_refused(
         list(MemoryMappedBatches(x, y, 50, prefetch=prefetch))
 
 
+@pytest.mark.parametrize(
+    "change",
+    [lambda x: x.to(torch.bfloat16), lambda x: x.to(torch.float8_e5m2), lambda x: x.to_sparse()],
+)
+def test_tensors_that_numpy_does_not_have_are_refused(
+    arrays: tuple[np.ndarray, np.ndarray], change: Callable[[Tensor], Tensor]
+) -> None:
+    x, y = map(torch.from_numpy, arrays)
+    with pytest.raises(ValueError, match=r"x is a tensor of dtype torch\.\w+ and layout torch\.\w+, which NumPy lacks"):
+        MemoryMappedBatches(change(x), y, 10)
+    with pytest.raises(ValueError, match="y is a tensor of dtype"):
+        MemoryMappedBatches(x, change(y), 10)
+    assert len(next(iter(MemoryMappedBatches(x.requires_grad_(), y.half(), 10)))[1]) == 10
+
+
+class OtherDtype(Sliced):
+    """A dtype of another library."""
+
+    dtype = object()
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.shape = array.shape
+
+
+def test_dtypes_of_other_libraries_are_refused(arrays: tuple[np.ndarray, np.ndarray]) -> None:
+    with pytest.raises(ValueError, match="x must hold numbers, got dtype <object object"):
+        MemoryMappedBatches(OtherDtype(arrays[0]), arrays[1], 10)
+
+
 def test_clear_errors(arrays: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
     x, y = arrays
     for sources, message in (
@@ -327,13 +357,25 @@ def test_clear_errors(arrays: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> 
     [
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
         ({"batch_size": 10.5}, "batch_size must be an integer, got 10.5"),
+        ({"batch_size": None}, "batch_size must be an integer, got None"),
+        ({"batch_size": "10"}, "batch_size must be an integer, got '10'"),
+        ({"batch_size": True}, "batch_size must be an integer, got True"),
+        ({"seed": None}, "seed must be an integer, got None"),
+        ({"chunk_rows": 2.0}, "chunk_rows must be an integer, got 2.0"),
         ({"buffer_rows": -1}, "buffer_rows must be at least 1"),
         ({"chunk_rows": 0}, "chunk_rows must be at least 1"),
         ({"seed": -1}, "seed must not be negative"),
         ({"dtype": torch.float16}, "dtype must be torch.float32 or torch.float64, got torch.float16"),
         ({"shard": (2, 2)}, r"0 <= rank < world_size, got \(2, 2\)"),
-        ({"shard": (2000, 2001)}, None),
-        ({"shard": (0, 2001)}, r"there is no batch: shard \(0, 2001\) has 0 of 1003 rows"),
+        *(
+            ({"shard": shard}, r"shard must be \(rank, world_size\), two integers, got ")
+            for shard in ((0, 2.5), ("0", "2"), (0, 1, 2), (0,), "02", 2, (False, True), (None, 2))
+        ),
+        ({"shard": [1002, 1003]}, None),
+        ({"shard": (torch.tensor(0), np.int8(100)), "batch_size": np.uint8(11), "seed": np.int64(1)}, None),
+        # in every process, or those with a row would wait for the others
+        ({"shard": (2000, 2001)}, "the data have 1003 rows, too few for the 2001 shards"),
+        ({"shard": (0, 2001)}, "the data have 1003 rows, too few for the 2001 shards"),
         ({"batch_size": 1004, "drop_last": True}, "there is no batch: .* 1003 of 1003 rows"),
     ],
 )
@@ -364,8 +406,47 @@ def test_a_file_that_lost_rows_is_noticed(arrays: tuple[np.ndarray, np.ndarray],
     np.save(tmp_path / "x.npy", arrays[0])
     batches = MemoryMappedBatches(tmp_path / "x.npy", arrays[1], 10)
     np.save(tmp_path / "x.npy", arrays[0][:500])
+    with pytest.raises(ValueError, match=r"x\.npy was changed since it was opened: .* now it has shape \(500, 3\)"):
+        list(batches)
+
+
+def test_a_file_that_lost_rows_in_an_epoch_is_noticed(
+    arrays: tuple[np.ndarray, np.ndarray], paths: tuple[Path, Path]
+) -> None:
+    batches = iter(MemoryMappedBatches(*paths, 10, shuffle=False, buffer_rows=10))
+    next(batches)
+    np.save(paths[0], arrays[0][:500])
     with pytest.raises(ValueError, match=r"x\.npy is shorter than when it was opened"):
         list(batches)
+
+
+@pytest.mark.parametrize("prefetch", [False, True])
+@pytest.mark.parametrize(
+    ("name", "change", "found"),
+    [
+        ("x", np.asfortranarray, "dtype <f8 and order F"),
+        ("x", lambda x: x.view(np.int64), "dtype <i8 and order C"),
+        ("y", lambda y: y.astype(">f8"), "dtype >f8"),
+        ("y", lambda y: y[:, None], r"shape \(1003, 1\)"),
+    ],
+)
+def test_a_file_of_the_same_size_but_another_layout_is_noticed(
+    paths: tuple[Path, Path], name: str, change: Callable[[np.ndarray], np.ndarray], found: str, prefetch: bool
+) -> None:
+    batches = MemoryMappedBatches(*paths, 10, prefetch=prefetch)
+    list(batches)
+    path = paths["xy".index(name)]
+    size, array = path.stat().st_size, np.load(path)
+    np.save(path, change(array))
+    assert path.stat().st_size == size
+    for used in (batches, batches.every_row()):
+        with pytest.raises(ValueError, match=rf"{name}\.npy was changed since it was opened: .* now it has .*{found}"):
+            list(used)
+    path.write_bytes(bytes(size))
+    with pytest.raises(ValueError, match=rf"{name}\.npy was changed since it was opened, and cannot be mapped"):
+        list(batches)
+    np.save(path, array)  # as it was
+    assert len(list(batches)) == len(batches)
 
 
 def test_models_train_on_them(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import decimal
 import sys
 from collections.abc import Sequence
@@ -154,6 +155,196 @@ def test_values_of_no_category_are_refused(folder: Path) -> None:
         ParquetBatches(folder, ["colour"], "number", 100, categories={"hue": ["red"]})
 
 
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("number", [10.9, 20, 30.5], r"type int64\) are changed by conversion to that type: 10\.9 to 10, 30\.5 to 30$"),
+        ("number", ["ten", "twenty"], r"type int64\) cannot be used: \['ten', 'twenty'\]"),
+        ("number", [2**70], r"type int64\) cannot be used"),
+        ("number", [True, False], r"type int64\) cannot be used"),
+        ("number", [[1], [2]], r"type int64\) cannot be used"),
+        ("number", [3, 4, 3.0], r"type int64\) must be distinct, got \[3, 4, 3\.0\]"),
+        ("number", [3, None], r"type int64\) must not be missing or NaN: \[3, None\]"),
+        ("single", [0.5, float("nan")], r"type float\) must not be missing or NaN: \[0\.5, nan\]"),
+        ("single", [0.1, 0.1 + 1e-12], r"type float\) must be distinct"),
+        ("single", [1.0, 1e300], r"type float\) are changed by conversion to that type: 1e\+300 to inf"),
+        ("colour", [1, 2], r"type string\) cannot be used: \[1, 2\]"),
+        ("colour", [b"red"], r"type string\) are changed by conversion to that type: b'red' to 'red'"),
+        ("name", ["red", "green", "red"], r"type string\) must be distinct"),
+        ("when", [1, 2], r"type timestamp\[ms\]\) are changed by conversion to that type: 1 to datetime"),
+        ("when", [1, "noon"], r"type timestamp\[ms\]\) cannot be used"),
+    ],
+)
+def test_categories_must_fit_their_column(folder: Path, name: str, values: list[Any], message: str) -> None:
+    with pytest.raises(ValueError, match=rf"^categories of column {name} \({message}"):
+        ParquetBatches(folder, [name], "number", 10, categories={name: values})
+
+
+@pytest.mark.parametrize("values", ["ab", b"ab", {"red", "blue"}, {"red": 0}, 3, None, np.array("red")])
+def test_categories_must_be_lists(folder: Path, values: Any) -> None:
+    with pytest.raises(TypeError, match="categories of column colour must be a list, got "):
+        ParquetBatches(folder, ["colour"], "number", 10, categories={"colour": values})
+    with pytest.raises(TypeError, match="categories must be a mapping from names of columns to lists of values, got "):
+        ParquetBatches(folder, ["colour"], "number", 10, categories=[values])
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "expected"),
+    [
+        ("number", np.array([300, 7]), [300, 7]),
+        ("number", [300.0, 7.0], [300, 7]),
+        ("single", (3000, 0.1), None),
+        ("colour", np.array(["blue", "red"]), ["blue", "red"]),
+        ("name", iter(["blue", "red"]), ["blue", "red"]),
+        ("price", [75, decimal.Decimal("1.25")], None),
+        ("is_odd", [False, True], [False, True]),
+        ("when", [datetime.datetime(1970, 1, 1, 0, 5)], None),
+    ],
+)
+def test_categories_may_be_of_any_type(folder: Path, name: str, values: Any, expected: list[Any] | None) -> None:
+    batches = ParquetBatches(folder / "b.parquet", [name], "number", 10, categories={name: values})
+    assert expected is None or batches.categories == {name: expected}
+    assert next(iter(batches))[0].tolist() == [[0.0]]  # row 300
+    again = ParquetBatches(folder / "b.parquet", [name], "number", 10, categories=batches.categories)
+    assert again.categories == batches.categories
+
+
+def test_categoricals_of_pandas(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(
+        {
+            "size": pandas.Categorical([30, 10, 20], [10, 20, 30]),
+            "colour": pandas.Categorical(["red", "blue", "red"]),
+            "y": [0.0, 1.0, 2.0],
+        }
+    )
+    frame.to_parquet(tmp_path / "frame.parquet")
+    batches = ParquetBatches(tmp_path, frame.columns[:2], "y", 3, shuffle=False)
+    assert batches.categories == {"colour": ["blue", "red"]}
+    assert next(iter(batches))[0].tolist() == [[30.0, 1.0], [10.0, 0.0], [20.0, 1.0]]
+    categories = {name: frame[name].cat.categories for name in ("size", "colour")}
+    coded = ParquetBatches(tmp_path, frame.columns[:2], "y", 3, shuffle=False, categories=categories)
+    assert coded.categories == {"size": [10, 20, 30], "colour": ["blue", "red"]}
+    assert next(iter(coded))[0].tolist() == [[2.0, 1.0], [0.0, 0.0], [1.0, 1.0]]
+
+
+def write(folder: Path, **columns: Any) -> None:
+    """A file for each element of the columns."""
+    for number, arrays in enumerate(zip(*columns.values(), strict=True)):
+        parquet.write_table(pyarrow.table(dict(zip(columns, arrays, strict=True))), folder / f"{number}.parquet")
+
+
+@pytest.mark.parametrize("categories", [None, {"colour": ["red", "blue"]}])
+@pytest.mark.parametrize("null_first", [False, True])
+def test_a_column_without_values_in_one_file_is_missing(
+    tmp_path: Path, null_first: bool, categories: dict[str, list[str]] | None
+) -> None:
+    colours = [pyarrow.nulls(2), pyarrow.array(["red", "blue"])]
+    speeds, ys = [pyarrow.nulls(2), pyarrow.array([1.0, 2.0])], [pyarrow.array([0.0, 1.0])] * 2
+    step = 1 if null_first else -1
+    write(tmp_path, colour=colours[::step], speed=speeds[::step], y=ys)
+    batches = ParquetBatches(tmp_path, ["colour", "speed"], "y", 2, categories=categories, chunk_rows=2)
+    number = 0 if null_first else 1
+    with pytest.raises(ValueError, match=rf"row group 0 of .*{number}\.parquet: colour \(2\), speed \(2\); drop"):
+        list(batches)
+    alone = ParquetBatches(tmp_path / f"{number}.parquet", ["colour"], "y", 2, categories=categories, chunk_rows=2)
+    with pytest.raises(ValueError, match=rf"row group 0 of .*{number}\.parquet: colour \(2\); drop"):
+        list(alone)
+
+
+def test_a_column_without_values_in_a_file_without_rows_is_read(tmp_path: Path) -> None:
+    colours = [pyarrow.nulls(0), pyarrow.array(["red", "blue"])]
+    write(tmp_path, colour=colours, y=[pyarrow.array([], pyarrow.float64()), pyarrow.array([0.0, 1.0])])
+    x, y = next(iter(ParquetBatches(tmp_path, ["colour"], "y", 2)))
+    assert torch.equal(x[:, 0], 1.0 - y)
+
+
+@pytest.mark.parametrize("categories", [None, {"a": ["u", "v"]}, {"a": [1, 2]}])
+@pytest.mark.parametrize("is_dictionary", [False, True])
+@pytest.mark.parametrize("others", [[1, 2], [1.5, 2.5], [True, False]])
+def test_types_that_do_not_go_together_are_named(
+    tmp_path: Path, others: list[Any], is_dictionary: bool, categories: dict[str, list[Any]] | None
+) -> None:
+    strings, values = pyarrow.array(["u", "v"]), pyarrow.array(others)
+    arrays = [pyarrow.nulls(2), strings.dictionary_encode() if is_dictionary else strings, strings, values]
+    write(tmp_path, a=arrays, y=[pyarrow.array([0.0, 1.0])] * 4)
+    expected = rf"column a has type string in .*1\.parquet, but {values.type} in .*3\.parquet; convert it to the same"
+    with pytest.raises(ValueError, match=expected):
+        ParquetBatches(tmp_path, ["a"], "y", 2, categories=categories)
+
+
+def test_types_that_go_together_are_coded_alike(tmp_path: Path) -> None:
+    strings = pyarrow.array(["v", "u"])
+    names = [strings.cast(pyarrow.large_string()), strings, strings.dictionary_encode()]
+    numbers = [pyarrow.array([7, 300], kind) for kind in (pyarrow.int16(), pyarrow.int64(), pyarrow.float64())]
+    write(tmp_path, name=names, number=numbers, y=[pyarrow.array([0.0, 1.0])] * 3)
+    batches = ParquetBatches(tmp_path, ["name", "number"], "y", 2, shuffle=False, categories={"number": [300, 7]})
+    assert batches.categories == {"name": ["u", "v"], "number": [300, 7]}
+    assert [x.tolist() for x, _ in batches] == [[[1.0, 1.0], [0.0, 0.0]]] * 3
+
+
+def test_values_that_the_common_type_cannot_hold_are_named(tmp_path: Path) -> None:
+    write(tmp_path, a=[pyarrow.array([0.5]), pyarrow.array([2**53 + 1])], y=[pyarrow.array([0.0])] * 2)
+    batches = ParquetBatches(tmp_path, ["a"], "y", 1, categories={"a": [0.5, 2**53]})
+    with pytest.raises(ValueError, match=r"column a cannot be converted to double in row group 0 of .*1\.parquet"):
+        list(batches)
+
+
+def test_columns_of_the_same_name_are_refused(tmp_path: Path) -> None:
+    columns = [pyarrow.array([float(number)]) for number in range(4)]
+    parquet.write_table(pyarrow.Table.from_arrays(columns, ["a", "b", "a", "y"]), tmp_path / "twice.parquet")
+    with pytest.raises(ValueError, match=r"twice\.parquet has several columns of the same name \['a'\]; rename them"):
+        ParquetBatches(tmp_path, ["b", "a"], "y", 1)
+    assert next(iter(ParquetBatches(tmp_path, ["b"], "y", 1)))[0].tolist() == [[1.0]]
+
+
+def test_names_may_be_in_any_container(folder: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    names = ["single", "number"]
+    for container in (
+        tuple(names),
+        np.array(names),
+        np.array(names, object),
+        pandas.Index(names),
+        iter(names),
+        dict.fromkeys(names).keys(),
+    ):
+        x, y = next(iter(ParquetBatches(folder, container, np.str_("number"), 10)))
+        assert torch.equal(x, torch.stack([10.0 * y, y], dim=-1))
+    with pytest.raises(ValueError, match=r"has no column \['sngle'\]"):
+        ParquetBatches(folder, np.array(["sngle"]), "number", 10)
+
+
+def test_only_files_are_read(folder: Path) -> None:
+    (folder / "empty.parquet").mkdir()
+    inner = folder / "part.parquet"
+    inner.mkdir()
+    (folder / "sub" / "c.parquet").rename(inner / "0.parquet")
+    assert sorted(numbers_of(ParquetBatches(folder, ["single"], "number", 100))) == list(range(NUM_ROWS))
+    with pytest.raises(FileNotFoundError, match=r"there is no file \*\.parquet in "):
+        ParquetBatches(folder / "empty.parquet", ["single"], "number", 10)
+
+
+def test_more_shards_than_rows_are_refused_by_all_of_them(folder: Path) -> None:
+    for rank in range(2):
+        with pytest.raises(ValueError, match="the data have 1 rows, too few for the 2 shards"):
+            ParquetBatches(folder / "b.parquet", ["single"], "number", 10, shard=(rank, 2))
+    with pytest.raises(ValueError, match=r"shard must be \(rank, world_size\), two integers, got \(0, 2\.5\)"):
+        ParquetBatches(folder, ["single"], "number", 10, shard=(0, 2.5))
+    with pytest.raises(ValueError, match="batch_size must be an integer, got None"):
+        ParquetBatches(folder, ["single"], "number", None)
+
+
+def test_a_file_that_was_replaced_is_noticed(folder: Path) -> None:
+    batches = ParquetBatches(folder, ["single"], "number", 100)
+    list(batches)
+    table = make_table(range(300))
+    parquet.write_table(table.set_column(1, "single", table["number"]), folder / "b.parquet")
+    for used in (batches, batches.every_row()):
+        with pytest.raises(ValueError, match=r"b\.parquet was changed since it was opened; open the files again"):
+            list(used)
+
+
 def test_names_of_a_column_may_come_twice_and_in_any_order(folder: Path) -> None:
     x, y = next(iter(ParquetBatches(folder, ["single", "number", "single"], "number", 10)))
     assert torch.equal(x, torch.stack([10.0 * y, y, 10.0 * y], dim=-1))
@@ -196,9 +387,13 @@ def test_clear_errors(folder: Path, tmp_path: Path) -> None:
         ParquetBatches(folder, ["sngle"], "num", 10)
     with pytest.raises(ValueError, match=r"columns that are not numbers: {'when': 'timestamp"):
         ParquetBatches(folder, ["when"], "number", 10)
-    for names in ("single", []):
+    for names in ("single", [], iter([]), None, 3, {"single"}, np.array("single")):
         with pytest.raises(ValueError, match="x_columns must be a list of names"):
             ParquetBatches(folder, names, "number", 10)
+    with pytest.raises(ValueError, match=r"x_columns: names of columns must be strings, got \[0, None\]"):
+        ParquetBatches(folder, [0, "single", None], "number", 10)
+    with pytest.raises(ValueError, match=r"y_column: names of columns must be strings, got \[\['number'\]\]"):
+        ParquetBatches(folder, ["single"], ["number"], 10)
     with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
         ParquetBatches(folder, ["single"], "number", 0)
     parquet.write_table(make_table([]), tmp_path / "nothing.parquet")
