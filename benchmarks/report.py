@@ -48,7 +48,10 @@ SECTIONS = {
         "python benchmarks/step_time.py --threads 2 --settings 32,64,64,1024 32,64,64,8192 64,16,64,1024 --repeats 15",
     ),
     "projection": Section("The fused projection", "python benchmarks/projection.py --threads 2"),
-    "scaling": Section("Growth with components, inducing points, rank and rows", "python benchmarks/scaling.py --threads 1 --figure docs/scaling.png"),
+    "scaling": Section(
+        "Growth with components, inducing points, rank and rows",
+        "python benchmarks/scaling.py --threads 1 --figure docs/scaling.png",
+    ),
     "prediction": Section("Predictions at many rows", "python benchmarks/prediction.py --threads 2"),
     "vs_bam": Section("Against mgcv's bam", "python benchmarks/vs_bam.py"),
     "gpu": Section("On a GPU", "bash benchmarks/gpu_report.sh", needs_gpu=True),

@@ -130,35 +130,49 @@ def make_step(model: ApproximateGP, x: Tensor, y: Tensor, projection: str = "aut
     return step
 
 
-def measure(setting: Setting, repeats: int, device: torch.device) -> list[dict[str, Any]]:
-    """Time all models of a setting; one record a model."""
-    records = measure_models(make_structured_models(setting), setting, repeats, device)
+class Measured(NamedTuple):
+    """A record of one model, and the step that it is of."""
+
+    record: dict[str, Any]
+    step: Callable[[], None]
+
+
+def measure(setting: Setting, repeats: int, device: torch.device) -> list[Measured]:
+    """Time all models of a setting."""
+    measured = measure_models(make_structured_models(setting), setting, repeats, device)
     dense = make_dense_models(setting, device)
     if dense:
-        records += measure_models(dense, setting, repeats, device)[1:]  # without the reference, which is in both
-    return records
+        measured += measure_models(dense, setting, repeats, device)[1:]  # without the reference, which is in both
+    return measured
 
 
 def measure_models(
     models: dict[str, ApproximateGP], setting: Setting, repeats: int, device: torch.device
-) -> list[dict[str, Any]]:
+) -> list[Measured]:
     x, y = make_data(setting.num_components, setting.batch, device)
     plain = PLAIN.format(rank=setting.rank)
     steps = {name: make_step(model, x, y, "off" if name == plain else "auto") for name, model in models.items()}
     times = interleaved_times(steps, repeats, device)
     rate = matmul_rate(device)
     return [
-        {
-            "family": name,
-            "milliseconds": 1e3 * statistics.median(times[name]),
-            "ratio": median_ratio(times[name], times[REFERENCE]),
-            "variational_parameters": num_variational_parameters(model),
-            "calls": describe_calls(steps[name], device),
-            "peak_mib": peak_memory(steps[name], device),
-            "share_of_matmul_rate": share_of_rate(model, setting, statistics.median(times[name]), rate),
-        }
+        Measured(
+            {
+                "family": name,
+                "milliseconds": 1e3 * statistics.median(times[name]),
+                "ratio": median_ratio(times[name], times[REFERENCE]),
+                "variational_parameters": num_variational_parameters(model),
+                "share_of_matmul_rate": share_of_rate(model, setting, statistics.median(times[name]), rate),
+            },
+            steps[name],
+        )
         for name, model in models.items()
     ]
+
+
+def described(measured: Measured, device: torch.device) -> dict[str, Any]:
+    """The record with what a profiler finds, which slows down everything after it in the same process."""
+    step = measured.step
+    return {**measured.record, "calls": describe_calls(step, device), "peak_mib": peak_memory(step, device)}
 
 
 def describe_calls(step: Callable[[], None], device: torch.device) -> str:
@@ -232,9 +246,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
 
     results: dict[str, Any] = {"environment": environment, "repeats": arguments.repeats, "settings": [], "targets": []}
-    for setting in settings:
-        with tensor_core_precision(arguments.precision):
-            records = measure(setting, arguments.repeats, device)
+    with tensor_core_precision(arguments.precision):
+        timed = [measure(setting, arguments.repeats, device) for setting in settings]
+        found = [[described(measured, device) for measured in of_setting] for of_setting in timed]
+    for setting, records in zip(settings, found, strict=True):
         print_setting(setting, records)
         results["settings"].append({**setting._asdict(), "families": records})
         if setting == TARGET_SETTING:

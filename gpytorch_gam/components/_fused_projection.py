@@ -28,7 +28,7 @@ from torch import Tensor
 
 from gpytorch_gam.kernels._separable_form import Factor, LocalShape
 
-# Numbers of a block of the kernel matrix: a megabyte, which fits the caches of a processor, or work for a GPU.
+# Numbers of a block of the kernel matrix: a megabyte for each thread, which fits its caches, or work for a GPU.
 _BLOCK_NUMBERS, _GPU_BLOCK_NUMBERS = 2**18, 2**24
 
 # Rows of a block at least: each block goes through all weights.
@@ -270,7 +270,7 @@ class BlockwiseProjection:
         if self.block_numbers is not None:
             size = max(1, self.block_numbers // per_row)
         else:
-            numbers = _GPU_BLOCK_NUMBERS if inputs.shared.is_cuda else _BLOCK_NUMBERS
+            numbers = _GPU_BLOCK_NUMBERS if inputs.shared.is_cuda else _BLOCK_NUMBERS * torch.get_num_threads()
             size = max(_LEAST_ROWS, numbers // per_row)
         return [slice(start, min(start + size, num_rows)) for start in range(0, num_rows, size)]
 
