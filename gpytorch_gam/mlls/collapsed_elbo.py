@@ -12,6 +12,7 @@ from gpytorch.likelihoods import GaussianLikelihood
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from gpytorch_gam.data._every_row import every_row
 from gpytorch_gam.operators._capacitance import add_identity, capacitance_log_determinant
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 
@@ -148,11 +149,13 @@ class CollapsedELBO(gpytorch.Module):
         The optimal posterior from one pass over batches of rows, such as a ``DataLoader``. Memory does not depend on
         the number of rows.
 
-        :param batches: Pairs of inputs ``(*batch, b, D)`` and responses ``(*batch, b)``; each row of the data once.
+        :param batches: Pairs of inputs ``(*batch, b, D)`` and responses ``(*batch, b)``; each row of the data once. Rows
+            that a ``DataLoader`` would drop are taken as well.
         :raises ValueError: If there is no batch.
         """
         total: GaussianStatistics | None = None
-        for x, y in batches:
+        # What can be gone through only once is taken as it is.
+        for x, y in batches if iter(batches) is batches else every_row(batches):
             statistics = self.statistics(x, y)
             total = statistics if total is None else total.plus(statistics)
         if total is None:

@@ -8,10 +8,7 @@ from typing import Any
 import torch
 from gpytorch.likelihoods import Likelihood
 from torch import Tensor
-from torch.utils.data import DataLoader
-from torch.utils.data.distributed import DistributedSampler
 
-from gpytorch_gam.data._streamed_batches import StreamedBatches
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 from gpytorch_gam.variational._expected_gradients import expected_gradients
 from gpytorch_gam.variational._posterior_covariance import keep_positive
@@ -115,37 +112,6 @@ def _moments(
         variance = variance + factors.shared_sign * (factors.shared_root.mT @ features).square().sum(-2)
     mean = strategy.predictor.prior_means(x).squeeze(-2).double() + factors.mean @ features
     return mean, keep_positive(variance, prior)
-
-
-def every_row(batches: Iterable[tuple[Tensor, Tensor]]) -> Iterable[tuple[Tensor, Tensor]]:
-    """
-    The batches, with the rows that a loader drops from its last one.
-
-    :param batches: A ``DataLoader``, batches from files, or any other iterable that can be gone through several times.
-    :raises ValueError: For a generator, and for a sampler that repeats or drops rows to give all processes as many.
-    """
-    if iter(batches) is batches:
-        raise ValueError("batches can be gone through only once: pass a DataLoader or a list, not a generator")
-    sampler = getattr(batches, "sampler", None)
-    if isinstance(sampler, DistributedSampler):
-        num_rows = len(sampler.dataset)  # type: ignore[arg-type]
-        if sampler.total_size != num_rows:
-            raise ValueError(
-                f"the DistributedSampler of batches gives {sampler.total_size} rows for {num_rows}, and each row has "
-                "to come once: take Subset(dataset, range(rank, len(dataset), world_size)) in each process"
-            )
-    if isinstance(batches, StreamedBatches):
-        return batches.every_row()
-    if not isinstance(batches, DataLoader) or not batches.drop_last:
-        return batches
-    return DataLoader(
-        batches.dataset,
-        batches.batch_size,
-        sampler=batches.sampler,
-        num_workers=batches.num_workers,
-        collate_fn=batches.collate_fn,
-        pin_memory=batches.pin_memory,
-    )
 
 
 def checked_rows(strategy: AdditiveVariationalStrategy, batch: Any) -> tuple[Tensor, Tensor]:

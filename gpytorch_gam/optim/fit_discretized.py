@@ -16,12 +16,12 @@ from gpytorch.variational import CholeskyVariationalDistribution
 from torch import Tensor
 
 from gpytorch_gam.components import ColumnLevels
+from gpytorch_gam.data._every_row import every_row
 from gpytorch_gam.mlls import GaussianOptimum
 from gpytorch_gam.mlls.collapsed_elbo import gaussian_optimum
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 from gpytorch_gam.variational._expected_gradients import ExpectedGradients, expected_gradients
 
-from ._data_stream import every_row
 from ._discretized_data import DiscretizedData, LevelTables, MomentTables, sampled
 from ._level_statistics import LevelStatistics, interpolated, moment_tables
 from ._quasi_newton import ObjectiveError, QuasiNewton

@@ -13,10 +13,10 @@ from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 
 from gpytorch_gam.components.projection import project_components, whitened_weights
+from gpytorch_gam.data._every_row import every_row
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 from gpytorch_gam.variational._precision_algebra import split_groups
 
-from ._data_stream import every_row
 from .polish import polish
 
 # Rows whose graph exists at a time.

@@ -14,10 +14,11 @@ from gpytorch.likelihoods import GaussianLikelihood, Likelihood
 from gpytorch.variational import CholeskyVariationalDistribution
 from torch import Tensor
 
+from gpytorch_gam.data._every_row import every_row
 from gpytorch_gam.operators._capacitance import add_identity
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 
-from ._data_stream import DataStream, OverflowingLikelihoodError, every_row
+from ._data_stream import DataStream, OverflowingLikelihoodError
 from ._distributed import (
     Processes,
     resistance_of_all,

@@ -468,5 +468,6 @@ def test_models_train_on_them(tmp_path: Path) -> None:
     best = objective.optimum(x, y).bound.item()
     assert objective.optimum_of_batches(batches).bound.item() == pytest.approx(best)
     dropping = MemoryMappedBatches(tmp_path / "x.npy", tmp_path / "y.npy", 350, dtype=torch.float64, drop_last=True)
+    assert objective.optimum_of_batches(dropping).bound.item() == pytest.approx(best)
     for all_rows in (batches, dropping):
         assert polish(model, likelihood, all_rows)[-1] == pytest.approx(best, abs=1.0)
