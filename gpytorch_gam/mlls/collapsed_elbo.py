@@ -149,8 +149,8 @@ class CollapsedELBO(gpytorch.Module):
         The optimal posterior from one pass over batches of rows, such as a ``DataLoader``. Memory does not depend on
         the number of rows.
 
-        :param batches: Pairs of inputs ``(*batch, b, D)`` and responses ``(*batch, b)``; each row of the data once. Rows
-            that a ``DataLoader`` would drop are taken as well.
+        :param batches: Pairs of inputs ``(*batch, b, D)`` and responses ``(*batch, b)``; each row of the data once.
+            Rows that a ``DataLoader`` would drop are taken as well.
         :raises ValueError: If there is no batch.
         """
         total: GaussianStatistics | None = None
