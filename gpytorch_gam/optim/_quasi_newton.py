@@ -69,6 +69,10 @@ class QuasiNewton:
             self._start = scales.unsqueeze(-1) * self._start * scales
             self._inverse = scales.unsqueeze(-1) * self._inverse * scales
 
+    def forget(self) -> None:
+        """Begin with the curvatures of the start again."""
+        self._inverse, self._has_learnt = self._start, False
+
     def maximise(self, objective: Callable[[], Tensor], gain: float, max_steps: int) -> None:
         """
         Steps uphill.
@@ -92,7 +96,7 @@ class QuasiNewton:
             if new is None:
                 if not self._has_learnt:
                     break
-                self._inverse, self._has_learnt = self._start, False
+                self.forget()
                 continue
             self._learn(new.position - point.position, point.gradient - new.gradient)
             point = new

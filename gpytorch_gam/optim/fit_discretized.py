@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import gpytorch
@@ -13,6 +13,7 @@ import torch
 from gpytorch.likelihoods import GaussianLikelihood, Likelihood
 from gpytorch.means import ConstantMean, ZeroMean
 from gpytorch.variational import CholeskyVariationalDistribution
+from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
 
 from gpytorch_gam.components import ColumnLevels
@@ -34,6 +35,9 @@ _MAX_LEVELS = (256, 64, 16)
 
 # Knots in a column on which hyperparameters do most of their way, see `interpolated`.
 _NUM_KNOTS = (32, 16, 8)
+
+# Share of the explained variance that interpolation may add to it out of nothing.
+_LARGEST_EXCESS = 1e-4
 
 # Steps of the hyperparameters with a Gaussian likelihood, and between two passes over the rows with any other.
 _GAUSSIAN_STEPS, _SITE_STEPS = 200, 12
@@ -94,6 +98,9 @@ def fit_discretized(
     Cost for N rows, C components of U levels and M inducing points: :math:`O(N C^2)` additions a pass, with a constant
     of a few nanoseconds, and :math:`O(C^2 M U^2 + Q^3)` an evaluation of the bound. Memory: a few bytes for each row
     and component, and :math:`C^2 U^2` numbers. The rows are shared among the threads of torch.
+
+    Levels of a rounded column are equidistant: give a column with a long tail on a scale without it, such as that of
+    its logarithm.
 
     Hyperparameters start where they are; the posterior is found from scratch. Those with ``requires_grad=False`` stay.
     Model and likelihood are left in eval mode.
@@ -287,22 +294,48 @@ class _Problem:
             return
         few = self._on_fewer_levels(tables)
         if few is not None:
-            self._ascent.maximise(lambda: self._objective(few, num_rows), nats, steps)
+            with self._kept_only_if_better(statistics, num_rows):
+                self._ascent.maximise(lambda: self._interpolated_objective(few, num_rows), nats, steps)
         self._ascent.maximise(lambda: self._objective(statistics, num_rows), nats, steps)
 
-    def begin(self, tables: LevelTables, num_rows: int, steps: int) -> None:
+    def begin(self, tables: LevelTables, statistics: LevelStatistics, num_rows: int, steps: int) -> None:
         """
         Move the hyperparameters as far as a part of the rows would.
 
         :param tables: Of all rows.
+        :param statistics: The same tables as statistics.
         :param num_rows: Of these.
         :param steps: Largest number.
         """
         part = tables.scaled(_FIRST_ROWS / num_rows)
-        statistics = self._on_fewer_levels(part) or LevelStatistics(self.strategy, self.terms, part)
-        self.scale_to(_FIRST_ROWS)
-        self._ascent.maximise(lambda: self._objective(statistics, _FIRST_ROWS), 0.1, steps)
-        self.scale_to(num_rows)
+        few = self._on_fewer_levels(part) or LevelStatistics(self.strategy, self.terms, part)
+        with self._kept_only_if_better(statistics, num_rows):
+            self.scale_to(_FIRST_ROWS)
+            try:
+                self._ascent.maximise(lambda: self._interpolated_objective(few, _FIRST_ROWS), 0.1, steps)
+            finally:
+                self.scale_to(num_rows)
+
+    @contextmanager
+    def _kept_only_if_better(self, statistics: LevelStatistics, num_rows: int) -> Iterator[None]:
+        """Moves on a stand-in for the bound are taken back where they lower the bound itself."""
+        before, values = self._bound(statistics, num_rows), [p.detach().clone() for p in self.hyperparameters]
+        with suppress(ObjectiveError):  # nothing stands in for the bound where it starts
+            yield
+        if not self._bound(statistics, num_rows) > before:
+            with torch.no_grad():
+                for parameter, value in zip(self.hyperparameters, values, strict=True):
+                    parameter.copy_(value)
+            self._ascent.forget()
+
+    @torch.no_grad()
+    def _bound(self, statistics: LevelStatistics, num_rows: int) -> float:
+        """Minus infinity where it cannot be computed."""
+        try:
+            value = self._objective(statistics, num_rows).item()
+        except (torch.linalg.LinAlgError, NotPSDError, NanError):
+            return -math.inf
+        return value if math.isfinite(value) else -math.inf
 
     def scale_to(self, num_rows: int) -> None:
         """Tell of the number of rows that the next moves are about."""
@@ -314,6 +347,13 @@ class _Problem:
         coarse = interpolated(tables, self._is_rounded, _NUM_KNOTS)
         is_smaller = any(len(few) < len(many) for few, many in zip(coarse.places, tables.places, strict=True))
         return LevelStatistics(self.strategy, self.terms, coarse) if is_smaller else None
+
+    def _interpolated_objective(self, statistics: LevelStatistics, num_rows: int) -> Tensor:
+        """NaN where features vary too fast for the knots: they explain more than there is, and the bound has no end."""
+        sums = statistics(self.constant())
+        bound = gaussian_optimum(sums._replace(num_rows=num_rows), self.noise()).bound + self._log_prior()
+        explained = sums.gram.diagonal(dim1=-2, dim2=-1).sum(-1)
+        return torch.where(sums.unexplained < -_LARGEST_EXCESS * explained, torch.full_like(bound, math.nan), bound)
 
     def _objective(self, statistics: LevelStatistics, num_rows: int) -> Tensor:
         return self.optimum(statistics, num_rows).bound + self._log_prior()
@@ -338,7 +378,7 @@ def _fit_gaussian(
     with torch.no_grad():
         history = [problem.optimum(statistics, len(data)).bound.item()]
     if len(data) > 4 * _FIRST_ROWS:
-        problem.begin(tables, len(data), _GAUSSIAN_STEPS)
+        problem.begin(tables, statistics, len(data), _GAUSSIAN_STEPS)
     problem.maximise(tables, statistics, len(data), _SHARE_OF_TOLERANCE * tolerance, _GAUSSIAN_STEPS)
     with torch.no_grad():
         optimum = problem.optimum(statistics, len(data))

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
-from gpytorch_gam.components import ColumnLevels, constant, regular_grid
+from gpytorch_gam.components import ColumnLevels, constant, quantile_points, regular_grid
 from gpytorch_gam.kernels import ANOVAKernel, Uniform
 from gpytorch_gam.mlls import CollapsedELBO
 from gpytorch_gam.optim import fit_discretized, polish
@@ -459,3 +459,36 @@ def test_sizes_beyond_a_dense_matrix_are_refused(monkeypatch: pytest.MonkeyPatch
             patch.setattr(fit_module, name, 10)
             with pytest.raises(ValueError, match=message):
                 fit_discretized(make_model(), GaussianLikelihood().double(), [(x, x[:, 0])])
+
+
+@pytest.mark.parametrize("max_levels", [128, 256])
+@pytest.mark.parametrize("num_rows", [2000, 9000])
+def test_columns_with_long_tails_end_near_the_optimum(num_rows: int, max_levels: int) -> None:
+    x = torch.randn(num_rows, 1, dtype=torch.float64).exp()
+    y = torch.sin(2 * (x[:, 0] + 0.05).log()) + 0.5 * torch.randn(num_rows, dtype=torch.float64)
+    group = ComponentGroup(ScaleKernel(RBFKernel()), [[0]], quantile_points(x[:, 0], 24))
+    model = AdditiveGP(AdditivePredictor(group, constant()), rank=16).double()
+    likelihood = GaussianLikelihood().double()
+    history = fit_discretized(model, likelihood, [(x, y)], max_levels=max_levels)
+    assert history[-1] > history[0]
+    assert likelihood.noise.item() == pytest.approx(0.25, rel=0.25)
+
+
+def test_moves_that_lower_the_bound_are_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = AdditiveGP(make_predictor(), rank=4).double(), torch.rand(400, 3).double()
+    likelihood = GaussianLikelihood().double()
+
+    def spoil(self: QuasiNewton, *_: object) -> None:
+        self._write(self._read() - 3.0)
+
+    monkeypatch.setattr(QuasiNewton, "maximise", spoil)
+    before = [parameter.detach().clone() for parameter in model.hyperparameters()]
+    levels = ColumnLevels.from_data(x, model.predictor)
+    problem = fit_module._Problem(model, likelihood, levels, len(x))
+    data = DiscretizedData.from_batches([(x, torch.sin(6 * x[:, 0]))], levels, model.variational_strategy, None, 1)
+    tables = data.tables(None, data.responses, data.responses.square().sum())
+    statistics = LevelStatistics(model.variational_strategy, problem.terms, tables)
+    with problem._kept_only_if_better(statistics, len(x)):
+        problem._ascent.maximise()
+    for parameter, value in zip(model.hyperparameters(), before, strict=True):
+        assert torch.equal(parameter, value)
