@@ -1,6 +1,20 @@
-"""Kernels for additive models: covariances without a constant part under a measure of the input."""
+"""Kernels for additive models: covariances without a constant part, and those of categories and straight lines."""
 
 from .anova_kernel import ANOVAKernel
+from .centred_kernel import CentredKernel
+from .centred_linear_kernel import CentredLinearKernel
+from .level_kernel import LevelKernel
 from .measures import Empirical, Measure, Normal, Uniform
+from .ordinal_kernel import OrdinalKernel
 
-__all__ = ["ANOVAKernel", "Empirical", "Measure", "Normal", "Uniform"]
+__all__ = [
+    "ANOVAKernel",
+    "CentredKernel",
+    "CentredLinearKernel",
+    "Empirical",
+    "LevelKernel",
+    "Measure",
+    "Normal",
+    "OrdinalKernel",
+    "Uniform",
+]

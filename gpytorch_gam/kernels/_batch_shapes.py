@@ -1,0 +1,69 @@
+"""Batch dimensions of kernels that hold more than parameters."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from copy import deepcopy
+from typing import Any
+
+import torch
+from gpytorch.kernels import Kernel
+
+
+def batch_sizes(sizes: tuple[Any, ...]) -> torch.Size:
+    """The argument of :meth:`gpytorch.kernels.Kernel.expand_batch`, which is one shape or several integers.
+
+    :param sizes: Its positional arguments.
+    """
+    return torch.Size(sizes[0] if len(sizes) == 1 and not isinstance(sizes[0], int) else sizes)
+
+
+def batch_index(index: Any, num_batch_dims: int) -> tuple[Any, ...]:
+    """An index into batch dimensions that means the same for tensors with more dimensions behind them.
+
+    :param index: An index, or a tuple of them, into the batch dimensions.
+    :param num_batch_dims: How many of these there are.
+    """
+    index = tuple(index) if isinstance(index, (tuple, list)) else (index,)
+    is_ellipsis = [part is Ellipsis for part in index]
+    if not any(is_ellipsis):
+        return index
+    position = is_ellipsis.index(True)
+    skipped = [slice(None)] * (num_batch_dims - len(index) + 1)
+    return (*index[:position], *skipped, *index[position + 1 :])
+
+
+def index_kernel(kernel: Kernel, batch_shape: torch.Size, index: tuple[Any, ...] = ()) -> Kernel:
+    """A copy of a kernel, expanded to a batch shape and then indexed.
+
+    What GPyTorch's `expand_batch` and `__getitem__` do, which take `active_dims` for a tensor with batch dimensions,
+    and don't expand the parts of sums and products.
+
+    :param kernel: The kernel, which isn't modified.
+    :param batch_shape: The batch shape, to which that of each part must broadcast.
+    :param index: From :func:`batch_index`. (Default: everything.)
+    """
+    if type(kernel).expand_batch is not Kernel.expand_batch:
+        new_kernel = kernel.expand_batch(batch_shape)
+        return new_kernel[index] if index else new_kernel
+    new_kernel = deepcopy(kernel)
+    num_batch_dims = len(kernel.batch_shape)
+    for name, tensor in itertools.chain(
+        kernel.named_parameters(recurse=False), kernel.named_buffers(recurse=False, remove_duplicate=False)
+    ):
+        if name != "active_dims":
+            expanded = tensor.detach().expand(*batch_shape, *tensor.shape[num_batch_dims:])
+            getattr(new_kernel, name).data = expanded[index]
+    for owner, name, part in _children(new_kernel):
+        owner._modules[name] = index_kernel(part, batch_shape, index)
+    new_kernel.batch_shape = torch.empty(()).expand(batch_shape)[index].shape
+    return new_kernel
+
+
+def _children(kernel: Kernel) -> Iterator[tuple[torch.nn.Module, str, Kernel]]:
+    """The kernels directly inside of another, and where they stand: as attributes, or in a list."""
+    for owner in [kernel, *(child for child in kernel.children() if isinstance(child, torch.nn.ModuleList))]:
+        for name, part in list(owner.named_children()):
+            if isinstance(part, Kernel):
+                yield owner, name, part

@@ -1,0 +1,334 @@
+"""A kernel conditioned on a mean of zero over given points.
+
+Reference:
+    N. Durrande, D. Ginsbourger, O. Roustant, L. Carraro. ANOVA kernels and RKHS of zero mean functions for
+    model-based sensitivity analysis. Journal of Multivariate Analysis, 2013.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from copy import deepcopy
+from typing import Any
+
+import torch
+from gpytorch.kernels import Kernel, ProductKernel, ScaleKernel
+from linear_operator import to_dense
+from torch import Tensor
+
+from ._batch_shapes import batch_index, batch_sizes, index_kernel
+from .level_kernel import result_dtype
+from .measures.measure import as_parameter
+
+_EPSILON = torch.finfo(torch.float64).eps
+
+
+class CentredKernel(Kernel):
+    r"""Any kernel, conditioned on the weighted mean of the function over given points being zero.
+
+    For a base kernel :math:`k`, points :math:`p_1, \ldots, p_m` and weights that sum to one,
+
+    .. math::
+
+        k_0(x, y) = k(x, y) - \frac{\bar k(x) \bar k(y)}{\bar{\bar k}}, \qquad
+        \bar k(x) = \sum_i w_i k(x, p_i), \qquad \bar{\bar k} = \sum_{ij} w_i w_j k(p_i, p_j).
+
+    So :math:`\sum_i w_i k_0(p_i, x) = 0` for every x: the additive model's constant takes up the level. It serves
+    where :class:`~gpytorch_gam.kernels.ANOVAKernel` doesn't: for any number of columns, without a product measure, and
+    for categories. With a :class:`~gpytorch_gam.kernels.LevelKernel` and all L levels as points it is the factor whose
+    effects sum to zero, :math:`k_0 = (\delta - 1/L) \cdot L / (L - 1)`, which is determined by any L - 1 of them. A
+    product with kernels of other columns centred in the same way is an interaction without main effects:
+    ``ANOVAKernel(..., active_dims=[0]) * CentredKernel(LevelKernel(), levels, active_dims=[1])``.
+
+    By default the kernel is also divided by the mean :math:`\sum_i w_i k_0(p_i, p_i)`, so that the ``outputscale`` of a
+    :class:`~gpytorch.kernels.ScaleKernel` *around* it is the weighted mean of the prior variance over the points.
+    (For the reason see :class:`~gpytorch_gam.kernels.ANOVAKernel`; bound lengthscales at something like ten times the
+    range of the input here, too.)
+
+    **Accuracy.** The base kernel is evaluated in float64, and the result rounded to the common dtype of inputs and
+    parameters. Differences of nearly equal numbers lose :math:`(\ell / \mathrm{range})^2` at long lengthscales, which
+    leaves errors of 1e-10 of the mean variance at a hundred times the range. Where the mean is zero already, the base
+    kernel stays as it is; where the mean determines the function, as with a line, nothing is left, and the result is
+    zero.
+
+    **Cost.** A call at n and m' inputs takes n m' evaluations of the base kernel, (n + m') m for the means, and
+    :math:`m^2` for the mean of the means, whatever is called; all are kept for the gradient. Keep m at a few hundred at
+    most, by a sample of the rows or by k-means with weights.
+
+    :param base_kernel: A kernel with one output, of any number of columns. It isn't modified. Its `active_dims` count
+        the columns of the points.
+    :param points: Where the mean is taken (`m x d`, or `*batch x m x d`, or `m` for one column).
+    :param weights: Their weights, nonnegative (`m` or `*batch x m`); normalised to sum to one. (Default: equal
+        weights.)
+    :param normalize: Whether to divide by the mean prior variance over the points. (Default: True.)
+    :param active_dims: The columns of the input to read, as many as the points have.
+    :raises TypeError: If `base_kernel` is not a kernel.
+    :raises ValueError: If points or weights are not finite, their shapes don't fit, a weight is negative, fewer than
+        two distinct points have weight, or the base kernel has several outputs or an output scale that
+        `normalize=True` would cancel; or, when called, if x has another number of columns than the points.
+
+    Example:
+        >>> levels = torch.arange(5.0)
+        >>> factor = ScaleKernel(CentredKernel(LevelKernel(), levels))
+        >>> space = ScaleKernel(CentredKernel(MaternKernel(nu=1.5), train_x[torch.randperm(1000)[:256]]))
+    """
+
+    is_stationary = False
+    base_kernel: Kernel
+    points: Tensor
+    weights: Tensor
+
+    def __init__(
+        self,
+        base_kernel: Kernel,
+        points: Any,
+        weights: Any = None,
+        normalize: bool = True,
+        active_dims: tuple[int, ...] | None = None,
+    ) -> None:
+        points = _checked_points(points)
+        weights = _checked_weights(weights, points)
+        _check_base_kernel(base_kernel, points, normalize)
+        super().__init__(active_dims=active_dims)
+        if self.active_dims is not None and self.active_dims.numel() != points.shape[-1]:
+            raise ValueError(
+                f"active_dims {self.active_dims.tolist()} must name as many columns as points have, {points.shape[-1]}."
+            )
+        self.base_kernel = base_kernel
+        self.normalize = normalize
+        self.register_buffer("points", points)
+        self.register_buffer("weights", weights)
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """The common batch shape of the base kernel, the points and the weights."""
+        return torch.broadcast_shapes(
+            self._batch_shape, self.base_kernel.batch_shape, self.points.shape[:-2], self.weights.shape[:-1]
+        )
+
+    @batch_shape.setter
+    def batch_shape(self, value: torch.Size) -> None:
+        self._batch_shape = value
+
+    def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Tensor:
+        """Evaluate the kernel; see :class:`gpytorch.kernels.Kernel`.
+
+        :param x1: The first inputs (`*batch x n x d`).
+        :param x2: The second inputs (`*batch x m x d`).
+        :param diag: Whether to return only the covariances of corresponding inputs (then `n = m`).
+        :return: The matrix (`*batch x n x m`), or the diagonal (`*batch x n`).
+        """
+        if params.get("last_dim_is_batch", False):
+            raise NotImplementedError(
+                "CentredKernel has no last_dim_is_batch; move the columns of x to a batch dimension: "
+                "x.mT.unsqueeze(-1)."
+            )
+        if x1.size(-1) != self.points.size(-1):
+            raise ValueError(
+                f"x has {x1.size(-1)} columns, but the points of CentredKernel have {self.points.size(-1)}; choose "
+                "columns by active_dims=[...]."
+            )
+        dtype = functools.reduce(
+            torch.promote_types,
+            [parameter.dtype for parameter in self.base_kernel.parameters()],
+            result_dtype(x1, x2),
+        )
+        x2_is_x1, x1 = x2 is x1, x1.double()
+        x2 = x1 if x2_is_x1 else x2.double()
+        points, weights = self.points.double(), self.weights.double()
+        weights = weights / weights.sum(-1, keepdim=True)
+
+        point_mean = self._mean(points, points, weights)  # (*batch, m)
+        double_mean = (weights * point_mean).sum(-1, keepdim=True)  # (*batch, 1)
+        point_variance = evaluate_double(self.base_kernel, points, points, diag=True)
+        mean_variance = (weights * point_variance).sum(-1, keepdim=True)
+        # A mean that is zero but for rounding would be divided by its own variance, which is rounding, too.
+        is_centred = double_mean <= 4 * _EPSILON * mean_variance
+        inverse = torch.where(is_centred, 0.0, 1 / torch.where(is_centred, 1.0, double_mean))
+        if self.normalize:
+            variance = mean_variance - inverse * (weights * point_mean.square()).sum(-1, keepdim=True)
+            # A function that the mean determines is zero, and its variance rounding, possibly negative.
+            is_zero = variance <= _rounding(points) * mean_variance
+            scale = torch.where(is_zero, 0.0, 1 / torch.where(is_zero, 1.0, variance))
+        else:
+            scale = torch.ones_like(double_mean)
+
+        mean1 = self._mean(x1, points, weights)
+        mean2 = mean1 if x2_is_x1 else self._mean(x2, points, weights)
+        base = evaluate_double(self.base_kernel, x1, x2, diag)
+        if diag:
+            covariance = base - inverse * mean1 * mean2
+            # Other negative numbers would mean that the base is no covariance.
+            is_rounding = (covariance < 0) & (covariance >= -_rounding(points) * base)
+            return (scale * torch.where(is_rounding, 0.0, covariance)).to(dtype)
+        covariance = base - (inverse * mean1).unsqueeze(-1) * mean2.unsqueeze(-2)
+        return (scale.unsqueeze(-1) * covariance).to(dtype)
+
+    def _mean(self, x: Tensor, points: Tensor, weights: Tensor) -> Tensor:
+        """The weighted mean over the points of the base kernel at x, of shape `(*batch, n)`."""
+        # GPyTorch takes differences from the mean of the first inputs: with the points there, one far row of x costs
+        # the others no precision.
+        return (weights.unsqueeze(-2) @ evaluate_double(self.base_kernel, points, x)).squeeze(-2)
+
+    def num_outputs_per_input(self, x1: Tensor, x2: Tensor) -> int:
+        """One; see :meth:`gpytorch.kernels.Kernel.num_outputs_per_input`.
+
+        :param x1: The first inputs.
+        :param x2: The second inputs.
+        """
+        return 1
+
+    def expand_batch(self, *sizes: Any) -> Kernel:
+        """A copy of the kernel with a larger batch shape; see :meth:`gpytorch.kernels.Kernel.expand_batch`.
+
+        :param sizes: The new batch shape, to which the present one must broadcast.
+        """
+        batch_shape = batch_sizes(sizes)
+        if batch_shape == self.batch_shape:
+            return self
+        return self._with_parts(
+            index_kernel(self.base_kernel, batch_shape),
+            self.points.expand(*batch_shape, *self.points.shape[-2:]),
+            self.weights.expand(*batch_shape, *self.weights.shape[-1:]),
+        )
+
+    def __getitem__(self, index: Any) -> Kernel:
+        """A copy of the kernel with its batch dimensions indexed; see :meth:`gpytorch.kernels.Kernel.__getitem__`.
+
+        :param index: An index, or a tuple of them, into the batch dimensions.
+        """
+        batch_shape = self.batch_shape
+        if len(batch_shape) == 0:
+            return self
+        index = batch_index(index, len(batch_shape))
+        return self._with_parts(
+            index_kernel(self.base_kernel, batch_shape, index),
+            self.points.expand(*batch_shape, *self.points.shape[-2:])[index],
+            self.weights.expand(*batch_shape, *self.weights.shape[-1:])[index],
+        )
+
+    def _with_parts(self, base_kernel: Kernel, points: Tensor, weights: Tensor) -> CentredKernel:
+        new_kernel = deepcopy(self)
+        new_kernel.base_kernel, new_kernel.points, new_kernel.weights = base_kernel, points, weights
+        new_kernel.batch_shape = points.shape[:-2]
+        return new_kernel
+
+
+class _PlainKernel(torch.nn.Module):
+    """A kernel whose call returns a plain tensor: a lazy one would forget the parameters that it was called with."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        super().__init__()
+        self.kernel = kernel
+
+    def forward(self, x1: Tensor, x2: Tensor, diag: bool) -> Tensor:
+        """The matrix, or the diagonal."""
+        return to_dense(self.kernel(x1, x2 if x2 is not x1 else None, diag=diag))
+
+
+def evaluate_double(kernel: Kernel, x1: Tensor, x2: Tensor, diag: bool = False) -> Tensor:
+    """A kernel in float64, whatever the dtype of its parameters.
+
+    :param kernel: The kernel.
+    :param x1: The first inputs (`*batch x n x d`), float64.
+    :param x2: The second inputs (`*batch x m x d`), float64.
+    :param diag: Whether to return only the covariances of corresponding inputs (then `n = m`).
+    :return: The matrix (`*batch x n x m`), or the diagonal (`*batch x n`).
+    """
+    if diag:
+        # GPyTorch takes a batch of diagonals for a matrix where there are as many as rows, unless the inputs have all
+        # of the batch dimensions.
+        batch_shape = torch.broadcast_shapes(kernel.batch_shape, x1.shape[:-2], x2.shape[:-2])
+        x2_is_x1, x1 = x2 is x1, x1.expand(*batch_shape, *x1.shape[-2:])
+        x2 = x1 if x2_is_x1 else x2.expand(*batch_shape, *x2.shape[-2:])
+    plain = _PlainKernel(kernel)
+    try:
+        return plain(x1, x2, diag).double()
+    except RuntimeError:
+        # Most kernels promote their parameters to the dtype of the inputs; those with matrix products inside (random
+        # features, neural networks) do not, and are called with parameters that were.
+        tensors = dict(itertools.chain(plain.named_parameters(), plain.named_buffers()))
+        converted = {name: tensor.double() for name, tensor in tensors.items() if tensor.is_floating_point()}
+        if all(tensor.dtype == torch.float64 for tensor in tensors.values() if tensor.is_floating_point()):
+            raise
+        return torch.func.functional_call(plain, converted, (x1, x2, diag))
+
+
+def _rounding(points: Tensor) -> float:
+    """The relative error of a sum over the points, at most."""
+    return (points.shape[-2] + 8) * _EPSILON
+
+
+def _checked_points(points: Any) -> Tensor:
+    points = as_parameter("CentredKernel", "points", points)
+    if points.dim() == 1:
+        points = points.unsqueeze(-1)
+    if points.dim() == 0 or 0 in points.shape:
+        raise ValueError(
+            f"points of CentredKernel must have shape (m, d), (*batch, m, d), or (m) for one column, got "
+            f"{tuple(points.shape)}."
+        )
+    return points
+
+
+def _checked_weights(weights: Any, points: Tensor) -> Tensor:
+    if weights is None:
+        weights = torch.ones(points.shape[-2], dtype=torch.float64, device=points.device)
+    weights = as_parameter("CentredKernel", "weights", weights).to(points.device)
+    if weights.dim() == 0 or weights.shape[-1] != points.shape[-2]:
+        raise ValueError(
+            f"weights of CentredKernel have shape {tuple(weights.shape)}, but there are {points.shape[-2]} points; "
+            "give one weight a point."
+        )
+    try:
+        torch.broadcast_shapes(weights.shape[:-1], points.shape[:-2])
+    except RuntimeError:
+        raise ValueError(
+            f"weights of CentredKernel have batch shape {tuple(weights.shape[:-1])}, which doesn't broadcast with that "
+            f"of points, {tuple(points.shape[:-2])}."
+        ) from None
+    if bool((weights < 0).any()):
+        raise ValueError(f"weights of CentredKernel must not be negative, got {weights.min().item():g}.")
+    # One distinct point among those with weight, and the function would be zero there and nowhere be averaged.
+    used = (weights > 0).unsqueeze(-1)
+    low = torch.where(used, points, torch.inf).amin(-2)
+    high = torch.where(used, points, -torch.inf).amax(-2)
+    if not bool((low < high).any(-1).all()):
+        raise ValueError(
+            "CentredKernel needs two or more distinct points with positive weight (in every batch); leave a component "
+            "whose input is constant out."
+        )
+    return weights.double() / weights.double().sum(-1, keepdim=True)
+
+
+def _check_base_kernel(kernel: Kernel, points: Tensor, normalize: bool) -> None:
+    if not isinstance(kernel, Kernel):
+        raise TypeError(f"base_kernel must be a gpytorch Kernel, got {type(kernel).__name__}.")
+    name = type(kernel).__name__
+    if kernel.num_outputs_per_input(points[..., :1, :], points[..., :1, :]) != 1:
+        raise ValueError(f"base_kernel must have one output, but {name} has several.")
+    for part in [kernel, *kernel.sub_kernels()]:
+        if part.active_dims is not None and int(part.active_dims.max()) >= points.shape[-1]:
+            raise ValueError(
+                f"base_kernel has active_dims {part.active_dims.tolist()}, but points have {points.shape[-1]} columns; "
+                "those of base_kernel count the columns of the points, those of CentredKernel the columns of x."
+            )
+    if normalize and _has_output_scale(kernel):
+        raise ValueError(
+            f"base_kernel {name} has an outputscale, which normalize=True cancels; put it outside, "
+            "ScaleKernel(CentredKernel(...)), or pass normalize=False."
+        )
+    try:
+        torch.broadcast_shapes(points.shape[:-2], kernel.batch_shape)
+    except RuntimeError:
+        raise ValueError(
+            f"points have batch shape {tuple(points.shape[:-2])}, which doesn't broadcast with that of base_kernel, "
+            f"{tuple(kernel.batch_shape)}; give points for each component, or the same for all."
+        ) from None
+
+
+def _has_output_scale(kernel: Kernel) -> bool:
+    if isinstance(kernel, ProductKernel):
+        return any(_has_output_scale(part) for part in kernel.kernels)
+    return isinstance(kernel, ScaleKernel)
