@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ._block_diagonal import BlockDiagonalOfOperators
 from .component_group import ComponentGroup
+from .levels import Levels, listed
 
 
 class AdditivePredictor(gpytorch.Module):
@@ -88,6 +89,17 @@ class AdditivePredictor(gpytorch.Module):
     def names(self) -> tuple[str, ...]:
         """Names of the components, in order."""
         return tuple(name for group in self.groups for name in group.names)
+
+    def names_of(self, predictor: int) -> tuple[str, ...]:
+        """
+        Names of the components of one predictor, in order.
+
+        :param predictor: Its number.
+        :raises ValueError: If there is no such predictor.
+        """
+        if not isinstance(predictor, int) or not 0 <= predictor < self.num_predictors:
+            raise ValueError(f"predictor must be an integer from 0 to {self.num_predictors - 1}, got {predictor!r}")
+        return tuple(name for group in self.groups if group.predictor == predictor for name in group.names)
 
     @property
     def num_components(self) -> int:
@@ -168,9 +180,11 @@ class AdditivePredictor(gpytorch.Module):
         Raise a clear error for inputs that the components cannot read.
 
         :param x: Inputs ``(*batch, n, D)``.
-        :param check_finite: Also look for NaN and infinity, which waits for the device.
-        :raises ValueError: For a wrong type, dtype, device or shape, an empty batch, too few columns, or NaN and
-            infinity in a column that a component uses.
+        :param check_finite: Also look for NaN, infinity and unseen levels, which waits for the device.
+        :raises ValueError: For a wrong type, dtype, device or shape, an empty batch, too few columns; for NaN and
+            infinity in a column that a component uses (NaN only unless all components that read the column allow it by
+            ``missing="marginal"``) or that a mean module reads; and for values in columns with ``levels`` that are none
+            of these.
         """
         if not torch.is_tensor(x):
             raise ValueError(f"x must be a torch.Tensor, got {type(x).__name__}")
@@ -178,7 +192,8 @@ class AdditivePredictor(gpytorch.Module):
         self._check_kind(x)
         self._check_shape(x)
         if check_finite:
-            self._check_finite(x)
+            self._check_finite(x.detach())
+            self._check_levels(x.detach())
 
     def _check_own_kind(self) -> None:
         """Groups may be built from tensors of any dtype, but are used in one."""
@@ -223,19 +238,46 @@ class AdditivePredictor(gpytorch.Module):
 
     def _check_finite(self, x: Tensor) -> None:
         # A sum is finite unless an entry is not (or it overflows): one cheap reduction for the usual case.
-        if torch.isfinite(x.detach().sum()):
+        if torch.isfinite(x.sum()):
             return
-        bad = ~torch.isfinite(x.detach())
-        columns = bad.flatten(0, -2).any(dim=0).nonzero().flatten().tolist()
-        used = {int(c) for group in self.groups for c in group.columns.flatten()}
-        used |= {int(c) for group in self.groups for c in group.by_columns[group._has_by]}
-        culprits = [column for column in columns if column in used]
-        if culprits:
-            rows = int(bad[..., culprits].any(dim=-1).sum())
+        finite, optional, needed = torch.isfinite(x), set[int](), set[int]()
+        for group in self.groups:
+            (optional if group.missing == "marginal" else needed).update(group.columns.flatten().tolist())
+        multipliers = {int(column) for group in self.groups for column in group.by_columns[group._has_by]}
+        bad = {column: ~finite[..., column] for column in needed | multipliers}
+        bad |= {column: x[..., column].isinf() for column in optional - needed - multipliers}
+        counts = {column: int(rows.sum()) for column, rows in sorted(bad.items())}
+        culprits = [column for column, count in counts.items() if count]
+        if not culprits:
+            self._check_means(x)
+            return
+        rows = int(torch.stack([bad[column] for column in culprits]).any(0).sum())
+        listing = ", ".join(f"column {column} ({_rows(counts[column])})" for column in culprits)
+        may_be_missing = any(x[..., column].isnan().any() for column in culprits if column not in multipliers)
+        raise ValueError(
+            f"x has NaN or infinity in {rows} of {_rows(finite[..., 0].numel())}: {listing}; drop or impute them"
+            + (', or declare the components missing="marginal"' if may_be_missing else "")
+        )
+
+    @torch.no_grad()
+    def _check_means(self, x: Tensor) -> None:
+        """Mean modules read the raw columns, those that may be missing as well."""
+        bad = ~torch.isfinite(self.prior_means(x)).all(-2)
+        if bad.any():
             raise ValueError(
-                f"x has NaN or infinity in {rows} of {bad.shape[:-1].numel()} rows, in columns {culprits}; "
-                "drop or impute these rows"
+                f"the mean module is NaN or infinite in {int(bad.sum())} of {_rows(bad.numel())}, where it reads "
+                "missing values of x; give it columns without, or impute them"
             )
+
+    def _check_levels(self, x: Tensor) -> None:
+        names: dict[tuple[int, Levels], list[str]] = {}
+        for group in self.groups:
+            for column, levels in group.levels.items():
+                names.setdefault((column, levels), []).extend(group.names_reading(column))
+        found = [_unseen(x[..., column], column, levels, readers) for (column, levels), readers in names.items()]
+        problems = [problem for problem in found if problem is not None]
+        if problems:
+            raise ValueError(f"x has {'; and '.join(problems)}; drop these rows, or use a term that allows new levels")
 
     def prior_means(self, x: Tensor) -> Tensor:
         """
@@ -270,6 +312,28 @@ class AdditivePredictor(gpytorch.Module):
         """
         self.check_inputs(x, check_finite=gpytorch.settings.debug.on())
         return predictor_distribution(self.prior_means(x), join_covariances(self.prior_covariances(x)))
+
+
+def _rows(count: int) -> str:
+    return f"{count} row" if count == 1 else f"{count} rows"
+
+
+def _unseen(values: Tensor, column: int, levels: Levels, names: list[str]) -> str | None:
+    """What is wrong with a column of x; NaN counts as missing, not as a level."""
+    single = values.float().contiguous()  # as level kernels compare
+    codes = torch.tensor(sorted(levels.codes), dtype=torch.float32, device=values.device)
+    nearest = codes[torch.searchsorted(codes, single).clamp_(max=len(codes) - 1)]
+    unseen = (nearest != single) & ~values.isnan()
+    if not unseen.any():
+        return None
+    strangers = values[unseen].unique().tolist()
+    what, verb = ("level", "is") if len(strangers) == 1 else ("levels", "are")
+    shown = listed(strangers) if len(strangers) > 1 else listed(strangers).strip("[]")
+    component = "component" if len(names) == 1 else "components"
+    return (
+        f"{what} {shown} in {_rows(int(unseen.sum()))} of column {column} "
+        f"({component} {', '.join(map(repr, names))}), which {verb} none of its levels {levels.describe()}"
+    )
 
 
 def join_covariances(covariances: list[LinearOperator]) -> LinearOperator:

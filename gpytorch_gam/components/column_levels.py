@@ -12,7 +12,10 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
+from gpytorch.kernels import AdditiveKernel, Kernel, ProductKernel, ScaleKernel
 from torch import Tensor
+
+from gpytorch_gam.kernels import CentredKernel, LevelKernel, OrdinalKernel
 
 from .additive_predictor import AdditivePredictor
 from .component_group import ComponentGroup
@@ -134,7 +137,9 @@ class ColumnLevels:
         :param terms: Sets of columns that components read, or a predictor that has them; default each column alone.
         :param max_levels: Of a column alone, of each of two columns that are read together, of each of three, and so
             on; the last number holds for all further ones.
-        :raises ValueError: If there are no rows, NaN or infinity, or combinations of too many columns.
+        :raises ValueError: If there are no rows, NaN or infinity (missing values are not discretised), combinations of
+            too many columns, or categories of a predictor's terms that would be rounded.
+        :raises NotImplementedError: If a term reads categories together with a column that would be rounded.
         """
         return cls.from_batches([x], terms, max_levels=max_levels)
 
@@ -153,20 +158,23 @@ class ColumnLevels:
         :param terms: See :meth:`from_data`.
         :param max_levels: See :meth:`from_data`.
         :raises ValueError: See :meth:`from_data`.
+        :raises NotImplementedError: See :meth:`from_data`.
         """
         numbers = _validated_max_levels(max_levels)
         columns: list[tuple[int, ...]] | None = None
+        optional = _may_be_missing(terms)
         summaries: dict[int, _ColumnSummary] = {}
         for batch in batches:
             x = _inputs_of(batch)
             columns = _columns_of(terms, x) if columns is None else columns
             for column in sorted({column for term in columns for column in term}):
-                summaries.setdefault(column, _ColumnSummary(max(numbers))).add(x[:, column], column)
+                summaries.setdefault(column, _ColumnSummary(max(numbers))).add(x[:, column], column, optional)
         if columns is None:
             raise ValueError("there are no rows to take levels from")
         margins = [
             tuple(summaries[column].margin(_number_for(len(term), numbers)) for column in term) for term in columns
         ]
+        _refuse_rounded_categories(terms, columns, margins)
         occurring = _occurring(batches, columns, margins)
         ranges = {column: (summary.low, summary.high) for column, summary in summaries.items()}
         made = [
@@ -316,10 +324,14 @@ class _ColumnSummary:
         self._like: Tensor | None = None
         self.low, self.high = float("inf"), float("-inf")
 
-    def add(self, values: Tensor, name: int) -> None:
+    def add(self, values: Tensor, name: int, optional: set[int]) -> None:
         smallest, largest = (bound.item() for bound in torch.aminmax(values))
         if not (smallest > float("-inf") and largest < float("inf")):
-            raise ValueError(f"column {name} of x has NaN or infinity: drop or impute these rows")
+            count = int((~torch.isfinite(values)).sum())
+            raise ValueError(
+                f"column {name} of x has NaN or infinity in {count} of {len(values)} rows: drop or impute these rows"
+                + (', or use fit and polish for components with missing="marginal"' if name in optional else "")
+            )
         self.low, self.high, self._like = min(self.low, smallest), max(self.high, largest), values[:1]
         for block in values.split(_BLOCK_SIZE):
             if not self._has_few:
@@ -373,6 +385,52 @@ def _columns_of(terms: AdditivePredictor | Sequence[Sequence[int]] | None, x: Te
     if beyond:
         raise ValueError(f"terms name columns {beyond}, but x has {x.shape[-1]} columns")
     return found
+
+
+def _may_be_missing(terms: AdditivePredictor | Sequence[Sequence[int]] | None) -> set[int]:
+    """Columns that some component takes with missing values."""
+    groups = terms.groups if isinstance(terms, AdditivePredictor) else []
+    return {column for group in groups if group.missing == "marginal" for column in group.columns.flatten().tolist()}
+
+
+def _refuse_rounded_categories(
+    terms: AdditivePredictor | Sequence[Sequence[int]] | None,
+    columns: list[tuple[int, ...]],
+    margins: list[tuple[Margin, ...]],
+) -> None:
+    """Between the levels of a category there is nothing: their columns must not be rounded, or interpolated."""
+    margins_of = dict(zip(columns, margins, strict=True))
+    for group in terms.groups if isinstance(terms, AdditivePredictor) else []:
+        positions = _category_positions(group.kernel, list(range(group.input_dim)))
+        for name, row in zip(group.names, group.columns.tolist(), strict=True):
+            is_category = [index in positions or column in group.levels for index, column in enumerate(row)]
+            rounded = [column for column, margin in zip(row, margins_of[tuple(row)], strict=True) if margin.step]
+            categories = [column for column, is_one in zip(row, is_category, strict=True) if is_one]
+            if set(rounded) & set(categories):
+                raise ValueError(
+                    f"component {name!r} reads categories in columns {categories}, which have more distinct values "
+                    f"than max_levels allows for {len(row)} column(s): raise max_levels, or use fit and polish"
+                )
+            if rounded and categories:
+                raise NotImplementedError(
+                    f"component {name!r} reads categories in columns {categories} together with columns {rounded}, "
+                    "which would be rounded, and that is not discretised: use fit and polish"
+                )
+
+
+def _category_positions(kernel: Kernel, positions: list[int]) -> set[int]:
+    """Which of a component's columns hold categories for its kernel."""
+    if kernel.active_dims is not None:
+        positions = [positions[index] for index in kernel.active_dims.tolist()]
+    while isinstance(kernel, ScaleKernel):  # has taken over the active_dims of its base kernel
+        kernel = kernel.base_kernel
+    if isinstance(kernel, LevelKernel | OrdinalKernel):
+        return set(positions)
+    if isinstance(kernel, CentredKernel):
+        return _category_positions(kernel.base_kernel, positions)
+    if isinstance(kernel, ProductKernel | AdditiveKernel):
+        return set().union(*(_category_positions(part, positions) for part in kernel.kernels))
+    return set()
 
 
 def _occurring(

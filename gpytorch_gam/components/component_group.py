@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import numbers
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import gpytorch
 import torch
 from gpytorch.kernels import Kernel
+from gpytorch.settings import trace_mode
 from linear_operator.operators import (
     DiagLinearOperator,
     LinearOperator,
     MatmulLinearOperator,
     RootLinearOperator,
+    SumLinearOperator,
     to_linear_operator,
 )
 from torch import Tensor
@@ -19,7 +24,9 @@ from torch import Tensor
 from gpytorch_gam.kernels._separable_form import separable_form
 from gpytorch_gam.operators._cholesky import safe_cholesky
 
-from ._fused_projection import plain_kernel
+from ._fused_projection import is_transformed, plain_kernel
+from ._mean_variance import is_product_of_scales, mean_diagonal, product_of_scales
+from .levels import Levels, listed
 
 
 class ComponentGroup(gpytorch.Module):
@@ -29,7 +36,8 @@ class ComponentGroup(gpytorch.Module):
 
     Component :math:`c` is :math:`f_c(\mathbf x) = b_c(\mathbf x) \, g_c(\mathbf x_c)` with
     :math:`g_c \sim GP(0, k_c)`, where :math:`\mathbf x_c` are the columns of the component and :math:`b_c` is 1,
-    or the column named by ``by`` (a varying coefficient in the words of mgcv).
+    or the column named by ``by`` (a varying coefficient in the words of mgcv), or with ``by_levels`` the indicator that
+    the column holds a level.
 
     The component dimension stands directly left of the data dimensions everywhere: kernels have batch shape
     ``(*batch, C_g)``, inducing points ``(*batch, C_g, M, d)``, covariances ``(*batch, C_g, M, n)``.
@@ -41,9 +49,18 @@ class ComponentGroup(gpytorch.Module):
         overlap and repeat between components. ``[[]]`` is a component without inputs, that is a constant.
     :param inducing_points: ``(*batch, C_g, M, d)``, or ``(M, d)`` to start every component at the same places, or a
         sequence of ``C_g`` tensors ``(M, d)``.
-    :param names: One name a component. Default: built from the columns, such as ``x0`` or ``x0:x1``.
+    :param names: One name a component. Default: built from the columns, such as ``x0``, ``x0:x1``, ``x0*x2`` for a
+        multiplier, ``x0|x2=Oslo`` for a level; and ``x0.1`` for predictor 1.
     :param by: Multiplier column of each component (``None`` for none), or one index for all of them. With an ANOVA
         kernel :math:`g_c` has mean zero, which leaves the linear effect of the multiplier itself to another component.
+    :param by_levels: For each component the level (a code) of its ``by`` column in whose rows it is; elsewhere it is
+        zero. None for a component whose ``by`` column is a multiplier, or which has none.
+    :param levels: Levels of those of the columns for which any other value is an error. Kernels that know what to do
+        with unseen levels leave their column out.
+    :param missing: What NaN in a component's own columns means. "error": it is refused. "marginal": in such a row the
+        component has mean zero and its mean prior variance, independently of all other rows, whatever the data: the
+        output scale with normalised ANOVA kernels, and otherwise the mean over the inducing points, which is exact for
+        stationary kernels. NaN in ``by`` columns is an error in either case.
     :param predictor: Which additive predictor of a multi-parameter likelihood the components belong to.
     :param learn_inducing_locations: Whether the inducing points are parameters; otherwise they are buffers.
     :param exact: Declare that the inducing variables determine the components everywhere (a constant, the levels of
@@ -58,6 +75,9 @@ class ComponentGroup(gpytorch.Module):
     columns: Tensor
     by_columns: Tensor
     inducing_points: Tensor
+    _has_by: Tensor
+    _indicated_levels: Tensor
+    _is_indicator: Tensor
 
     def __init__(
         self,
@@ -67,6 +87,9 @@ class ComponentGroup(gpytorch.Module):
         *,
         names: Sequence[str] | None = None,
         by: int | Sequence[int | None] | None = None,
+        by_levels: Sequence[float | None] | None = None,
+        levels: Mapping[int, Levels] | None = None,
+        missing: Literal["error", "marginal"] = "error",
         predictor: int = 0,
         learn_inducing_locations: bool = False,
         exact: bool = False,
@@ -74,7 +97,9 @@ class ComponentGroup(gpytorch.Module):
         super().__init__()
         columns = _validated_columns(columns)
         by = _validated_by(by, len(columns))
-        self.names = _validated_names(names, columns, by)
+        self.levels = _validated_levels(levels, columns, by)
+        self._by_levels = _validated_by_levels(by_levels, by, self.levels)
+        self.names = _validated_names(names, columns, by, self._by_levels, self.levels, predictor)
         self._label = f"component group {list(self.names)}"
         if not isinstance(predictor, int) or predictor < 0:
             raise ValueError(f"predictor of {self._label} must be a non-negative integer, got {predictor!r}")
@@ -83,8 +108,11 @@ class ComponentGroup(gpytorch.Module):
                 f"{self._label} is exact, so its inducing points (levels, or none) cannot be learnt: leave "
                 "learn_inducing_locations=False"
             )
+        if missing not in ("error", "marginal"):
+            raise ValueError(f"missing of {self._label} must be 'error' or 'marginal', got {missing!r}")
         self.predictor = predictor
         self.exact = exact
+        self.missing = missing
         self.kernel = kernel
         self.register_buffer(
             "columns", torch.tensor(columns, dtype=torch.long).reshape(len(columns), -1), persistent=False
@@ -100,7 +128,12 @@ class ComponentGroup(gpytorch.Module):
             self.register_parameter("inducing_points", torch.nn.Parameter(inducing_points))
         else:
             self.register_buffer("inducing_points", inducing_points)
+        indicated = [math.nan if level is None else level for level in self._by_levels]
+        self.register_buffer("_indicated_levels", torch.tensor(indicated, dtype=torch.float32), persistent=False)
+        self.register_buffer("_is_indicator", ~self._indicated_levels.isnan(), persistent=False)
+        self._any_by_level = any(level is not None for level in self._by_levels)
         self._validate_kernel()
+        self._has_known_mean_variance = is_product_of_scales(kernel, self.input_dim)
 
     def _validated_inducing_points(self, inducing_points: Tensor | Sequence[Tensor]) -> Tensor:
         if not torch.is_tensor(inducing_points):
@@ -185,7 +218,7 @@ class ComponentGroup(gpytorch.Module):
 
     @property
     def has_multiplier(self) -> bool:
-        """Whether any component has a ``by`` column."""
+        """Whether any component has a ``by`` column, as a multiplier or for a level of it."""
         return self._any_by
 
     @property
@@ -193,27 +226,91 @@ class ComponentGroup(gpytorch.Module):
         """Largest column index in use, -1 if none is."""
         return self._max_column
 
+    def names_reading(self, column: int) -> list[str]:
+        """
+        Names of the components that read a column of ``x``, as an input or in ``by``.
+
+        :param column: Its index.
+        """
+        reads = (self.columns == column).any(-1) | ((self.by_columns == column) & self._has_by)
+        return [name for name, is_reader in zip(self.names, reads.tolist(), strict=True) if is_reader]
+
     def select(self, x: Tensor) -> Tensor:
         """
-        Gather each component's own columns.
+        Gather each component's own columns. An inducing point stands in for missing values, if these are allowed:
+        what comes of it is masked by :meth:`multiplier`.
 
         :param x: Inputs ``(*batch, n, D)``.
         :return: ``(*batch, C_g, n, d)``.
         """
         gathered = x.mT[..., self.columns.reshape(-1), :]  # (*batch, C_g * d, n)
-        return gathered.unflatten(-2, self.columns.shape).mT
+        selected = gathered.unflatten(-2, self.columns.shape).mT
+        if not self._allows_missing:
+            return selected
+        points = self.inducing_points.detach()
+        stand_in = points.reshape(-1, *points.shape[-3:])[0, :, :1].to(x.dtype)  # any place where kernels are finite
+        return torch.where(selected.isnan(), stand_in, selected)
+
+    @property
+    def _allows_missing(self) -> bool:
+        return self.missing == "marginal" and self.input_dim > 0
 
     def multiplier(self, x: Tensor) -> Tensor | None:
         """
-        The values of the ``by`` columns, 1 for components without one.
+        The values of the ``by`` columns or the indicators of their levels, 1 for components without; and 0 where a
+        component's own columns are missing.
 
         :param x: Inputs ``(*batch, n, D)``.
-        :return: ``(*batch, C_g, n)``, or None if no component has a multiplier.
+        :return: ``(*batch, C_g, n)``, or None if it is one for all components, whatever the inputs.
         """
+        multiplier = self._by_multiplier(x)
+        if not self._allows_missing:
+            return multiplier
+        is_missing = self._is_missing(x)
+        if multiplier is None:
+            return (~is_missing).to(x.dtype)
+        return torch.where(is_missing, torch.zeros_like(multiplier), multiplier)
+
+    def _by_multiplier(self, x: Tensor) -> Tensor | None:
         if not self._any_by:
             return None
         values = x.mT[..., self.by_columns, :]
+        if self._any_by_level:
+            # In single precision, as level kernels compare: 0.1 is one level in float32 and in float64.
+            has_level = values.float() == self._indicated_levels.float().unsqueeze(-1)
+            values = torch.where(self._is_indicator.unsqueeze(-1), has_level.to(x.dtype), values)
         return torch.where(self._has_by.unsqueeze(-1), values, torch.ones_like(values))
+
+    def _is_missing(self, x: Tensor) -> Tensor:
+        """Rows in which a column of a component is NaN, ``(*batch, C_g, n)``."""
+        missing = x.isnan().mT[..., self.columns.reshape(-1), :]
+        return missing.unflatten(-2, self.columns.shape).any(-2)
+
+    def mean_prior_variance(self) -> Tensor:
+        """
+        The prior variance of the components where their columns are not known, multipliers left out: see ``missing``.
+
+        :return: ``(*batch, C_g)``, or a shape that broadcasts to it.
+        """
+        if self._has_known_mean_variance:
+            scales = product_of_scales(self.kernel)
+            points = self.inducing_points
+            return scales if torch.is_tensor(scales) else points.new_full(points.shape[:-2], scales)
+        return mean_diagonal(self.kernel, self.inducing_points.detach())
+
+    def missing_variance(self, x: Tensor) -> Tensor | None:
+        """
+        What the rows in which a component's columns are missing add to :meth:`prior_variance`, independently of all
+        other rows.
+
+        :param x: Inputs ``(*batch, n, D)``.
+        :return: ``(*batch, C_g, n)``, 0 where nothing is missing; None if missing values are not allowed.
+        """
+        if not self._allows_missing:
+            return None
+        variance, multiplier = self.mean_prior_variance().unsqueeze(-1), self._by_multiplier(x)
+        variance = variance if multiplier is None else variance * multiplier.square()
+        return torch.where(self._is_missing(x), variance, torch.zeros_like(variance)).to(x.dtype)
 
     def inducing_cholesky(self, jitter: float, relative: bool = False, covariance: Tensor | None = None) -> Tensor:
         """
@@ -295,6 +392,11 @@ class ComponentGroup(gpytorch.Module):
         :param x: Inputs ``(*batch, n, D)``.
         :return: ``(*batch, C_g, n)``.
         """
+        variance, missing = self._observed_variance(x), self.missing_variance(x)
+        return variance if missing is None else variance + missing
+
+    def _observed_variance(self, x: Tensor) -> Tensor:
+        """The prior variance without that of rows that miss columns, ``(*batch, C_g, n)``."""
         inputs = self.select(x)
         # Kernels take a diagonal for a matrix where a batch of components happens to be as long as the rows, unless the
         # inputs have all of the batch dimensions.
@@ -310,14 +412,45 @@ class ComponentGroup(gpytorch.Module):
         :param x: Inputs ``(*batch, n, D)``.
         :return: ``(*batch, C_g, n, n)``.
         """
-        if self.exact:  # determined by the inducing variables, so of their number's rank
-            return RootLinearOperator(self.features(x, self.inducing_cholesky(0.0)).mT)
+        covariance, missing = self._observed_covariance(x), self.missing_variance(x)
+        if missing is None:
+            return covariance
+        shape = torch.broadcast_shapes(covariance.shape[:-1], missing.shape)
+        if covariance.shape[:-1] != shape:
+            covariance = covariance.expand(*shape, shape[-1])
+        return SumLinearOperator(covariance, DiagLinearOperator(missing.expand(shape)))
+
+    def _observed_covariance(self, x: Tensor) -> LinearOperator:
+        """The prior covariance without the variance of rows that miss columns."""
+        # As a rule, the inducing variables of an exact group determine it: the covariance is of their number's rank.
+        if self.exact and not trace_mode.on() and not is_transformed(x):
+            features = self.features(x, self.inducing_cholesky(0.0))
+            # Training does not wait for a device to say that a row has an unseen level.
+            if (self.training and x.device.type != "cpu") or not self._undetermined(x, features).any():
+                return RootLinearOperator(features.mT)
         covariance = to_linear_operator(self.kernel(self.select(x)))
         multiplier = self.multiplier(x)
         if multiplier is None:
             return covariance
         scale = DiagLinearOperator(multiplier)
         return MatmulLinearOperator(scale, MatmulLinearOperator(covariance, scale))
+
+    def undetermined_rows(self, x: Tensor, cholesky: Tensor) -> Tensor:
+        """
+        Rows in which the inducing variables do not determine the components. For an exact group these hold levels that
+        are none of the inducing points.
+
+        :param x: Inputs ``(*batch, n, D)``.
+        :param cholesky: :math:`L_c` from :meth:`inducing_cholesky`, ``(*batch, C_g, M, M)``.
+        :return: ``(*batch, C_g, n)``.
+        """
+        return self._undetermined(x, self.features(x, cholesky))
+
+    @torch.no_grad()
+    def _undetermined(self, x: Tensor, features: Tensor) -> Tensor:
+        variance = self._observed_variance(x)
+        tolerance = math.sqrt(torch.finfo(variance.dtype).eps)  # of what is rounded on the way through a factorisation
+        return variance - features.square().sum(-2) > tolerance * variance
 
     def extra_repr(self) -> str:
         """Names, sizes and predictor of the group."""
@@ -366,9 +499,62 @@ def _validated_by(by: int | Sequence[int | None] | None, num_components: int) ->
     return by
 
 
-def _validated_names(names: Sequence[str] | None, columns: list[list[int]], by: list[int | None]) -> tuple[str, ...]:
+def _validated_levels(
+    levels: Mapping[int, Levels] | None, columns: list[list[int]], by: list[int | None]
+) -> dict[int, Levels]:
+    if levels is None:
+        return {}
+    if not isinstance(levels, Mapping):
+        raise ValueError(f"levels must map columns to Levels, got {type(levels).__name__}")
+    used = {column for row in columns for column in row} | {column for column in by if column is not None}
+    for column, levels_of in levels.items():
+        if not isinstance(levels_of, Levels):
+            raise ValueError(
+                f"levels must map columns to Levels, got {type(levels_of).__name__} for column {column!r}: use "
+                "as_levels"
+            )
+        if column not in used:
+            raise ValueError(f"levels names column {column!r}, but the components read only columns {sorted(used)}")
+    return dict(levels)
+
+
+def _validated_by_levels(
+    by_levels: Sequence[float | None] | None, by: list[int | None], levels: dict[int, Levels]
+) -> tuple[float | None, ...]:
+    if by_levels is None:
+        return (None,) * len(by)
+    if isinstance(by_levels, str) or not isinstance(by_levels, Sequence):
+        raise ValueError(f"by_levels must be a sequence with one level (or None) for each component, got {by_levels!r}")
+    if len(by_levels) != len(by):
+        raise ValueError(f"by_levels names {len(by_levels)} levels for {len(by)} components: {by_levels!r}")
+    for level, column in zip(by_levels, by, strict=True):
+        if level is None:
+            continue
+        if not isinstance(level, numbers.Real) or not math.isfinite(level):
+            raise ValueError(f"by_levels must hold finite numbers or None, got {level!r}")
+        if column is None:
+            raise ValueError(f"by_levels has level {level!r} for a component without a column: name its column in `by`")
+        if column in levels and level not in levels[column].codes:
+            raise ValueError(
+                f"by_levels has level {level!r}, which is none of the levels {listed(levels[column].codes)} of column "
+                f"{column}"
+            )
+    return tuple(None if level is None else float(level) for level in by_levels)
+
+
+def _validated_names(
+    names: Sequence[str] | None,
+    columns: list[list[int]],
+    by: list[int | None],
+    by_levels: tuple[float | None, ...],
+    levels: dict[int, Levels],
+    predictor: int,
+) -> tuple[str, ...]:
     if names is None:
-        return tuple(_default_name(row, multiplier) for row, multiplier in zip(columns, by, strict=True))
+        return tuple(
+            default_name(_name_of(row, column, level, levels), predictor)
+            for row, column, level in zip(columns, by, by_levels, strict=True)
+        )
     if isinstance(names, str):
         raise ValueError(f"names must be a sequence with one name for each component, got the string {names!r}")
     names = tuple(names)
@@ -377,6 +563,20 @@ def _validated_names(names: Sequence[str] | None, columns: list[list[int]], by: 
     return names
 
 
-def _default_name(row: list[int], by: int | None) -> str:
+def default_name(name: str, predictor: int) -> str:
+    """
+    The name of a component unless its user gave one.
+
+    :param name: What it is called in predictor 0.
+    :param predictor: The predictor that it belongs to.
+    """
+    return name if predictor == 0 else f"{name}.{predictor}"
+
+
+def _name_of(row: list[int], by: int | None, by_level: float | None, levels: dict[int, Levels]) -> str:
     name = ":".join(f"x{column}" for column in row) or "constant"
-    return name if by is None else f"{name}*x{by}"
+    if by is None:
+        return name
+    if by_level is None:
+        return f"{name}*x{by}"
+    return f"{name}|x{by}={(levels.get(by) or Levels((by_level,))).label(by_level)}"

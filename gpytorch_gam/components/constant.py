@@ -9,7 +9,11 @@ from .component_group import ComponentGroup
 
 
 def constant(
-    variance: float = 1.0, *, name: str = "constant", predictor: int = 0, batch_shape: torch.Size | tuple[int, ...] = ()
+    variance: float = 1.0,
+    *,
+    name: str | None = None,
+    predictor: int = 0,
+    batch_shape: torch.Size | tuple[int, ...] = (),
 ) -> ComponentGroup:
     r"""
     The constant component :math:`f(\mathbf x) = \beta` with :math:`\beta \sim N(0, \sigma^2)`.
@@ -20,7 +24,7 @@ def constant(
 
     :param variance: Initial prior variance :math:`\sigma^2`, a trainable hyperparameter. The prior mean is zero: shift
         the response, or give :class:`AdditivePredictor` a mean module, if zero is far away.
-    :param name: Name of the component.
+    :param name: Name of the component. Default: ``constant``, and ``constant.1`` for predictor 1.
     :param predictor: Which additive predictor of a multi-parameter likelihood it belongs to.
     :param batch_shape: Batch shape of independent models.
     :return: A group of one component without columns.
@@ -30,4 +34,5 @@ def constant(
     kernel = ConstantKernel(batch_shape=torch.Size([*batch_shape, 1]))
     kernel.constant = torch.full((*batch_shape, 1, 1), float(variance))
     points = torch.zeros(*batch_shape, 1, 1, 0)
-    return ComponentGroup(kernel, columns=[[]], inducing_points=points, names=[name], predictor=predictor, exact=True)
+    names = None if name is None else [name]
+    return ComponentGroup(kernel, columns=[[]], inducing_points=points, names=names, predictor=predictor, exact=True)

@@ -77,6 +77,7 @@ def _fused_inputs(
     if multiplier is not None:
         multiplier = multiplier.expand(*batch_shape, multiplier.shape[-1])
         variance = variance * multiplier.square()
+    variance = _with_missing(group, x, variance)
     return ProjectionInputs(form.factors, weights[0], weights[1], multiplier), variance.sum(-2)
 
 
@@ -163,10 +164,16 @@ def _covariance_and_variance(group: ComponentGroup, x: Tensor) -> tuple[Tensor, 
         form = separable_form(group.kernel, group.inducing_points, group.select(x))
     if form is None:
         return group.cross_covariance(x), group.prior_variance(x)
-    covariance, multiplier = plain_kernel(form.factors), group.multiplier(x)
-    if multiplier is None:
-        return covariance, form.variance
-    return covariance * multiplier.unsqueeze(-2), form.variance * multiplier.square()
+    covariance, variance, multiplier = plain_kernel(form.factors), form.variance, group.multiplier(x)
+    if multiplier is not None:
+        covariance, variance = covariance * multiplier.unsqueeze(-2), variance * multiplier.square()
+    return covariance, _with_missing(group, x, variance)
+
+
+def _with_missing(group: ComponentGroup, x: Tensor, variance: Tensor) -> Tensor:
+    """Prior variances ``(*batch, C_g, n)`` with those of rows that miss columns."""
+    missing = group.missing_variance(x)
+    return variance if missing is None else variance + missing
 
 
 def whitened_weights(cholesky: Tensor, columns: Tensor) -> Tensor:

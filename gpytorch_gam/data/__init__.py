@@ -1,6 +1,8 @@
-"""Batches of rows from files that are larger than memory."""
+"""Rows of data: from files larger than memory, with arguments of the likelihood, without a response."""
 
+from .drop_missing import RowsWithResponse, drop_missing
 from .memory_mapped_batches import MemoryMappedBatches
 from .parquet_batches import ParquetBatches
+from .row_dataset import RowDataset
 
-__all__ = ["MemoryMappedBatches", "ParquetBatches"]
+__all__ = ["MemoryMappedBatches", "ParquetBatches", "RowDataset", "RowsWithResponse", "drop_missing"]

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
-from torch import Tensor
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
 from ._streamed_batches import StreamedBatches
 
 
-def every_row(batches: Iterable[tuple[Tensor, Tensor]]) -> Iterable[tuple[Tensor, Tensor]]:
+def every_row(batches: Iterable[Any]) -> Iterable[Any]:
     """
     The batches, with the rows that a loader drops from its last one.
 

@@ -260,6 +260,11 @@ def _validate_predictor(predictor: AdditivePredictor, owner: str) -> None:
             f"{owner} has one weight and one precision for each row, which serves one predictor; this one has "
             f"{predictor.num_predictors}: use AdditiveVariationalStrategy with a structured distribution"
         )
+    marginal = [name for group in predictor.groups if group.missing == "marginal" for name in group.names]
+    if marginal:
+        raise NotImplementedError(
+            f'{owner} takes no components with missing="marginal", as {marginal} have: use AdditiveVariationalStrategy'
+        )
 
 
 def scale_by_multipliers(group: ComponentGroup, covariance: Tensor, x: Tensor, dim: int) -> Tensor:

@@ -10,8 +10,16 @@ from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
 from gpytorch_gam.components import ComponentGroup
-from gpytorch_gam.components.projection import whitened_weights
+from gpytorch_gam.kernels import Measure
 
+from ._centring import (
+    GroupCentre,
+    Reference,
+    centred_group,
+    centred_prior_covariance,
+    group_centres,
+    make_reference,
+)
 from ._posterior_covariance import covariance_in_rows, keep_positive
 from ._precision_algebra import split_groups
 
@@ -179,10 +187,45 @@ class ComponentPosterior:
     def _own_covariance(self) -> Tensor:
         """Covariance over the rows without the coupled part, ``(*batch, C, n, n)``."""
         parts = []
-        for group, posterior in zip(self._strategy.predictor.groups, self._groups, strict=True):
-            own = group.prior_covariance(self._x).to_dense()
+        for own, posterior in zip(self._prior_covariances(), self._groups, strict=True):
             parts.append(own if posterior.block is None else own - posterior.block.mT @ posterior.block)
         return self._gather(parts, dim=-3)
+
+    def _prior_covariances(self) -> list[Tensor]:
+        """Prior covariance of each group over the rows, ``(*batch, C_g, n, n)``."""
+        return [group.prior_covariance(self._x).to_dense() for group in self._strategy.predictor.groups]
+
+    def centred(self, over: Tensor | Measure | None = None) -> ComponentPosterior:
+        r"""
+        Joint posterior of the centred effects :math:`f_c - \bar f_c` in the same rows, where :math:`\bar f_c` is the
+        mean of the component over reference inputs.
+
+        A kernel that contains constants, such as a plain RBF kernel, shares the level of its component with the
+        constant component: the data determine their sum alone. The bands of the component then include how uncertain
+        its level is, those of the centred effect do not. mgcv's smooths are centred over the data, which is the default
+        here for a posterior at the data. Components with an ANOVA kernel have mean zero under its measure already.
+        Multipliers (``by``) are a part of the component.
+
+        The prior's share of the average costs :math:`O(m^2)` kernel evaluations a component for m reference rows, and
+        samples draw the components at the n rows and the reference rows together, :math:`O((n + m)^3)`.
+
+        :param over: The reference inputs. None: the rows of this posterior. A tensor ``(m, D)``: its rows. A
+            :class:`~gpytorch_gam.kernels.Measure`: every column of a component has this distribution, independently,
+            represented by quadrature nodes.
+        :return: The same interface: means, variances, covariances, choice by name, samples. Centred effects sum to the
+            predictor without its mean module and without the means of the components.
+        :raises TypeError: If ``over`` is none of these.
+        :raises ValueError: If there are more than 4096 reference rows, if columns of these components are missing in
+            one, or if there is a measure and a component has a multiplier or reads more than two columns.
+
+        Example:
+            >>> effects = model.components(grid).centred(over=train_x[:1000])
+            >>> lower, upper = effects["x0"].confidence_region()
+        """
+        reference = make_reference(self._strategy.predictor, self._x, self._indices, over)
+        with torch.autocast(self._x.device.type, enabled=False):
+            centres = group_centres(self._strategy, self._x, self._groups, self._indices, reference)
+        return _CentredComponentPosterior(self, reference, centres)
 
     def total(self) -> tuple[Tensor, Tensor]:
         """
@@ -244,6 +287,56 @@ class ComponentPosterior:
         return ComponentSamples(components, self._sum(components, -2))
 
 
+class _CentredComponentPosterior(ComponentPosterior):
+    """:class:`ComponentPosterior` of components from which averages over reference rows are subtracted."""
+
+    def __init__(self, base: ComponentPosterior, reference: Reference, centres: list[GroupCentre]) -> None:
+        self._base, self._reference, self._centres = base, reference, centres
+        groups = [centred_group(*pair) for pair in zip(base._groups, centres, strict=True)]
+        super().__init__(base._strategy, base._x, base._indices, groups, base._sign)
+
+    def __getitem__(self, names: str | Sequence[str]) -> ComponentPosterior:
+        """
+        The joint posterior of some of the centred components.
+
+        :param names: One name, or several.
+        :raises ValueError: If a name is not among :attr:`names`.
+        """
+        return _CentredComponentPosterior(self._base[names], self._reference, self._centres)
+
+    def centred(self, over: Tensor | Measure | None = None) -> ComponentPosterior:
+        """
+        The components centred over other inputs instead.
+
+        :param over: The reference inputs.
+        """
+        return self._base.centred(over)
+
+    def _prior_covariances(self) -> list[Tensor]:
+        pairs = zip(super()._prior_covariances(), self._centres, strict=True)
+        return [centred_prior_covariance(*pair) for pair in pairs]
+
+    def rsample(self, sample_shape: torch.Size | Sequence[int] = ()) -> ComponentSamples:
+        """
+        Draw functions from the joint posterior, and subtract the mean of each over the reference rows.
+
+        :param sample_shape: Shape of independent draws.
+        :return: Draws of the centred components and of their sum.
+        """
+        rows, weights = self._reference.rows, self._reference.weights[self._indices].to(self.mean.dtype)
+        if rows is None:
+            drawn = self._base.rsample(sample_shape).components
+            at_x = at_rows = drawn
+        else:
+            batch = torch.broadcast_shapes(self._x.shape[:-2], rows.shape[:-2])
+            joint = torch.cat([part.expand(*batch, *part.shape[-2:]) for part in (self._x, rows)], dim=-2)
+            drawn = self._strategy._component_posterior(joint, self._indices).rsample(sample_shape).components
+            at_x, at_rows = drawn.split([self._x.shape[-2], rows.shape[-2]], dim=-1)
+        first = at_rows[..., :1]
+        components = at_x - first - ((at_rows - first) * weights).sum(-1, keepdim=True)
+        return ComponentSamples(components, self._sum(components, -2))
+
+
 def _own_variance(group: GroupPosterior) -> Tensor:
     return group.prior_variance if group.block is None else group.prior_variance - group.block.square().sum(-2)
 
@@ -258,16 +351,38 @@ def _sample_group(group: ComponentGroup, x: Tensor, cholesky: Tensor, whitened: 
     """
     inputs = group.select(x).double()
     covariance = group.evaluate_kernel(group.inducing_points.double(), inputs)
-    mean = (whitened_weights(cholesky, whitened).mT @ covariance).squeeze(-2)
-    multiplier = group.multiplier(x)
-    if not group.exact:
-        features = torch.linalg.solve_triangular(cholesky, covariance, upper=False)
+    features = torch.linalg.solve_triangular(cholesky, covariance, upper=False)
+    mean = _multiply_draws(features.mT, whitened.squeeze(-1))
+    multiplier, missing = group.multiplier(x), group.missing_variance(x)
+    is_free = group.undetermined_rows(x, cholesky) if group.exact else None
+    if is_free is None or is_free.any():
         prior = group.evaluate_kernel(inputs)
         # Relative to the prior's variance, in whatever units that is; what is added is far below the jitter on K.
         scale = prior.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None].clamp_min(torch.finfo(prior.dtype).tiny)
         relative = (prior - features.mT @ features) / scale
         identity = torch.eye(relative.shape[-1], dtype=relative.dtype, device=relative.device)
         root = psd_safe_cholesky(relative + _SAMPLING_JITTER * identity) * scale.sqrt()
-        noise = torch.randn(*mean.shape, 1, dtype=mean.dtype, device=mean.device)
-        mean = mean + (root @ noise).squeeze(-1)
-    return mean if multiplier is None else mean * multiplier
+        if is_free is not None:
+            root = root * is_free.unsqueeze(-1)
+        mean = mean + _multiply_draws(root, torch.randn(mean.shape, dtype=mean.dtype, device=mean.device))
+    mean = mean if multiplier is None else mean * multiplier
+    if missing is None:
+        return mean
+    # Held above zero for the gradient of the root, which is masked where nothing is missing.
+    own_scale = missing.clamp_min(torch.finfo(missing.dtype).tiny).sqrt() * (missing > 0)
+    return mean + own_scale * torch.randn_like(mean)
+
+
+def _multiply_draws(matrix: Tensor, draws: Tensor) -> Tensor:
+    """
+    The product of a matrix with each draw. Draws become columns: broadcasting would copy the matrix for each of them.
+
+    :param matrix: ``(*batch, k, m)``.
+    :param draws: ``(*sample_shape, *batch, m)``.
+    :return: ``(*sample_shape, *batch, k)``.
+    """
+    num_leading = draws.dim() - matrix.dim() + 1
+    if num_leading <= 0:
+        return (matrix @ draws.unsqueeze(-1)).squeeze(-1)
+    columns = draws.flatten(0, num_leading - 1).movedim(0, -1)
+    return (matrix @ columns).movedim(-1, 0).unflatten(0, draws.shape[:num_leading])

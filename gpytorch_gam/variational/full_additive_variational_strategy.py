@@ -337,7 +337,7 @@ def _sample_prior(group: ComponentGroup, x: Tensor, sample_shape: torch.Size) ->
     :param x: Inputs ``(*batch, n, D)``, float64.
     :return: ``(*sample_shape, *batch, C_g, n)``.
     """
-    if group.exact:
+    if group.exact and not group.undetermined_rows(x, group.inducing_cholesky(0.0)).any():
         root = features_in_dtype_of(group, x, group.inducing_cholesky(0.0)).mT
         multiplier = None  # the features contain it
     else:

@@ -8,7 +8,7 @@ import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 
 from gpytorch_gam import AdditivePredictor, ComponentGroup
-from gpytorch_gam.components import constant, regular_grid
+from gpytorch_gam.components import Levels, as_levels, constant, regular_grid
 
 
 def univariate(columns: list[int], **kwargs: object) -> ComponentGroup:
@@ -110,7 +110,7 @@ BAD_INPUTS = {
     "x has dtype torch.float64, but the inducing points have torch.float32": torch.rand(5, 3, dtype=torch.float64),
     r"x is empty, shape \(0, 3\)": torch.rand(0, 3),
     r"x must have shape \(\*batch, n, D\)": torch.rand(5),
-    r"NaN or infinity in 2 of 5 rows, in columns \[0, 1\]": torch.tensor(
+    r"NaN or infinity in 2 of 5 rows: column 0 \(1 row\), column 1 \(1 row\)": torch.tensor(
         [[0.0, 1.0, 1.0], [float("nan"), 1.0, 1.0], [0.0, float("inf"), 1.0], [0.0, 0.0, 0.0], [1.0, 1.0, 1.0]]
     ),
     "x is on meta": torch.rand(5, 3, device="meta"),
@@ -129,7 +129,7 @@ def test_only_columns_in_use_must_be_finite() -> None:
     x[1, 1] = float("nan")
     assert torch.isfinite(predictor(x).variance).all()
     used_as_multiplier = AdditivePredictor(univariate([0], by=1))
-    with pytest.raises(ValueError, match=r"in 1 of 5 rows, in columns \[1\]"):
+    with pytest.raises(ValueError, match=r"in 1 of 5 rows: column 1 \(1 row\); drop or impute them$"):
         used_as_multiplier(x)
 
 
@@ -139,3 +139,82 @@ def test_groups_of_different_dtype_are_named_when_used() -> None:
     with pytest.raises(ValueError, match="differ in dtype or device"):
         predictor(torch.rand(5, 1))
     assert predictor.double()(torch.rand(5, 1).double()).mean.dtype == torch.float64
+
+
+def test_default_names_tell_predictors_apart() -> None:
+    predictor = AdditivePredictor(
+        univariate([0, 1]),
+        constant(),
+        univariate([0], predictor=1),
+        univariate([1], by=0, predictor=1),
+        constant(predictor=1),
+        constant(predictor=2, name="shape"),
+    )
+    assert predictor.names == ("x0", "x1", "constant", "x0.1", "x1*x0.1", "constant.1", "shape")
+    assert predictor.names_of(0) == ("x0", "x1", "constant")
+    assert predictor.names_of(1) == ("x0.1", "x1*x0.1", "constant.1")
+    assert predictor.names_of(2) == ("shape",)
+    for wrong in (3, -1, "x0"):
+        with pytest.raises(ValueError, match="predictor must be an integer from 0 to 2, got"):
+            predictor.names_of(wrong)
+
+
+def with_levels(codes: object, **kwargs: object) -> ComponentGroup:
+    return univariate([3], levels={3: codes if isinstance(codes, Levels) else as_levels(codes)}, **kwargs)
+
+
+def column_three(*values: float) -> torch.Tensor:
+    return torch.cat([torch.rand(len(values), 3), torch.tensor(values)[:, None]], dim=-1)
+
+
+UNSEEN = {
+    r"x has level 7 in 2 rows of column 3 \(component 'site'\), which is none of its levels \[0, 1, 2\]; ": (
+        lambda: [with_levels(3, names=["site"])],
+        column_three(0.0, 7.0, 7.0, 2.0),
+    ),
+    r"x has levels \[-1, 0\.5\] in 3 rows of column 3 \(component 'site'\), which are none of its levels \[0, 1\]": (
+        lambda: [with_levels(2, names=["site"])],
+        column_three(0.5, -1.0, 1.0, 0.5),
+    ),
+    r"level 2 in 1 row of column 3 .*, which is none of its levels \[0 \('Bergen'\), 1 \('Oslo'\)\]": (
+        lambda: [with_levels(["Bergen", "Oslo"], names=["site"])],
+        column_three(0.0, 2.0),
+    ),
+    r"level 5 in 1 row of column 3 \(components 'x3', 'x0\|x3=1', 'x1\|x3=1'\)": (
+        lambda: [
+            with_levels(2),
+            univariate([0, 1], by=3, by_levels=[1.0, 1.0], levels={3: as_levels(2)}),
+        ],
+        column_three(0.0, 5.0),
+    ),
+    r"column 3 \(component 'a'\), .*; and level 1 in 1 row of column 0 \(component 'b'\)": (
+        lambda: [with_levels(1, names=["a"]), univariate([0], levels={0: Levels((-2.0,))}, names=["b"])],
+        torch.tensor([[-2.0, 0.0, 0.0, 1.0], [1.0, 0.0, 0.0, 0.0]]),
+    ),
+}
+
+
+@pytest.mark.parametrize("message", UNSEEN)
+def test_unseen_levels_are_named(message: str) -> None:
+    make, x = UNSEEN[message]
+    predictor = AdditivePredictor(*make())
+    with pytest.raises(ValueError, match=message):
+        predictor(x)
+    with pytest.raises(ValueError, match=message):
+        predictor.double()(x.double().unsqueeze(0))
+
+
+def test_levels_are_compared_as_stored_numbers() -> None:
+    predictor = AdditivePredictor(univariate([0], levels={0: Levels((0.1, -3.0, 2.0**24))}))
+    x = torch.tensor([[0.1], [-3.0], [2.0**24]])
+    predictor.check_inputs(x)
+    predictor.double().check_inputs(x.double())  # .1 as float32 has it
+    predictor.check_inputs(torch.tensor([[0.1]], dtype=torch.float64))
+    predictor.check_inputs(torch.full((3, 1), 5.0, dtype=torch.float64), check_finite=False)
+
+
+def test_a_missing_level_is_missing_and_not_unseen() -> None:
+    x = column_three(0.0, float("nan"))
+    with pytest.raises(ValueError, match=r"NaN or infinity in 1 of 2 rows: column 3 \(1 row\).*missing=\"marginal\""):
+        AdditivePredictor(with_levels(2)).check_inputs(x)
+    AdditivePredictor(with_levels(2, missing="marginal")).check_inputs(x)

@@ -7,8 +7,10 @@ import pytest
 import torch
 from gpytorch.kernels import LinearKernel, MaternKernel, PeriodicKernel, RBFKernel, RQKernel, ScaleKernel
 
-from gpytorch_gam import ComponentGroup
-from gpytorch_gam.components import constant, regular_grid
+from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
+from gpytorch_gam.components import Levels, as_levels, constant, regular_grid
+from gpytorch_gam.kernels import CentredKernel, LevelKernel
+from gpytorch_gam.settings import fused_projection
 
 
 def rbf(size: int) -> ScaleKernel:
@@ -118,6 +120,20 @@ BAD_GROUPS = {
     "by names 1 multiplier columns for 2": {"by": [0]},
     "by must hold non-negative": {"by": [0, -2]},
     "predictor of component group": {"predictor": -1},
+    "missing of component group .* must be 'error' or 'marginal', got 'drop'": {"missing": "drop"},
+    "by_levels names 1 levels for 2 components": {"by": 2, "by_levels": [1.0]},
+    "by_levels must be a sequence": {"by": 2, "by_levels": 1.0},
+    "by_levels must hold finite numbers or None, got nan": {"by": 2, "by_levels": [1.0, float("nan")]},
+    "by_levels must hold finite numbers or None, got 'a'": {"by": 2, "by_levels": [1.0, "a"]},
+    "level 1.0 for a component without a column": {"by": [2, None], "by_levels": [None, 1.0]},
+    r"level 5.0, which is none of the levels \[0, 1\] of column 2": {
+        "by": 2,
+        "by_levels": [0.0, 5.0],
+        "levels": {2: as_levels(2)},
+    },
+    "levels must map columns to Levels, got list": {"levels": [as_levels(2)]},
+    "levels must map columns to Levels, got int for column 0": {"levels": {0: 3}},
+    r"levels names column 4, but the components read only columns \[0, 1\]": {"levels": {4: as_levels(2)}},
     "is exact, so its inducing points": {"exact": True, "learn_inducing_locations": True},
 }
 
@@ -139,3 +155,138 @@ def test_inducing_points_move_with_the_module() -> None:
     assert group.inducing_points.dtype == torch.float64
     assert group.columns.dtype == torch.long
     assert isinstance(group, gpytorch.Module)
+
+
+def test_components_of_levels_are_those_of_an_indicator_kernel() -> None:
+    x = torch.cat([torch.randn(8, 2), torch.tensor([0.0, 1.0, -4.0, 1.0, 0.0, 7.0, -4.0, 1.0])[:, None]], dim=-1)
+    x, codes = x.double(), [0.0, 1.0, -4.0]
+    points = regular_grid(-1.0, 1.0, 4)
+    plain = ComponentGroup(rbf(3), columns=[[0], [0], [1]], inducing_points=points).double()
+    group = ComponentGroup(plain.kernel, [[0], [0], [1]], points, by=2, by_levels=codes).double()
+    indicator = torch.stack([x[:, 2] == code for code in codes]).double()
+    assert torch.equal(group.multiplier(x), indicator)
+    assert group.has_multiplier
+    expected = plain.prior_covariance(x).to_dense() * indicator[:, :, None] * indicator[:, None, :]
+    torch.testing.assert_close(group.prior_covariance(x).to_dense(), expected)
+    torch.testing.assert_close(group.prior_variance(x), plain.prior_variance(x) * indicator)
+    for fused in ("blockwise", "off"):
+        with fused_projection(fused):
+            model = AdditiveGP(AdditivePredictor(group, constant(0.5)), "coupled").double()
+            distribution = model.variational_strategy.variational_distribution
+            features = model.variational_strategy.features(x)
+            training = model.train()(x)
+        torch.testing.assert_close(training.mean, features.mT @ distribution.mean)
+        covariance = features.mT @ distribution.covariance_matrix @ features
+        prior = expected.sum(0) + 0.5 - features.mT @ features
+        torch.testing.assert_close(training.variance, (prior + covariance).diagonal(), rtol=1e-6, atol=1e-6)
+    assert torch.equal(features[:12, 5], torch.zeros(12).double())  # 7 is no level of these
+
+
+def test_multipliers_and_levels_mix_in_a_group() -> None:
+    x = torch.tensor([[0.3, 2.5, 1.0], [0.1, -1.0, 0.0]])
+    group = ComponentGroup(
+        rbf(3), [[0], [0], [0]], regular_grid(0.0, 1.0, 3), by=[2, 1, None], by_levels=[1.0, None, None]
+    )
+    assert torch.equal(group.multiplier(x), torch.tensor([[1.0, 0.0], [2.5, -1.0], [1.0, 1.0]]))
+    assert group.names == ("x0|x2=1", "x0*x1", "x0")
+
+
+def test_names_of_levels_are_their_labels() -> None:
+    cities = Levels.from_values(["Oslo", "Bergen"])
+    group = ComponentGroup(
+        rbf(2), [[0], [0]], regular_grid(0.0, 1.0, 3), by=1, by_levels=cities.codes, levels={1: cities}, predictor=1
+    )
+    assert group.names == ("x0|x1=Bergen.1", "x0|x1=Oslo.1")
+    assert group.names_reading(1) == list(group.names)
+    assert group.names_reading(2) == []
+
+
+def test_levels_that_are_fractions_survive_conversions() -> None:
+    group = ComponentGroup(rbf(1), [[0]], regular_grid(0.0, 1.0, 3), by=1, by_levels=[0.1])
+    single, double = torch.tensor([[0.5, 0.1]]), torch.tensor([[0.5, 0.1]], dtype=torch.float64)
+    assert group.multiplier(single).item() == 1
+    for converted in (group.double(), group.float().double()):
+        assert converted.multiplier(double).item() == 1
+        assert converted.multiplier(single.double()).item() == 1
+
+
+def random_effect(num_levels: int, variance: float) -> ComponentGroup:
+    kernel = ScaleKernel(LevelKernel())
+    kernel.outputscale = variance
+    return ComponentGroup(kernel, [[0]], torch.arange(float(num_levels))[:, None], exact=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("family", ["block_low_rank", "low_rank", "coupled"])
+def test_an_unseen_level_of_an_exact_group_has_the_prior(family: str, dtype: torch.dtype) -> None:
+    smooth = ComponentGroup(rbf(1), [[1]], regular_grid(0.0, 1.0, 4))
+    model = AdditiveGP(AdditivePredictor(random_effect(3, 1.7), smooth), family).to(dtype)
+    model.variational_strategy._initialize_once()
+    with torch.no_grad():
+        for parameter in model.variational_parameters():
+            parameter.add_(0.4 * torch.randn_like(parameter))
+    codes = torch.tensor([0.0, 9.0, 2.0, -5.0, 9.0, 0.0])
+    x = torch.stack([codes, torch.rand(6)], dim=-1).to(dtype)
+    new, variance = [1, 3, 4], torch.tensor(1.7, dtype=dtype)
+    expected = torch.tensor([[1.7, 0.0, 1.7], [0.0, 1.7, 0.0], [1.7, 0.0, 1.7]], dtype=dtype)
+    tolerance = {"rtol": 1e-5, "atol": 1e-5}
+    for mode in (model.train(), model.eval()):
+        effect = mode.components(x)["x0"]
+        torch.testing.assert_close(effect.mean[0, new], torch.zeros(3, dtype=dtype), **tolerance)
+        torch.testing.assert_close(effect.variance[0, new], variance.expand(3), **tolerance)
+        torch.testing.assert_close(effect.covariance()[0][new][:, new], expected, **tolerance)
+        assert (effect.covariance()[0][[0, 2, 5]][:, new].abs() < 1e-6).all()
+        assert (effect.variance[0, [0, 2, 5]] < 5.0).all()
+        rest = mode.components(x)["x1"].variance[0]
+        cross = mode.components(x).cross_covariance()
+        assert (cross[new, 0, 1].abs() < 1e-6).all()
+        torch.testing.assert_close(mode(x).variance[new], (variance + rest)[new], **tolerance)
+    joint = model(x)
+    smooth_covariance = model.components(x)["x1"].covariance()[0]
+    torch.testing.assert_close(
+        joint.covariance_matrix[new][:, new], expected + smooth_covariance[new][:, new], **tolerance
+    )
+    torch.testing.assert_close(joint.variance, joint.covariance_matrix.diagonal(), **tolerance)
+    draws = model.components(x).sample(torch.Size([4000])).components[:, 0]
+    assert torch.equal(draws[:, 0], draws[:, 5])  # known levels have no residual
+    assert (draws[:, 1] - draws[:, 4]).abs().max() < 2e-3  # the jitter of draws, 1e-4 of a standard deviation
+    assert abs(draws[:, 1].var() / 1.7 - 1) < 0.12  # standard error .022
+    assert abs(torch.corrcoef(draws[:, [1, 3]].mT)[0, 1]) < 0.08  # standard error .016
+    seen = torch.cov(draws[:, [0, 2]].mT)
+    torch.testing.assert_close(seen, effect.covariance()[0][[0, 2]][:, [0, 2]], rtol=0.15, atol=0.15)
+
+
+def test_known_levels_keep_the_small_root_of_their_covariance() -> None:
+    group = random_effect(3, 1.7)
+    known = torch.tensor([[0.0], [2.0], [0.0], [1.0], [2.0]])
+    covariance = group.prior_covariance(known)
+    assert covariance.root.shape == (1, 5, 3)  # and not 5 x 5
+    torch.testing.assert_close(covariance.to_dense(), group.kernel(known).to_dense()[None])
+    unknown = known + 0.5
+    torch.testing.assert_close(group.prior_covariance(unknown).to_dense(), group.kernel(unknown).to_dense()[None])
+    torch.testing.assert_close(group.prior_covariance(unknown).diagonal(), group.prior_variance(unknown))
+
+
+def test_levels_beyond_a_centred_factor_are_not_determined_by_it() -> None:
+    levels = torch.arange(4.0)
+    kernel = ScaleKernel(CentredKernel(LevelKernel(), levels))
+    group = ComponentGroup(kernel, [[0]], levels[:3, None], exact=True).double()
+    x = torch.tensor([[3.0], [0.0], [1.0]], dtype=torch.float64)  # 3 is minus the sum of the others
+    cholesky = group.inducing_cholesky(0.0)
+    assert not group.undetermined_rows(x, cholesky).any()
+    assert group.undetermined_rows(x + 10, cholesky).all()
+    torch.testing.assert_close(group.prior_covariance(x).to_dense()[0], kernel(x).to_dense())
+    torch.testing.assert_close(group.prior_covariance(x + 10).to_dense()[0], kernel(x + 10).to_dense())
+
+
+def test_several_draws_of_batched_models_with_unseen_levels() -> None:
+    size = torch.Size([2, 1])
+    kernel = ScaleKernel(LevelKernel(), batch_shape=size)
+    kernel.outputscale = torch.tensor([[1.0], [4.0]])
+    group = ComponentGroup(kernel, [[0]], torch.arange(3.0)[:, None].expand(2, 1, 3, 1), exact=True)
+    model = AdditiveGP(AdditivePredictor(group)).eval()
+    x = torch.tensor([[0.0], [8.0], [8.0]])
+    draws = model.components(x).sample(torch.Size([3000])).components  # 3000 x 2 x 1 x 3
+    assert draws.shape == (3000, 2, 1, 3)
+    torch.testing.assert_close(draws[..., 0, 1].var(0), torch.tensor([1.0, 4.0]), rtol=0.15, atol=0)
+    torch.testing.assert_close(model(x).variance[:, 1], torch.tensor([1.0, 4.0]))

@@ -19,7 +19,7 @@ from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood, Studen
 from gpytorch.test.variational_test_case import VariationalTestCase
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
-from gpytorch_gam.components import constant, regular_grid
+from gpytorch_gam.components import constant, regular_grid, smooth
 from gpytorch_gam.mlls import CollapsedELBO
 from gpytorch_gam.variational import (
     FullAdditiveVariationalStrategy,
@@ -660,6 +660,9 @@ def test_construction_errors(strategy: type) -> None:
     two = AdditivePredictor(make_predictor().groups[0], constant(predictor=1))
     with pytest.raises(NotImplementedError, match="serves one predictor; this one has 2"):
         Model(strategy, two, x)
+    marginal = AdditivePredictor(smooth(0, low=0.0, high=1.0, missing="marginal"))
+    with pytest.raises(NotImplementedError, match=r"no components with missing=\"marginal\", as \['x0'\] have"):
+        Model(strategy, marginal, x)
 
 
 @both

@@ -1,0 +1,292 @@
+"""Levels of a categorical column: the numbers that stand in it, and what they are called."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+# Whole numbers up to it are told apart in float32.
+_LARGEST_CODE = 2.0**24
+
+# Levels that a message lists before it breaks off.
+_MOST_LISTED = 10
+
+
+@dataclass(frozen=True)
+class Levels:
+    """
+    The levels of a categorical column. Columns of inputs hold numbers, the codes; labels are for names and messages.
+
+    :param codes: The values in the column: distinct and finite numbers, in an order of your own. They may be negative
+        or fractions; numbers that float32 cannot tell apart are refused.
+    :param labels: One distinct name a code. Default: the codes, whole numbers without ".0".
+    :param allows_unseen: What :meth:`encode` does by default with values that are none of the levels.
+    :raises ValueError: If there are no codes, or codes or labels are not as described.
+
+    Example:
+        >>> sites = Levels.from_values(["Oslo", "Bergen", "Oslo"])
+        >>> sites.labels, sites.codes            # (("Bergen", "Oslo"), (0.0, 1.0))
+        >>> sites.encode(["Oslo", "Bergen"])     # tensor([1., 0.], dtype=torch.float64)
+    """
+
+    codes: tuple[float, ...]
+    labels: tuple[str, ...] = ()
+    allows_unseen: bool = False
+
+    def __post_init__(self) -> None:
+        codes = tuple(_validated_code(code) for code in self.codes)
+        if not codes:
+            raise ValueError("codes are empty: levels need at least one")
+        _refuse_repeated("codes", codes)
+        if isinstance(self.labels, str):
+            raise ValueError(f"labels must be a sequence with one string a code, got the string {self.labels!r}")
+        labels = tuple(self.labels) or tuple(_text(code) for code in codes)
+        if len(labels) != len(codes):
+            raise ValueError(f"labels has {len(labels)} entries for {len(codes)} codes: {listed(labels)}")
+        if not all(isinstance(label, str) for label in labels):
+            raise ValueError(f"labels must be strings, got {listed(labels)}")
+        _refuse_repeated("labels", labels)
+        if len({np.float32(code) for code in codes}) < len(codes):
+            raise ValueError(
+                f"codes {listed(codes)} hold numbers that float32 cannot tell apart: give the levels as strings, "
+                "which are numbered 0, 1, ..."
+            )
+        object.__setattr__(self, "codes", codes)
+        object.__setattr__(self, "labels", tuple(str(label) for label in labels))
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def label(self, code: float) -> str:
+        """
+        What a level is called.
+
+        :param code: One of :attr:`codes`.
+        """
+        return self.labels[self.codes.index(code)]
+
+    def describe(self) -> str:
+        """The codes for a message, with the labels where these say more."""
+        pairs = tuple(zip(self.codes, self.labels, strict=True))
+        if all(label == _text(code) for code, label in pairs):
+            return listed(self.codes)
+        return listed(pairs)
+
+    @classmethod
+    def from_values(cls, values: Iterable[Any]) -> Levels:
+        """
+        The distinct values of a column of data, sorted.
+
+        :param values: Strings, numbers or booleans ``(n,)``: a sequence, array, tensor or data frame column. Strings
+            get the codes 0, 1, ... in the order of the alphabet; numbers are their own codes.
+        :raises ValueError: If there are no values, missing ones (NaN, None), infinite ones, or strings beside numbers.
+        :raises TypeError: For values that are neither strings nor numbers.
+        """
+        column = _Column.of(values, "values")
+        if column.missing.any():
+            raise ValueError(
+                f"values has {int(column.missing.sum())} missing of {len(column.missing)} entries: drop these rows, or "
+                "fill them in with a level of their own"
+            )
+        if not len(column.missing):
+            raise ValueError("values is empty: there are no levels to take from it")
+        if column.texts is not None:
+            labels = tuple(sorted(set(column.texts)))
+            return cls(tuple(map(float, range(len(labels)))), labels)
+        codes = tuple(np.unique(column.numbers).tolist())
+        return cls(codes, tuple(str(bool(code)) for code in codes) if column.is_boolean else ())
+
+    def encode(self, values: Iterable[Any], unseen: Literal["error", "new"] | None = None) -> Tensor:
+        """
+        Values as codes. Strings are looked up among the labels, numbers among the codes.
+
+        :param values: Strings, numbers or booleans ``(n,)``; NaN and None stay missing.
+        :param unseen: What becomes of values that are none of the levels: "error", or "new" for codes above the
+            largest, in order of appearance, the same for equal values of one call. Default: "new" if
+            :attr:`allows_unseen`.
+        :return: ``(n,)`` in float64, NaN where a value is missing.
+        :raises ValueError: For unseen values, unless they are new, and for numbers that are the code of one level and
+            the label of another.
+        :raises TypeError: For values that are neither strings nor numbers.
+        """
+        if unseen not in (None, "error", "new"):
+            raise ValueError(f"unseen must be 'error' or 'new', got {unseen!r}")
+        unseen = unseen or ("new" if self.allows_unseen else "error")
+        column = _Column.of(values, "values")
+        found = self._codes_of_texts(column) if column.texts is not None else self._codes_of_numbers(column)
+        is_new = np.isnan(found) & ~column.missing
+        if is_new.any():
+            strangers = column.items(is_new)
+            if unseen == "error":
+                raise ValueError(
+                    f"values has {listed(tuple(dict.fromkeys(strangers)))} in {int(is_new.sum())} of {len(found)} "
+                    f"entries, none of the levels {listed(self.labels)}; drop these rows, or pass unseen='new' if the "
+                    "component allows unseen levels"
+                )
+            found[is_new] = self._new_codes(strangers)
+        return torch.from_numpy(found)
+
+    def _codes_of_texts(self, column: _Column) -> np.ndarray:
+        assert column.texts is not None
+        codes = dict(zip(self.labels, self.codes, strict=True))
+        return np.array([codes.get(text, math.nan) for text in column.texts], dtype=np.float64)
+
+    def _codes_of_numbers(self, column: _Column) -> np.ndarray:
+        ordered = np.array(sorted(self.codes))
+        nearest = ordered[np.searchsorted(ordered, column.numbers).clip(max=len(ordered) - 1)]
+        found = np.where(nearest == column.numbers, nearest, np.nan)
+        by_label = dict(zip(self.labels, self.codes, strict=True))
+        for number in np.unique(column.numbers[~column.missing]).tolist():
+            other = by_label.get(_text(number), number)
+            if other != number:
+                raise ValueError(
+                    f"the number {_text(number)} is the label of the level with code {_text(other)}: pass labels as "
+                    "strings"
+                )
+        return found
+
+    def _new_codes(self, strangers: list[Any]) -> list[float]:
+        first = math.floor(max(self.codes)) + 1.0
+        codes = {value: first + index for index, value in enumerate(dict.fromkeys(strangers))}
+        for code in (first, first + len(codes) - 1):
+            _validated_code(code)
+        return [codes[value] for value in strangers]
+
+
+def as_levels(levels: Levels | int | Sequence[float] | Sequence[str] | Tensor) -> Levels:
+    """
+    Levels from what is at hand.
+
+    :param levels: Levels; their number L, for codes 0 to L - 1; the codes themselves; or labels, which get the codes
+        0, 1, ... . The order is kept.
+    :raises ValueError: If levels repeat, are missing, or there are none.
+    :raises TypeError: For anything else.
+    """
+    if isinstance(levels, Levels):
+        return levels
+    if isinstance(levels, bool):
+        raise TypeError(f"levels must be Levels, a number of levels, codes or labels, got {levels!r}")
+    if isinstance(levels, numbers.Integral):
+        if levels < 1:
+            raise ValueError(f"levels must be at least 1 where it is their number, got {levels}")
+        return Levels(tuple(map(float, range(int(levels)))))
+    column = _Column.of(levels, "levels")
+    if column.missing.any():
+        raise ValueError(f"levels has {int(column.missing.sum())} missing of {len(column.missing)} entries")
+    if column.texts is not None:
+        return Levels(tuple(map(float, range(len(column.texts)))), tuple(column.texts))
+    codes = tuple(column.numbers.tolist())
+    return Levels(codes, tuple(str(bool(code)) for code in codes) if column.is_boolean else ())
+
+
+def listed(values: Sequence[Any]) -> str:
+    """Values for a message, in brackets; long lists break off."""
+    shown = [_shown(value) for value in values[:_MOST_LISTED]]
+    more = f", ... ({len(values)} in all)" if len(values) > _MOST_LISTED else ""
+    return f"[{', '.join(shown)}{more}]"
+
+
+@dataclass
+class _Column:
+    """
+    A column of data.
+
+    :ivar missing: ``(n,)``, whether an entry is NaN or None.
+    :ivar numbers: ``(n,)`` in float64; empty if there are texts.
+    :ivar texts: n strings (any where missing), or None if the column holds numbers.
+    :ivar is_boolean: whether all entries are booleans.
+    """
+
+    missing: np.ndarray
+    numbers: np.ndarray
+    texts: list[str] | None
+    is_boolean: bool
+
+    @classmethod
+    def of(cls, values: Any, name: str) -> _Column:
+        if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+            raise TypeError(f"{name} must be a sequence of strings or numbers, got {values!r}")
+        if torch.is_tensor(values):
+            values = values.detach().cpu()
+            values = (values.double() if values.is_floating_point() else values).numpy()
+        elif not hasattr(values, "__array__"):
+            values = list(values)
+            entries = np.empty(len(values), dtype=object)  # asarray would turn numbers beside strings into strings
+            entries[:] = values
+            values = entries
+        array = np.asarray(values)
+        if array.ndim != 1:
+            raise ValueError(f"{name} must have one dimension, got shape {array.shape}")
+        if array.dtype.kind in "biuf":
+            numbers_ = array.astype(np.float64)
+            return cls(np.isnan(numbers_), numbers_, None, array.dtype.kind == "b")
+        if array.dtype.kind not in "OU":
+            raise TypeError(f"{name} must hold strings or numbers, got dtype {array.dtype}")
+        return cls._of_objects(array.tolist(), name)
+
+    @classmethod
+    def _of_objects(cls, entries: list[Any], name: str) -> _Column:
+        missing = np.array([_is_missing(entry) for entry in entries], dtype=bool)
+        present = [entry for entry, is_missing in zip(entries, missing, strict=True) if not is_missing]
+        is_text = {isinstance(entry, str) for entry in present}
+        if len(is_text) > 1:
+            raise ValueError(f"{name} has numbers beside strings: make all of them strings")
+        if is_text == {True}:
+            return cls(missing, np.empty(0), [str(entry) for entry in entries], False)
+        strange = next((entry for entry in present if not isinstance(entry, numbers.Real | np.bool_)), None)
+        if strange is not None:
+            raise TypeError(f"{name} must hold strings or numbers, got {strange!r} of type {type(strange).__name__}")
+        found = np.full(len(entries), np.nan)
+        found[~missing] = [float(entry) for entry in present]
+        return cls(missing, found, None, bool(present) and all(isinstance(e, bool | np.bool_) for e in present))
+
+    def items(self, chosen: np.ndarray) -> list[Any]:
+        """The entries at which ``chosen`` is true."""
+        if self.texts is None:
+            return self.numbers[chosen].tolist()
+        return [self.texts[index] for index in np.flatnonzero(chosen)]
+
+
+def _is_missing(entry: Any) -> bool:
+    # The missing values of pandas are known by their names: components do not depend on it.
+    if entry is None or type(entry).__name__ in ("NAType", "NaTType"):
+        return True
+    return isinstance(entry, float | np.floating) and math.isnan(entry)
+
+
+def _validated_code(code: Any) -> float:
+    if not isinstance(code, numbers.Real | np.bool_):
+        raise ValueError(f"codes must be numbers, got {code!r}; use as_levels for labels")
+    value = float(code) + 0.0  # -0.0 becomes 0.0
+    if not math.isfinite(value):
+        raise ValueError(f"codes must be finite, got {value}")
+    if abs(value) > _LARGEST_CODE:
+        raise ValueError(
+            f"the code {_text(value)} is beyond 2**24, where float32 cannot tell whole numbers apart: give the levels "
+            "as strings, which are numbered 0, 1, ..."
+        )
+    return value
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"{_text(value[0])} ({value[1]!r})"
+    return _text(value) if isinstance(value, float) else repr(value)
+
+
+def _text(number: float) -> str:
+    return str(int(number)) if math.isfinite(number) and number == int(number) else str(number)
+
+
+def _refuse_repeated(name: str, values: Sequence[Any]) -> None:
+    repeated = tuple(value for value, count in Counter(values).items() if count > 1)
+    if repeated:
+        raise ValueError(f"{name} must be distinct, got {listed(repeated)} more than once")

@@ -1,0 +1,67 @@
+"""Data without the rows that have no response."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class RowsWithResponse(NamedTuple):
+    """
+    What is left of data.
+
+    :ivar x: inputs ``(m, D)``.
+    :ivar y: responses ``(m,)`` or ``(m, k)``.
+    :ivar row_parameters: row-wise arguments of the likelihood, tensors ``(m, ...)``; scalars as they were.
+    :ivar num_dropped: number of rows that were dropped.
+    """
+
+    x: Tensor
+    y: Tensor
+    row_parameters: dict[str, Any]
+    num_dropped: int
+
+
+def drop_missing(x: Tensor, y: Tensor, **row_parameters: Tensor | float) -> RowsWithResponse:
+    """
+    Drop the rows whose response is missing: NaN, in any column of ``y``. Infinity stays, and is an error later on; so
+    are missing inputs, unless components are declared ``missing="marginal"``.
+
+    :param x: Inputs ``(n, D)``.
+    :param y: Responses ``(n,)``, or several a row ``(n, k)``.
+    :param row_parameters: Row-wise arguments of the likelihood, such as ``offset`` or ``weights``: tensors with n rows
+        ``(n, ...)``, or scalars.
+    :return: The rows that are left, and how many are not. If none is missing, the tensors themselves.
+    :raises TypeError: If ``x`` or ``y`` is not a tensor.
+    :raises ValueError: If numbers of rows differ, or no row is left.
+
+    Example:
+        >>> x, y, parameters, num_dropped = drop_missing(x, y, offset=offset)
+        >>> mll(model(x), y, **parameters)
+    """
+    for name, value in (("x", x), ("y", y)):
+        if not torch.is_tensor(value):
+            raise TypeError(f"{name} must be a torch.Tensor, got {type(value).__name__}")
+    if x.dim() != 2:
+        raise ValueError(f"x must have shape (n, D), got {tuple(x.shape)}")
+    if y.dim() not in (1, 2) or len(y) != len(x):
+        raise ValueError(
+            f"y must have shape ({len(x)},) or ({len(x)}, k) beside {len(x)} rows of x, got {tuple(y.shape)}"
+        )
+    by_row = {name: value for name, value in row_parameters.items() if torch.is_tensor(value) and value.dim() > 0}
+    for name, value in by_row.items():
+        if len(value) != len(x):
+            raise ValueError(f"{name} must have {len(x)} rows as x has, or be a scalar, got shape {tuple(value.shape)}")
+    is_missing = y.isnan() if y.dim() == 1 else y.isnan().any(-1)
+    num_dropped = int(is_missing.sum())
+    if num_dropped == len(x):
+        raise ValueError(f"no row is left: y is missing in {num_dropped} of {len(x)} rows")
+    if num_dropped == 0:
+        return RowsWithResponse(x, y, dict(row_parameters), 0)
+    kept = (~is_missing).nonzero().flatten()
+    left = {name: value.index_select(0, kept.to(value.device)) for name, value in by_row.items()}
+    return RowsWithResponse(
+        x.index_select(0, kept.to(x.device)), y.index_select(0, kept), {**row_parameters, **left}, num_dropped
+    )

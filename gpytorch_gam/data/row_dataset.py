@@ -1,0 +1,35 @@
+"""Rows of data with arguments of the likelihood that belong to them."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.utils.data import Dataset
+
+
+class RowDataset(Dataset[tuple[Tensor, Tensor, dict[str, Tensor]]]):
+    """
+    Inputs, responses, and row-wise arguments of the likelihood: offsets, weights, exposures, numbers of trials. A
+    ``DataLoader`` makes triples ``(x, y, {"exposure": ...})`` of them, which ``fit`` and ``polish`` in
+    ``gpytorch_gam.optim`` take.
+
+    :param x: Inputs ``(n, D)``.
+    :param y: Responses ``(n)``.
+    :param row_parameters: Tensors with n rows.
+    :raises ValueError: If their numbers of rows differ.
+
+    Example:
+        >>> loader = DataLoader(RowDataset(x, counts, exposure=hours), batch_size=500, shuffle=True)
+        >>> fit(model, PoissonLikelihood(), loader)
+    """
+
+    def __init__(self, x: Tensor, y: Tensor, **row_parameters: Tensor) -> None:
+        for name, value in {"y": y, **row_parameters}.items():
+            if len(value) != len(x):
+                raise ValueError(f"{name} has {len(value)} rows, but x has {len(x)}")
+        self.x, self.y, self.row_parameters = x, y, row_parameters
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        return self.x[index], self.y[index], {name: value[index] for name, value in self.row_parameters.items()}
