@@ -1,0 +1,419 @@
+"""What the factories of terms share: arguments are checked, ranges found, kernels and grids made."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from gpytorch.constraints import Interval
+from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
+from torch import Tensor
+
+from gpytorch_gam.kernels import ANOVAKernel, Measure, Uniform
+
+from .levels import Levels, as_levels, listed
+
+LevelsLike = Levels | int | Sequence[float] | Sequence[str] | Tensor
+PerColumn = float | Sequence[float] | Tensor
+
+_MATERN_SMOOTHNESS = {"matern12": 0.5, "matern32": 1.5, "matern52": 2.5}
+KERNELS = ("rbf", *_MATERN_SMOOTHNESS)
+
+# In ranges of the input.
+INITIAL_LENGTHSCALE = 0.25
+SHORTEST_LENGTHSCALE, LONGEST_LENGTHSCALE = 0.01, 10.0
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """
+    Where the values of some columns lie.
+
+    :ivar low: ``(C,)`` or ``(C, d)``, float64.
+    :ivar high: of the same shape, above ``low``.
+    """
+
+    low: Tensor
+    high: Tensor
+
+    @property
+    def width(self) -> Tensor:
+        """Difference of the ends."""
+        return self.high - self.low
+
+    def __getitem__(self, index: Any) -> Ranges:
+        return Ranges(self.low[index], self.high[index])
+
+
+class Multipliers(NamedTuple):
+    """
+    The components that a ``by`` argument makes of some columns.
+
+    :ivar columns: the column of each component, one sequence each.
+    :ivar position: which of the given columns that is, ``(C,)``.
+    :ivar group_arguments: for :class:`ComponentGroup`.
+    """
+
+    columns: list[list[int]]
+    position: Tensor
+    group_arguments: dict[str, Any]
+
+    @property
+    def num_components(self) -> int:
+        """Number of components."""
+        return len(self.columns)
+
+
+def checked_columns(term: str, columns: int | Sequence[int], argument: str = "columns") -> list[int]:
+    """
+    Column indices as a list.
+
+    :param term: Name of the factory, for messages.
+    :param columns: One column or several.
+    :param argument: Name of the argument, for messages.
+    :raises ValueError: If there are none, or they are not non-negative integers.
+    """
+    given = _as_list(columns)
+    if not given or not all(_is_index(column) for column in given):
+        raise ValueError(f"{argument} of {term} must be a column index (0, 1, ...) or several, got {columns!r}")
+    return [int(column) for column in given]
+
+
+def checked_column(term: str, column: int, argument: str = "column") -> int:
+    """
+    A column index.
+
+    :param term: Name of the factory, for messages.
+    :param column: The index.
+    :param argument: Name of the argument, for messages.
+    :raises ValueError: If it is not a non-negative integer.
+    """
+    if not _is_index(column):
+        raise ValueError(f"{argument} of {term} must be a column index (0, 1, ...), got {column!r}")
+    return int(column)
+
+
+def checked_column_sets(term: str, columns: Sequence[int] | Sequence[Sequence[int]], least: int) -> list[list[int]]:
+    """
+    The columns of each of several components, equally many and without repetition.
+
+    :param term: Name of the factory, for messages.
+    :param columns: The columns of one component, or one sequence a component.
+    :param least: Number of columns that a component has at least.
+    :raises ValueError: If they are not.
+    """
+    given = _as_list(columns)
+    are_single = all(_is_index(entry) for entry in given)
+    sets = [checked_columns(term, entry) for entry in ([given] if are_single else given)]
+    if len({len(entry) for entry in sets}) > 1 or len(sets[0]) < least or any(len(set(s)) < len(s) for s in sets):
+        raise ValueError(
+            f"columns of {term} must name {least} or more different columns for each component (equally many for all "
+            f"of one call), got {columns!r}"
+        )
+    return sets
+
+
+def data_columns(term: str, x: Tensor, columns: Sequence[int]) -> Tensor:
+    """
+    Columns of the training inputs in float64, on the CPU.
+
+    :param term: Name of the factory, for messages.
+    :param x: ``(*batch, n, D)``, or ``(n,)`` for a single column.
+    :param columns: Which.
+    :return: ``(n, C)``, the rows of all batches.
+    :raises ValueError: If ``x`` has no rows or too few columns.
+    """
+    values = torch.as_tensor(x).detach().cpu()
+    values = values.unsqueeze(-1) if values.dim() == 1 else values
+    if values.dim() < 2 or values.numel() == 0:
+        raise ValueError(f"x of {term} must be inputs (n, D) with one row or more, got shape {tuple(values.shape)}")
+    if max(columns) >= values.shape[-1]:
+        raise ValueError(f"{term} reads column {max(columns)}, but x has {values.shape[-1]} columns")
+    return values.flatten(0, -2)[:, list(columns)].double()
+
+
+def column_ranges(
+    term: str, columns: Sequence[int], x: Tensor | None, low: PerColumn | None, high: PerColumn | None
+) -> Ranges:
+    """
+    The ranges of columns: as given, or those of the finite values in ``x``.
+
+    :param term: Name of the factory, for messages.
+    :param columns: Which.
+    :param x: Training inputs ``(*batch, n, D)``; not needed with both ends.
+    :param low: Lower end, or one a column.
+    :param high: Upper end, or one a column.
+    :return: Of shape ``(C,)``.
+    :raises ValueError: If there is nothing to take them from, or a column has no finite values, or only one.
+    """
+    if x is None and (low is None or high is None):
+        raise ValueError(
+            f"{term} needs the training inputs x, from which it takes the ranges of columns {list(columns)}, or both "
+            "low and high"
+        )
+    lows, highs = (_per_column(term, name, end, columns) for name, end in (("low", low), ("high", high)))
+    if lows is None or highs is None:
+        assert x is not None
+        extremes = _extremes(term, columns, data_columns(term, x, columns))
+        lows, highs = extremes.low if lows is None else lows, extremes.high if highs is None else highs
+    for column, lower, upper in zip(columns, lows.tolist(), highs.tolist(), strict=True):
+        if lower == upper and low is None and high is None:
+            raise ValueError(
+                f"column {column} of x has the value {lower:g} in all rows: {term} has nothing to learn from it; leave "
+                "it out, or give low and high"
+            )
+        if not lower < upper:
+            raise ValueError(f"{term}: low must be below high, got low={lower:g}, high={upper:g} for column {column}")
+    return Ranges(lows, highs)
+
+
+def per_column(term: str, name: str, value: PerColumn, columns: Sequence[int]) -> Tensor:
+    """
+    One number a column, in float64.
+
+    :param term: Name of the factory, for messages.
+    :param name: Name of the argument, for messages.
+    :param value: One number for all, or one a column.
+    :param columns: The columns.
+    :return: ``(C,)``.
+    :raises ValueError: If the number of entries is another, or one is not finite.
+    """
+    tensor = torch.as_tensor(value, dtype=torch.float64).detach().cpu()
+    if tensor.dim() > 1 or (tensor.dim() == 1 and tensor.numel() not in (1, len(columns))):
+        raise ValueError(f"{name} of {term} must be one number, or one for each of columns {list(columns)}: {value!r}")
+    if not bool(torch.isfinite(tensor).all()):
+        raise ValueError(f"{name} of {term} must be finite, got {value!r} for columns {list(columns)}")
+    return tensor.expand(len(columns)).clone()
+
+
+def checked_count(term: str, num: int | Sequence[int], num_columns: int, least: int = 2) -> list[int]:
+    """
+    Numbers of inducing points along each column.
+
+    :param term: Name of the factory, for messages.
+    :param num: One for all columns, or one a column.
+    :param num_columns: Number of columns of a component.
+    :param least: Smallest number allowed.
+    :raises ValueError: If they are not integers of that size, or too few.
+    """
+    given = list(num) if isinstance(num, Sequence) else [num] * num_columns
+    if len(given) != num_columns or not all(_is_index(count) and int(count) >= least for count in given):
+        raise ValueError(
+            f"num_inducing of {term} must be an integer of at least {least}"
+            + (f", or {num_columns} of them" if num_columns > 1 else "")
+            + f", got {num!r}"
+        )
+    return [int(count) for count in given]
+
+
+def checked_variance(term: str, variance: float) -> float:
+    """
+    A prior variance.
+
+    :param term: Name of the factory, for messages.
+    :param variance: The number.
+    :raises ValueError: If it is not positive and finite.
+    """
+    if not 0 < float(variance) < float("inf"):
+        raise ValueError(f"variance of {term} must be positive and finite, got {variance!r}")
+    return float(variance)
+
+
+def stationary_kernel(term: str, kind: str, width: Tensor, active_dims: Sequence[int] | None = None) -> Kernel:
+    """
+    A stationary kernel with a lengthscale of each component's own: a quarter of the range of the input at first, and
+    bounded by a hundredth and ten times the range.
+
+    :param term: Name of the factory, for messages.
+    :param kind: One of :data:`KERNELS`.
+    :param width: Ranges of the input, ``(C,)``.
+    :param active_dims: Columns of a component that the kernel reads; default all, with one lengthscale.
+    :return: A kernel of batch shape ``(C,)``.
+    :raises ValueError: If the kind is unknown.
+    """
+    if kind not in KERNELS:
+        raise ValueError(f"kernel of {term} must be one of {list(KERNELS)}, got {kind!r}")
+    unit = width.to(torch.get_default_dtype())
+    # GPyTorch prints numbers alone, and does not index bounds when it indexes a kernel.
+    unit = unit[0] if bool((unit == unit[0]).all()) else unit.reshape(-1, 1, 1)
+    options: dict[str, Any] = {
+        "batch_shape": torch.Size([len(width)]),
+        "lengthscale_constraint": Interval(SHORTEST_LENGTHSCALE * unit, LONGEST_LENGTHSCALE * unit),
+        "active_dims": None if active_dims is None else tuple(active_dims),
+    }
+    kernel = RBFKernel(**options) if kind == "rbf" else MaternKernel(nu=_MATERN_SMOOTHNESS[kind], **options)
+    kernel.lengthscale = INITIAL_LENGTHSCALE * unit
+    return kernel
+
+
+def centred_on(kernel: Kernel, measure: Measure | None, ranges: Ranges) -> ANOVAKernel:
+    """
+    A kernel of one column, centred.
+
+    :param kernel: Of batch shape ``(C,)``.
+    :param measure: Under which; default uniform on the ranges.
+    :param ranges: Of the column in each component, ``(C,)``.
+    """
+    return ANOVAKernel(kernel, Uniform(ranges.low, ranges.high) if measure is None else measure)
+
+
+def scaled(kernel: Kernel, num_components: int, variance: float = 1.0, is_fixed: bool = False) -> ScaleKernel:
+    """
+    A kernel with an output scale of each component's own.
+
+    :param kernel: Of batch shape ``(C,)``.
+    :param num_components: C.
+    :param variance: Initial output scale.
+    :param is_fixed: Whether training leaves it as it is.
+    """
+    result = ScaleKernel(kernel, batch_shape=torch.Size([num_components]))
+    result.outputscale = variance
+    result.raw_outputscale.requires_grad_(not is_fixed)
+    return result
+
+
+def grid(ranges: Ranges, nums: Sequence[int]) -> Tensor:
+    """
+    Product grids on boxes.
+
+    :param ranges: Of shape ``(C, d)``.
+    :param nums: Number of points along each of the d columns.
+    :return: ``(C, M, d)`` in the default dtype, M the product of the numbers.
+    """
+    axes = [torch.linspace(0.0, 1.0, num, dtype=torch.float64) for num in nums]
+    unit = torch.cartesian_prod(*axes).reshape(-1, len(axes))
+    points = ranges.low.unsqueeze(-2) + ranges.width.unsqueeze(-2) * unit
+    return points.to(torch.get_default_dtype())
+
+
+def level_points(levels: Levels) -> Tensor:
+    """
+    The codes of levels as inducing points.
+
+    :param levels: The levels.
+    :return: ``(L, 1)`` in the default dtype. Kernels compare levels in single precision.
+    """
+    return torch.tensor(levels.codes, dtype=torch.get_default_dtype()).unsqueeze(-1)
+
+
+def grid_of_levels(points: Tensor, codes: Tensor) -> Tensor:
+    """
+    The product of points and level codes.
+
+    :param points: ``(M, 1)``.
+    :param codes: ``(L, 1)``.
+    :return: ``(1, M L, 2)``.
+    """
+    return torch.cartesian_prod(points.squeeze(-1), codes.squeeze(-1)).unsqueeze(0)
+
+
+def several_levels(term: str, column: int, levels: LevelsLike) -> Levels:
+    """
+    Levels of a term that sums to zero over them.
+
+    :param term: Name of the factory, for messages.
+    :param column: The column that they stand in.
+    :param levels: Anything that :func:`as_levels` takes.
+    :raises ValueError: If there is only one.
+    """
+    levels = as_levels(levels)
+    if len(levels) < 2:
+        raise ValueError(
+            f"{term} of column {column} has the single level {listed(levels.labels)}: effects that sum to zero over it "
+            "are zero; leave the term out"
+        )
+    return levels
+
+
+def different_columns(term: str, column: int, by: int) -> tuple[int, int]:
+    """
+    The columns of a smooth argument and of a category.
+
+    :param term: Name of the factory, for messages.
+    :param column: Of the smooth argument.
+    :param by: Of the category.
+    :raises ValueError: If they are not indices, or equal.
+    """
+    column, by = checked_column(term, column), checked_column(term, by, "by")
+    if column == by:
+        raise ValueError(f"column and by of {term} are both {column}; by is the column of the levels")
+    return column, by
+
+
+def as_names(names: Sequence[str] | str | None) -> Sequence[str] | None:
+    """
+    Names for :class:`ComponentGroup`.
+
+    :param names: One a component; the name of a single one may stand alone.
+    """
+    return [names] if isinstance(names, str) else names
+
+
+def multipliers(term: str, columns: Sequence[int], by: int | None, levels: LevelsLike | None) -> Multipliers:
+    """
+    What components ``by`` and ``levels`` make of some columns: one a column, or with levels one a column and level.
+
+    :param term: Name of the factory, for messages.
+    :param columns: The columns.
+    :param by: Column of a numeric multiplier, or with ``levels`` of a category.
+    :param levels: Its levels.
+    :raises ValueError: If ``levels`` comes without ``by``, or ``by`` is no column index or one of the columns.
+    """
+    group_arguments: dict[str, Any] = {}
+    if by is None:
+        if levels is not None:
+            raise ValueError(f"{term} has levels but no by: name the column that they stand in, by=...")
+        repeats = 1
+    elif levels is None:
+        by = checked_column(term, by, "by")
+        repeats, group_arguments["by"] = 1, by
+    else:
+        by, levels = checked_column(term, by, "by"), as_levels(levels)
+        if by in columns:
+            raise ValueError(f"by of {term} is column {by}, which is among its columns {list(columns)}")
+        repeats = len(levels)
+        group_arguments = {"by": by, "by_levels": list(levels.codes) * len(columns), "levels": {by: levels}}
+    position = torch.arange(len(columns)).repeat_interleave(repeats)
+    return Multipliers([[columns[index]] for index in position], position, group_arguments)
+
+
+def spread(measure: Measure | None, position: Tensor, num_columns: int) -> Measure | None:
+    """
+    A measure of columns as one of the components made of them.
+
+    :param measure: Of batch shape ``(num_columns,)`` or ``()``.
+    :param position: Which of the columns each component reads, ``(C,)``.
+    :param num_columns: Number of columns.
+    """
+    if measure is None or measure.batch_shape != torch.Size([num_columns]):
+        return measure
+    return measure[position]
+
+
+def _as_list(value: Any) -> list[Any]:
+    """One value, a sequence of them, an array or a tensor as a list; empty for a string."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(value, Sequence):
+        return [] if isinstance(value, str) else list(value)
+    return [value]
+
+
+def _is_index(value: Any) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= 0
+
+
+def _per_column(term: str, name: str, value: PerColumn | None, columns: Sequence[int]) -> Tensor | None:
+    return None if value is None else per_column(term, name, value, columns)
+
+
+def _extremes(term: str, columns: Sequence[int], values: Tensor) -> Ranges:
+    is_finite = torch.isfinite(values)
+    for column, is_any in zip(columns, is_finite.any(0).tolist(), strict=True):
+        if not is_any:
+            raise ValueError(f"column {column} of x has no finite value, from which {term} could take its range")
+    infinity = torch.full_like(values, float("inf"))
+    low = torch.where(is_finite, values, infinity).amin(0)
+    return Ranges(low, torch.where(is_finite, values, -infinity).amax(0))

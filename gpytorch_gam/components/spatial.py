@@ -1,0 +1,103 @@
+"""Smooth effects of a place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from gpytorch.kernels import Kernel
+from torch import Tensor
+
+from gpytorch_gam.kernels import CentredKernel
+
+from ._term_arguments import (
+    as_names,
+    checked_columns,
+    checked_count,
+    column_ranges,
+    data_columns,
+    scaled,
+    stationary_kernel,
+)
+from .component_group import ComponentGroup
+from .inducing_points import kmeans_points
+
+# Rows over which the effect has mean zero: an evaluation of the kernel costs as much for each.
+_MOST_REFERENCE_ROWS = 256
+
+
+def spatial(
+    columns: Sequence[int],
+    x: Tensor,
+    *,
+    num_inducing: int = 64,
+    kernel: Literal["rbf", "matern12", "matern32", "matern52"] = "matern32",
+    centred: bool = True,
+    names: Sequence[str] | str | None = None,
+    predictor: int = 0,
+    missing: Literal["error", "marginal"] = "error",
+    learn_inducing_locations: bool = False,
+) -> ComponentGroup:
+    r"""
+    A smooth effect of a place, the same in all directions: ``s(x, y, bs="gp")`` of mgcv (or its thin plates ``s(x,
+    y)``). The columns are coordinates in the same unit. Latitude and longitude are not: project them first, or multiply
+    longitudes by the cosine of the mean latitude.
+
+    **Prior.** :math:`f \sim GP(0, \sigma^2 k(|\mathbf x - \mathbf x'|))`, with one lengthscale for all columns: a
+    quarter of the larger range at first, and between a hundredth and ten times it. Inducing points are centres of
+    k-means clusters of the rows.
+
+    **Identifiability.** With ``centred=True`` the prior is conditioned on the mean over the rows of ``x`` being zero
+    (256 equally spaced ones of more), and the variance is its mean prior variance there: the level is the constant's.
+    Main effects of the columns are contained. With ``centred=False`` the effect and the constant share one constant.
+
+    :param columns: Two columns, or three.
+    :param x: Training inputs ``(n, D)``; rows with values that are not finite are left out.
+    :param num_inducing: Largest number of inducing points.
+    :param kernel: Radial basis function, or Matern of smoothness 1/2, 3/2 or 5/2.
+    :param centred: Whether the effect has mean zero over the rows.
+    :param names: Name of the component. Default: such as ``x0:x1``.
+    :param predictor: Which additive predictor of a multi-parameter likelihood the component belongs to.
+    :param missing: What a row with NaN in a column is: an error, or the prior, see :class:`ComponentGroup`.
+    :param learn_inducing_locations: Whether the inducing points are trained.
+    :return: A group of one component.
+    :raises ValueError: If an argument is not as described, a column is constant, or no row is finite.
+
+    Example:
+        >>> spatial((0, 1), x)         # s(east, north)
+    """
+    columns = checked_columns("spatial", columns)
+    if len(set(columns)) not in (2, 3) or len(set(columns)) < len(columns):
+        raise ValueError(f"columns of spatial must be two different columns, or three, got {columns}")
+    (num,) = checked_count("spatial", num_inducing, 1)
+    rows = _finite_rows(columns, data_columns("spatial", x, columns))
+    ranges = column_ranges("spatial", columns, x, rows.amin(0), rows.amax(0))
+    base: Kernel = stationary_kernel("spatial", kernel, ranges.width.amax().unsqueeze(0))
+    rows = rows.to(torch.get_default_dtype())
+    if centred:
+        chosen = torch.linspace(0, len(rows) - 1, min(len(rows), _MOST_REFERENCE_ROWS), dtype=torch.float64)
+        base = CentredKernel(base, rows[chosen.round().long()])
+    return ComponentGroup(
+        scaled(base, 1),
+        columns=[columns],
+        inducing_points=kmeans_points(rows, num).unsqueeze(0),
+        names=as_names(names),
+        predictor=predictor,
+        missing=missing,
+        learn_inducing_locations=learn_inducing_locations,
+    )
+
+
+def _finite_rows(columns: list[int], rows: Tensor) -> Tensor:
+    """Rows without NaN and infinity, ``(n, d)``, of which each column has two values or more."""
+    rows = rows[torch.isfinite(rows).all(-1)]
+    if len(rows) == 0:
+        raise ValueError(f"x has no row in which all of columns {columns} are finite, which spatial needs")
+    for column, values in zip(columns, rows.mT, strict=True):
+        if bool((values == values[0]).all()):
+            raise ValueError(
+                f"column {column} of x has the value {values[0].item():g} in all rows: spatial needs coordinates that "
+                "vary; use smooth for the others"
+            )
+    return rows

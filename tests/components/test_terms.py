@@ -1,0 +1,429 @@
+"""Factories of terms: names, shapes, initial values, bounds, errors; fits are in test_term_fits.py."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
+from gpytorch_gam.components import (
+    Levels,
+    constant,
+    cyclic,
+    factor,
+    factor_smooth,
+    interaction,
+    linear,
+    ordinal,
+    random_effect,
+    smooth,
+    spatial,
+    tensor,
+)
+from gpytorch_gam.kernels import Empirical, Normal, Uniform
+
+SITES = Levels((-3.0, 0.5, 7.0), ("Bergen", "Oslo", "Bodo"))
+
+
+def inputs(n: int = 60, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Columns: [0, 1], [-50, 50], [2000, 2010], codes of SITES."""
+    generator = torch.Generator().manual_seed(1)
+    u = torch.rand(n, 3, generator=generator, dtype=torch.float64)
+    u[0], u[1] = 0.0, 1.0
+    codes = torch.tensor(SITES.codes, dtype=torch.float64)[torch.arange(n) % 3]
+    return torch.stack([u[:, 0], 100 * u[:, 1] - 50, 2000 + 10 * u[:, 2], codes], -1).to(dtype)
+
+
+TERMS: dict[str, Callable[[Tensor], ComponentGroup]] = {
+    "smooth": lambda x: smooth([0, 1, 2], x),
+    "smooth, matern": lambda x: smooth([0, 1], x, kernel="matern52", anova=False),
+    "smooth by a number": lambda x: smooth([0, 1], x, by=2),
+    "smooth by levels": lambda x: smooth([0, 1], x, by=3, levels=SITES),
+    "smooth, learnt locations": lambda x: smooth(0, x, learn_inducing_locations=True),
+    "tensor, pure": lambda x: tensor((0, 1), x),
+    "tensor, pairs": lambda x: tensor([(0, 1), (1, 2)], x, num_inducing=(3, 4), kernel="matern32"),
+    "tensor, full": lambda x: tensor((0, 1), x, pure=False),
+    "linear": lambda x: linear([0, 1, 2], x),
+    "linear by levels": lambda x: linear(0, x, by=3, levels=SITES),
+    "cyclic": lambda x: cyclic([0, 1], period=[1.0, 24.0]),
+    "cyclic by levels": lambda x: cyclic(1, 24.0, by=3, levels=SITES),
+    "random effect": lambda x: random_effect(3, SITES),
+    "random slope": lambda x: random_effect(3, SITES, by=0),
+    "factor": lambda x: factor(3, SITES),
+    "ordinal": lambda x: ordinal(3, SITES),
+    "factor smooth": lambda x: factor_smooth(0, 3, SITES, x),
+    "factor smooth, centred": lambda x: factor_smooth(0, 3, SITES, x, anova=True, kernel="matern32"),
+    "interaction": lambda x: interaction(0, 3, SITES, x),
+    "spatial": lambda x: spatial((0, 1), x, num_inducing=10),
+    "spatial, plain": lambda x: spatial((0, 1), x, num_inducing=10, kernel="rbf", centred=False),
+}
+
+EXACT = {"linear", "linear by levels", "random effect", "random slope", "factor", "ordinal"}
+
+
+def term_model(term: str, dtype: torch.dtype, family: str = "coupled") -> tuple[AdditiveGP, Tensor]:
+    x = inputs(dtype=dtype)
+    return AdditiveGP(AdditivePredictor(TERMS[term](x), constant()), family).to(dtype), x
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("term", TERMS)
+def test_terms_have_hyperparameters_of_each_components_own_and_finite_gradients(term: str, dtype: torch.dtype) -> None:
+    model, x = term_model(term, dtype, "mean_field")
+    group = model.predictor.groups[0]
+    count = group.num_components
+    assert group.exact == (term in EXACT)
+    for name, parameter in group.kernel.named_parameters():
+        assert parameter.shape[0] == count, name
+    distribution = model(x)
+    assert distribution.mean.shape == (len(x),) and distribution.variance.dtype == dtype
+    (distribution.mean.square().sum() + distribution.variance.log().sum()).backward()
+    for name, parameter in group.kernel.named_parameters():
+        if not parameter.requires_grad:
+            assert name in ("raw_outputscale", "base_kernel.base_kernel.raw_period_length"), name
+            continue
+        assert parameter.grad is not None and bool(torch.isfinite(parameter.grad).all()), name
+
+
+@pytest.mark.parametrize("term", TERMS)
+def test_prior_variance_is_the_diagonal_of_a_positive_semidefinite_prior_covariance(term: str) -> None:
+    model, x = term_model(term, torch.float64)
+    group = model.predictor.groups[0]
+    covariance = group.prior_covariance(x).to_dense()
+    # 1e-9: covariances of exact groups go through a factorisation
+    torch.testing.assert_close(
+        covariance.diagonal(dim1=-2, dim2=-1), group.prior_variance(x), rtol=1e-9, atol=1e-9 * covariance.amax().item()
+    )
+    assert torch.linalg.eigvalsh(covariance).amin() > -1e-9 * covariance.amax()
+
+
+@pytest.mark.parametrize("term", sorted(EXACT))
+def test_inducing_variables_of_exact_terms_determine_them(term: str) -> None:
+    model, x = term_model(term, torch.float64)
+    group = model.predictor.groups[0]
+    features = group.features(x, group.inducing_cholesky(0.0))
+    torch.testing.assert_close(features.square().sum(-2), group.prior_variance(x), rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("term", TERMS)
+def test_terms_can_be_printed(term: str) -> None:
+    group = TERMS[term](inputs())
+    assert str(list(group.names)) in repr(group)
+
+
+@pytest.mark.parametrize("term", TERMS)
+def test_terms_survive_pickle_deepcopy_and_state_dict(term: str) -> None:
+    model, x = term_model(term, torch.float64)
+    model.eval()
+    with torch.no_grad():
+        for parameter in model.predictor.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.1)
+        expected = model(x).covariance_matrix
+        fresh, _ = term_model(term, torch.float64)
+        fresh.load_state_dict(model.state_dict())
+        for other in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model), fresh):
+            torch.testing.assert_close(other.eval()(x).covariance_matrix, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("group", "names"),
+    [
+        (smooth(2, low=0, high=1), ["x2"]),
+        (smooth([0, 4], low=0, high=1), ["x0", "x4"]),
+        (smooth([0], low=0, high=1, by=2), ["x0*x2"]),
+        (smooth([0, 1], low=0, high=1, by=3, levels=["Bergen", "Oslo"]), None),
+        (smooth(0, low=0, high=1, names="age"), ["age"]),
+        (smooth([0, 1], low=0, high=1, predictor=1), ["x0.1", "x1.1"]),
+        (tensor((0, 1), low=0, high=1), ["x0:x1"]),
+        (tensor((0, 1), low=0, high=1, by=2, predictor=1), ["x0:x1*x2.1"]),
+        (tensor(((0, 1), (4, 2)), low=0, high=1), ["x0:x1", "x4:x2"]),
+        (linear([0, 2]), ["x0", "x2"]),
+        (cyclic(1, 24), ["x1"]),
+        (random_effect(3, 4), ["x3"]),
+        (random_effect(3, 4, by=1, predictor=2), ["x3*x1.2"]),
+        (factor(3, 4, names=["site"]), ["site"]),
+        (ordinal(3, 4), ["x3"]),
+        (factor_smooth(0, 3, 4, low=0, high=1), ["x0|x3"]),
+        (factor_smooth(0, 3, 4, low=0, high=1, predictor=1), ["x0|x3.1"]),
+        (interaction(0, 3, 4, low=0, high=1), ["x0:x3"]),
+    ],
+)
+def test_default_names_say_what_a_component_reads(group: ComponentGroup, names: list[str] | None) -> None:
+    assert list(group.names) == (names or ["x0|x3=Bergen", "x0|x3=Oslo", "x1|x3=Bergen", "x1|x3=Oslo"])
+
+
+def test_smooths_of_columns_are_batched_with_lengthscales_in_proportion_to_their_ranges() -> None:
+    group = smooth([0, 1, 2], inputs(dtype=torch.float64), num_inducing=5)
+    assert group.inducing_points.shape == (3, 5, 1)
+    torch.testing.assert_close(group.inducing_points[1, :, 0], torch.tensor([-50.0, -25.0, 0.0, 25.0, 50.0]))
+    base = group.kernel.base_kernel.base_kernel
+    torch.testing.assert_close(base.lengthscale.flatten(), torch.tensor([0.25, 25.0, 2.5]))
+    constraint = base.raw_lengthscale_constraint
+    torch.testing.assert_close(constraint.lower_bound.flatten(), torch.tensor([0.01, 1.0, 0.1]))
+    torch.testing.assert_close(constraint.upper_bound.flatten(), torch.tensor([10.0, 1000.0, 100.0]))
+    torch.testing.assert_close(group.kernel.outputscale, torch.ones(3))
+
+
+def test_ranges_leave_out_nan_and_infinity_and_take_rows_of_batches_and_integers() -> None:
+    x = torch.tensor([[1.0, 0.0], [math.nan, 5.0], [3.0, math.inf], [2.0, 1.0]])
+    for data in (x, x.expand(2, 4, 2), x.numpy()):
+        points = smooth([0, 1], data, num_inducing=2).inducing_points
+        assert points.flatten().tolist() == [1.0, 3.0, 0.0, 5.0]
+    assert smooth(0, torch.arange(9), num_inducing=2).inducing_points.flatten().tolist() == [0.0, 8.0]
+    assert smooth(np.int64(1), x, low=-1).inducing_points.flatten()[[0, -1]].tolist() == [-1.0, 5.0]
+
+
+def test_ends_may_be_given_one_a_column_instead_of_data() -> None:
+    points = smooth([0, 3], low=[0.0, -1.0], high=torch.tensor([1.0, 4.0]), num_inducing=2).inducing_points
+    assert points.flatten().tolist() == [0.0, 1.0, -1.0, 4.0]
+
+
+def test_anova_is_the_default_except_for_a_numeric_by() -> None:
+    def is_centred(group: ComponentGroup) -> bool:
+        return type(group.kernel.base_kernel).__name__ == "ANOVAKernel"
+
+    assert is_centred(smooth(0, low=0, high=1)) and is_centred(smooth(0, low=0, high=1, by=1, levels=3))
+    assert (
+        is_centred(cyclic(0, 24)) and is_centred(cyclic(0, 24, by=1, levels=3)) and not is_centred(cyclic(0, 24, by=1))
+    )
+    assert not is_centred(smooth(0, low=0, high=1, by=1)) and is_centred(smooth(0, low=0, high=1, by=1, anova=True))
+    assert not is_centred(smooth(0, low=0, high=1, anova=False))
+
+
+def test_a_measure_may_be_one_for_all_or_one_a_column() -> None:
+    both = Uniform(torch.tensor([0.0, 1.0]), torch.tensor([2.0, 3.0]))
+    group = smooth([0, 1], low=0, high=3, measure=both, by=3, levels=2)
+    assert group.kernel.base_kernel.measure.low.tolist() == [0.0, 0.0, 1.0, 1.0]
+    assert smooth([0, 1], low=0, high=3, measure=Normal(0.0, 1.0)).kernel.batch_shape == (2,)
+    atoms = Empirical(torch.tensor([0.0, 1.0, 5.0]))
+    group = smooth(0, low=0, high=5, measure=atoms).double()
+    values = group.evaluate_kernel(group.inducing_points, atoms.atoms.double().reshape(1, -1, 1))
+    torch.testing.assert_close(values.mean(-1), torch.zeros(1, 16, dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+def test_by_levels_is_an_indicator_for_each_level() -> None:
+    x = inputs(dtype=torch.float64)
+    group = smooth([0, 1], x, by=3, levels=SITES).double()
+    expected = x[:, 3] == torch.tensor(SITES.codes, dtype=torch.float64).unsqueeze(-1)
+    torch.testing.assert_close(group.multiplier(x), expected.double().repeat(2, 1), rtol=0, atol=0)
+    assert group.columns.flatten().tolist() == [0, 0, 0, 1, 1, 1]
+
+
+def test_products_have_the_grid_times_the_levels_as_inducing_points() -> None:
+    group = factor_smooth(0, 3, SITES, low=0, high=1, num_inducing=2)
+    pairs = [[low, code] for low in (0.0, 1.0) for code in SITES.codes]
+    assert group.columns.tolist() == [[0, 3]] and group.inducing_points[0].tolist() == pairs
+    group = interaction(0, 3, SITES, low=0, high=1, num_inducing=2)  # the last level is minus the sum of the others
+    assert group.inducing_points[0].tolist() == [pair for pair in pairs if pair[1] != 7.0]
+    assert tensor((0, 1), low=0, high=1, num_inducing=(2, 3)).inducing_points.shape == (1, 6, 2)
+
+
+def test_tensor_of_three_columns_and_ends_of_each_column() -> None:
+    group = tensor([(0, 1, 2), (1, 2, 3)], low=[0, 1, 2], high=[1, 2, 4], num_inducing=3)
+    assert group.inducing_points.shape == (2, 27, 3) and group.inducing_points[1].amax(0).tolist() == [1.0, 2.0, 4.0]
+    assert [part.base_kernel.lengthscale.flatten().tolist() for part in group.kernel.base_kernel.kernels] == [
+        pytest.approx([0.25, 0.25]),
+        pytest.approx([0.25, 0.25]),
+        pytest.approx([0.5, 0.5]),
+    ]
+
+
+def test_linear_effects_are_centred_and_scaled_by_the_data_or_as_given() -> None:
+    x = inputs(dtype=torch.float64)
+    group = linear([0, 1, 2], x, variance=4.0).double()
+    columns = x[:, :3].mT
+    standardised = (columns - columns.mean(-1, keepdim=True)) / columns.std(-1, correction=0, keepdim=True)
+    expected = 4 * standardised.unsqueeze(-1) * standardised.unsqueeze(-2)
+    torch.testing.assert_close(group.prior_covariance(x).to_dense(), expected, rtol=1e-6, atol=1e-6)  # 4 in float32
+    plain = linear([0, 1], centre=[1.0, 2.0], scale=2.0).double()
+    torch.testing.assert_close(plain.prior_variance(x), ((columns[:2].mT - torch.tensor([1, 2])) / 2).square().mT)
+    torch.testing.assert_close(linear(0).double().prior_variance(x), columns[:1].square())
+
+
+def test_variances_are_initial_values_and_that_of_a_factor_is_fixed() -> None:
+    assert random_effect(0, 3, variance=2.5).kernel.outputscale.item() == pytest.approx(2.5)
+    assert ordinal(0, 3, variance=2.5).kernel.outputscale.item() == pytest.approx(2.5)
+    group = factor(0, 3, variance=7.0)
+    assert group.kernel.outputscale.item() == pytest.approx(7.0) and not group.kernel.raw_outputscale.requires_grad
+    codes = torch.arange(3.0).unsqueeze(-1)
+    torch.testing.assert_close(group.prior_variance(codes), torch.full((1, 3), 7.0))
+    default = factor(0, 3).prior_covariance(codes).to_dense()
+    torch.testing.assert_close(default, 150 * (torch.eye(3) - 1 / 3).unsqueeze(0))
+
+
+def test_two_levels_are_enough_for_terms_that_sum_to_zero() -> None:
+    x = torch.tensor([[0.0], [1.0]])
+    for group in (factor(0, 2), ordinal(0, 2)):
+        covariance = group.prior_covariance(x).to_dense()[0]
+        torch.testing.assert_close(covariance, covariance[0, 0] * torch.tensor([[1.0, -1.0], [-1.0, 1.0]]))
+
+
+@pytest.mark.parametrize("lengthscale", [None, 0.3, 1900.0])
+def test_many_levels_sum_to_zero_in_float32(lengthscale: float | None) -> None:
+    group = factor(0, 200) if lengthscale is None else ordinal(0, 200)
+    if lengthscale is not None:
+        group.kernel.base_kernel.base_kernel.lengthscale = lengthscale
+    levels = torch.arange(200.0).unsqueeze(-1)
+    features = group.features(levels, group.inducing_cholesky(0.0))
+    # Rounding of 200 numbers of the size of the prior's standard deviation, times the root of the condition number
+    assert features.sum(-1).abs().amax() < 1e-3 * group.prior_variance(levels).amax().sqrt()
+
+
+@pytest.mark.parametrize("steps", [1, 4, 100])
+@pytest.mark.parametrize("edge", ["lower_bound", "upper_bound"])
+def test_ordinal_covariances_are_well_conditioned_at_the_bounds_of_the_lengthscale(steps: int, edge: str) -> None:
+    group = ordinal(0, steps + 1).double()
+    base = group.kernel.base_kernel.base_kernel
+    bound = getattr(base.raw_lengthscale_constraint, edge).item()
+    base.lengthscale = bound * (1 + 1e-6 if edge == "lower_bound" else 1 - 1e-6)
+    # Measured: ten times the square of the number of levels, as a random walk has. Factorisations are in float64.
+    assert torch.linalg.cond(group.inducing_covariance()).item() < 15 * (steps + 1) ** 2
+
+
+def test_ordinal_levels_are_in_the_order_given() -> None:
+    group = ordinal(0, Levels((5.0, 1.0, 3.0))).double()
+    correlation = group.kernel.base_kernel.base_kernel(torch.tensor([[5.0], [1.0], [3.0]])).to_dense().squeeze()
+    assert correlation[0, 1] > correlation[0, 2]
+
+
+def test_cyclic_points_divide_a_period_and_its_prior_repeats() -> None:
+    group = cyclic(0, 24.0, start=-6.0, num_inducing=4).double()
+    assert group.inducing_points.flatten().tolist() == [-6.0, 0.0, 6.0, 12.0]
+    x = torch.tensor([[0.0], [24.0], [-48.0]], dtype=torch.float64)
+    covariance = group.prior_covariance(x).to_dense()[0]
+    torch.testing.assert_close(covariance, covariance[0, 0].expand(3, 3))
+    names = [name for name, parameter in group.named_parameters() if parameter.requires_grad]
+    assert sorted(name.rpartition(".")[-1] for name in names) == ["raw_lengthscale", "raw_outputscale"]
+
+
+@pytest.mark.parametrize("edge", ["lower_bound", "upper_bound"])
+def test_centred_cyclic_kernels_are_accurate_at_the_bounds_of_the_lengthscale(edge: str) -> None:
+    group = cyclic(0, 24.0, num_inducing=24).double()
+    base = group.kernel.base_kernel.base_kernel
+    bound = getattr(base.raw_lengthscale_constraint, edge).item()
+    base.lengthscale = bound * (1 + 1e-6 if edge == "lower_bound" else 1 - 1e-6)
+    nodes = torch.arange(0.0, 24.0, 0.01, dtype=torch.float64).reshape(1, -1, 1)
+    values = group.evaluate_kernel(group.inducing_points, nodes)
+    assert values.mean(-1).abs().amax() < 1e-5 and group.prior_variance(nodes[0]).amin() > 0.9
+
+
+def test_spatial_keeps_one_lengthscale_and_at_most_256_reference_rows() -> None:
+    x = torch.cat([inputs(1000), torch.full((3, 4), math.nan)])
+    group = spatial((1, 2), x, num_inducing=20)
+    base = group.kernel.base_kernel
+    assert base.points.shape == (256, 2) and group.inducing_points.shape == (1, 20, 2)
+    assert base.base_kernel.lengthscale.shape == (1, 1, 1) and base.base_kernel.lengthscale.item() == pytest.approx(
+        25.0
+    )
+    torch.testing.assert_close(base.points[0], x[0, 1:3])
+    torch.testing.assert_close(base.points[-1], x[999, 1:3])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x, **options: smooth([0, 1], x, **options),
+        lambda x, **options: smooth(0, x, by=3, levels=SITES, **options),
+        lambda x, **options: tensor((2, 0), x, **options),
+        lambda x, **options: linear(0, x, **options),
+        lambda x, **options: cyclic(0, 1.0, **options),
+        lambda x, **options: random_effect(3, SITES, **options),
+        lambda x, **options: factor(3, SITES, **options),
+        lambda x, **options: ordinal(3, SITES, **options),
+        lambda x, **options: factor_smooth(0, 3, SITES, x, **options),
+        lambda x, **options: interaction(0, 3, SITES, x, **options),
+        lambda x, **options: spatial((1, 0), x, num_inducing=8, **options),
+    ],
+)
+def test_missing_and_predictor_reach_the_group(make: Callable[..., ComponentGroup]) -> None:
+    x = inputs()
+    group = make(x, missing="marginal", predictor=1)
+    assert group.missing == "marginal" and group.predictor == 1 and group.names[0].endswith(".1")
+    rows = x[:3].clone()
+    rows[0, group.columns[0, -1]] = math.nan
+    variance = group.prior_variance(rows)[0, 0].item()
+    # Two of the levels of an interaction and a grid are what its mean is taken over.
+    assert variance == pytest.approx(group.kernel.outputscale[0].item(), rel=0.3)
+    assert make(x).missing == "error"
+
+
+def test_terms_of_all_kinds_make_one_model() -> None:
+    x = inputs(dtype=torch.float64)
+    groups = [
+        make(x) for term, make in TERMS.items() if term in ("smooth", "tensor, pure", "factor smooth", "interaction")
+    ]
+    groups += [factor(3, SITES, names="site"), random_effect(3, SITES), linear([0, 1], names=["a", "b"]), constant()]
+    groups += [smooth(0, x, predictor=1), factor(3, SITES, predictor=1), constant(predictor=1)]
+    model = AdditiveGP(AdditivePredictor(*groups), "block_low_rank", rank=8).double().eval()
+    assert model(x).mean.shape == (60, 2)
+    assert model.components(x, ["x3.1", "site"]).mean.shape == (2, 60)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda x: smooth(0), "smooth needs the training inputs x"),
+        (lambda x: smooth(0, low=1.0), "smooth needs the training inputs x"),
+        (lambda x: smooth([], x), "columns of smooth must be a column index"),
+        (lambda x: smooth("a", x), "columns of smooth must be a column index"),
+        (lambda x: smooth(-1, x), "columns of smooth must be a column index"),
+        (lambda x: smooth(True, x), "columns of smooth must be a column index"),
+        (lambda x: smooth([0, 9], x), "reads column 9, but x has 6 columns"),
+        (lambda x: smooth([0, 4], x), r"column 4 of x has the value 2 in all rows: smooth"),
+        (lambda x: smooth([0, 5], x), "column 5 of x has no finite value"),
+        (lambda x: smooth(0, x[:0]), "one row or more"),
+        (lambda x: smooth(0, x[:1]), "column 0 of x has the value 0 in all rows"),
+        (lambda x: smooth(0, low=1, high=1), "low must be below high, got low=1, high=1 for column 0"),
+        (lambda x: smooth([0, 1], low=[0, 0, 0], high=1), r"low of smooth must be one number, or one for each of"),
+        (lambda x: smooth(0, low=math.nan, high=1), "low of smooth must be finite"),
+        (lambda x: smooth(0, x, num_inducing=1), "num_inducing of smooth must be an integer of at least 2"),
+        (lambda x: smooth(0, x, num_inducing=2.5), "num_inducing of smooth must be an integer"),
+        (lambda x: smooth(0, x, kernel="cubic"), r"kernel of smooth must be one of \['rbf', 'matern12'"),
+        (lambda x: smooth(0, x, anova=False, measure=Uniform(0, 1)), "has a measure, but is not centred"),
+        (lambda x: smooth(0, x, levels=3), "has levels but no by"),
+        (lambda x: smooth(0, x, by=0, levels=3), "by of smooth is column 0, which is among its columns"),
+        (lambda x: smooth(0, x, by=-1), "by of smooth must be a column index"),
+        (lambda x: smooth([0, 1], x, names="a"), "names has 1 entries for 2 components"),
+        (lambda x: smooth(0, x, missing="ignore"), "missing of"),
+        (lambda x: tensor(0, x), "2 or more different columns"),
+        (lambda x: tensor((0, 0), x), "2 or more different columns"),
+        (lambda x: tensor([(0, 1), (0, 1, 2)], x), "2 or more different columns"),
+        (lambda x: tensor((0, 4), x), "column 4 of x has the value 2 in all rows: tensor"),
+        (lambda x: tensor((0, 1), x, num_inducing=(3, 3, 3)), "or 2 of them"),
+        (lambda x: tensor((0, 1), x, measures=[Uniform(0, 1)]), "measures of tensor must be 2 measures"),
+        (lambda x: tensor((0, 1), x, pure=False, measures=[Uniform(0, 1)] * 2), "needs pure=True"),
+        (lambda x: linear([0, 4], x), "column 4 of x has the value 2 in all rows: linear"),
+        (lambda x: linear([0, 5], x), "column 5 of x has no finite value, from which linear"),
+        (lambda x: linear(0, scale=0.0), "scale of linear must be positive"),
+        (lambda x: linear(0, variance=-1.0), "variance of linear must be positive"),
+        (lambda x: linear([0, 1], centre=[0.0, 1e9], scale=1.0), r"columns \[1\] vary too little"),
+        (lambda x: cyclic(0, 0.0), "period of cyclic must be positive"),
+        (lambda x: cyclic([0, 1], [24.0, math.inf]), "period of cyclic must be finite"),
+        (lambda x: random_effect(3, 0), "levels must be at least 1"),
+        (lambda x: random_effect([3], 2), "column of random_effect must be a column index"),
+        (lambda x: random_effect(3, 2, variance=math.inf), "variance of random_effect must be positive and finite"),
+        (lambda x: factor(3, ["Oslo"]), r"factor of column 3 has the single level \['Oslo'\]"),
+        (lambda x: ordinal(3, 1), "ordinal of column 3 has the single level"),
+        (lambda x: interaction(0, 3, 1, x), "interaction of column 3 has the single level"),
+        (lambda x: interaction(0, 0, 2, x), "column and by of interaction are both 0"),
+        (lambda x: factor_smooth(4, 3, 2, x), "column 4 of x has the value 2 in all rows: factor_smooth"),
+        (lambda x: factor_smooth(0, 3, 2, x, measure=Uniform(0, 1)), "has a measure, but is not centred"),
+        (lambda x: spatial(0, x), "two different columns"),
+        (lambda x: spatial((0, 0), x), "two different columns"),
+        (lambda x: spatial((0, 4), x), "column 4 of x has the value 2 in all rows: spatial"),
+        (lambda x: spatial((0, 5), x), "no row in which all of columns"),
+    ],
+)
+def test_errors_name_the_argument_and_the_column(make: Callable[[Tensor], ComponentGroup], message: str) -> None:
+    x = inputs()
+    x = torch.cat([x, torch.full((len(x), 1), 2.0), torch.full((len(x), 1), math.nan)], -1)
+    with pytest.raises(ValueError, match=message):
+        make(x)
