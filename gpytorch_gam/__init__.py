@@ -7,7 +7,7 @@ variational posterior that couples them at about the cost of the mean-field appr
 
 from importlib.metadata import PackageNotFoundError, version
 
-from . import components, data, kernels, mlls, models, operators, optim, settings, variational
+from . import components, data, kernels, likelihoods, mlls, models, operators, optim, settings, variational
 from .components import AdditivePredictor, ComponentGroup
 from .models import AdditiveGP
 from .variational import (
@@ -31,6 +31,7 @@ __all__ = [
     "components",
     "data",
     "kernels",
+    "likelihoods",
     "mlls",
     "models",
     "operators",

@@ -1,11 +1,12 @@
 """Variational distributions with structured precision, and the strategy for sums of Gaussian processes."""
 
-from .additive_variational_strategy import AdditiveVariationalStrategy, PredictorMoments
+from .additive_variational_strategy import AdditiveVariationalStrategy
 from .block_low_rank_precision_variational_distribution import BlockLowRankPrecisionVariationalDistribution
 from .component_posterior import ComponentPosterior, ComponentSamples
 from .full_additive_variational_strategy import FullAdditiveVariationalStrategy
 from .low_rank_precision_variational_distribution import LowRankPrecisionVariationalDistribution
 from .prediction import Prediction
+from .row_moments import PredictorDistribution, PredictorMoments, row_moments
 from .site_variational_distribution import SiteVariationalDistribution
 from .tied_additive_variational_strategy import TiedAdditiveVariationalStrategy
 
@@ -17,7 +18,9 @@ __all__ = [
     "FullAdditiveVariationalStrategy",
     "LowRankPrecisionVariationalDistribution",
     "Prediction",
+    "PredictorDistribution",
     "PredictorMoments",
     "SiteVariationalDistribution",
     "TiedAdditiveVariationalStrategy",
+    "row_moments",
 ]

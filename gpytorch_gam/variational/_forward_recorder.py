@@ -9,11 +9,12 @@ from torch import Tensor
 
 class ForwardRecord(NamedTuple):
     """
-    Marginals of the predictor in one training forward, with their gradients once ``backward`` has run.
+    Moments of the predictors in each row of one training forward, with their gradients once ``backward`` has run.
 
     :ivar x: inputs ``(*batch, n, D)``.
-    :ivar mean: ``(*batch, n)``, its gradient retained.
-    :ivar variance: ``(*batch, n)``, its gradient retained.
+    :ivar mean: ``(*batch, n)``, its gradient retained; with several predictors ``(*batch, n, P)``.
+    :ivar variance: ``(*batch, n)``, its gradient retained; with several predictors their covariance,
+        ``(*batch, n, P, P)``.
     """
 
     x: Tensor
@@ -36,11 +37,11 @@ class ForwardRecorder:
 
     def record(self, x: Tensor, mean: Tensor, variance: Tensor) -> None:
         """
-        Keep the marginals of a forward; nothing is kept where gradients are off.
+        Keep the moments of a forward; nothing is kept where gradients are off.
 
         :param x: inputs ``(*batch, n, D)``.
-        :param mean: ``(*batch, n)``.
-        :param variance: ``(*batch, n)``.
+        :param mean: ``(*batch, n)``, or ``(*batch, n, P)``.
+        :param variance: ``(*batch, n)``, or ``(*batch, n, P, P)``.
         """
         if not (mean.requires_grad and variance.requires_grad):
             return

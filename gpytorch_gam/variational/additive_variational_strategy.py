@@ -41,6 +41,7 @@ from .block_low_rank_precision_variational_distribution import BlockLowRankPreci
 from .component_posterior import ComponentPosterior, GroupPosterior
 from .low_rank_precision_variational_distribution import LowRankPrecisionVariationalDistribution
 from .prediction import Prediction, joined
+from .row_moments import PredictorDistribution, PredictorMoments
 
 # Numbers of the features of a chunk of rows, Q a row, in predictions, and rows at least.
 _PREDICTION_NUMBERS, _LEAST_PREDICTION_ROWS = 2**20, 256
@@ -58,18 +59,6 @@ def _without_autocast(method: Callable[..., Any]) -> Callable[..., Any]:
             return method(self, x, *args, **kwargs)
 
     return wrapped
-
-
-class PredictorMoments(NamedTuple):
-    """
-    Moments of the predictors in each row.
-
-    :ivar mean: ``(*batch, n, P)``.
-    :ivar covariance: covariance between the predictors of one row, ``(*batch, n, P, P)``.
-    """
-
-    mean: Tensor
-    covariance: Tensor
 
 
 class _GroupWeights(NamedTuple):
@@ -498,6 +487,8 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
                 self._recorder.record(x, mean, variance)
             return MarginalNormal(mean, DiagLinearOperator(variance))
         moments = self.predictor_moments(x)
+        if self._recorder is not None:
+            self._recorder.record(x, *moments)
         rows = BlockDiagLinearOperator(DenseLinearOperator(moments.covariance), block_dim=-3)
         return MultitaskMultivariateNormal(moments.mean, rows, interleaved=True)
 
@@ -519,7 +510,11 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
         coupled = columns[..., :-1, :].movedim(-3, -2).flatten(-2, -1)  # (*batch, R, P n)
         prior = join_covariances(self.predictor.prior_covariances(x))
         covariance = posterior_covariance(prior, removed, coupled, sign)
-        return self._predictor_distribution(means, covariance)
+        joint = self._predictor_distribution(means, covariance)
+        if num_predictors == 1:
+            return joint
+        row_covariance = self.predictor_moments(x).covariance.expand(*joint.mean.shape, num_predictors)
+        return PredictorDistribution(joint.mean, joint.lazy_covariance_matrix, False, row_covariance)
 
     @_without_autocast
     def components(self, x: Tensor, names: Sequence[str] | str | None = None) -> ComponentPosterior:
@@ -581,7 +576,8 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
     @contextmanager
     def _projection_held(self, x: Tensor) -> Iterator[None]:
         """The weights are computed, or found to be unchanged, once for all chunks."""
-        self._prepare_call(x[..., :1, :].to(self.predictor.device))
+        with gpytorch.settings.debug(False):  # values are looked at with their chunk
+            self._prepare_call(x[..., :1, :].to(self.predictor.device))
         self._held_projection = self._projection(x.dtype)
         try:
             yield

@@ -1,0 +1,157 @@
+"""
+Expectations of one-dimensional functions under normal distributions.
+
+Log-probabilities are smooth on the real line, but many have a bend whose singularity lies close to it: that of a
+zero-inflated count at a distance of 0.4, that of a narrow Student-t at less. Gauss-Hermite rules converge slowly there
+(for a variance of four, 20 nodes leave errors of up to .02 nats for the first and .3 for the second). The trapezoidal
+rule after the substitution :math:`x = c + w \\sinh u`, which moves singularities at :math:`c \\pm iw` to a distance of
+:math:`\\pi / 2`, leaves less than 1e-7 with 40 nodes, and 64 for the second.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+# Standard deviations that the nodes reach out to; the normal mass beyond is 2e-19.
+REACH = 9.0
+
+# Exponents above this grow on linearly, so that float32 values, gradients and their squares stay finite.
+LARGEST_EXPONENT = 32.0
+
+# Of the search for the mode of a product: iterations, longest step, step of differences.
+_NUM_STEPS, _LONGEST_STEP, _DIFFERENCE = 20, 2.0, 1e-3
+
+
+class NormalRule(NamedTuple):
+    """
+    Nodes for expectations under the standard normal distribution.
+
+    :ivar nodes: ``(K, *shape)``, float64.
+    :ivar log_weights: ``(K, *shape)``.
+    """
+
+    nodes: Tensor
+    log_weights: Tensor
+
+
+@torch.no_grad()
+def equispaced_rule(num_nodes: int, like: Tensor) -> NormalRule:
+    """
+    Equally spaced nodes, for functions that are smooth everywhere.
+
+    :param num_nodes: K.
+    :param like: On whose device.
+    :return: Nodes and weights of shape ``(K,)``.
+    """
+    nodes = torch.linspace(-REACH, REACH, num_nodes, dtype=torch.float64, device=like.device)
+    return NormalRule(nodes, _log_density(nodes) + math.log(2 * REACH / (num_nodes - 1)))
+
+
+@torch.no_grad()
+def focused_rule(centre: Tensor, width: Tensor, num_nodes: int) -> NormalRule:
+    """
+    Nodes that are dense around a point, and reach all of the normal distribution and of that point's surroundings.
+
+    :param centre: Where the function bends, in standard deviations from the mean, ``(*shape)``.
+    :param width: Over what distance it does, ``(*shape)``.
+    :param num_nodes: K.
+    """
+    # What happens far out has no mass, and must not take the nodes from where the mass is.
+    centre = centre.clamp(-30.0, 30.0)
+    width = torch.maximum(width, 0.0025 * centre.abs() ** 3).clamp(1e-6, 1e4)
+    return _sinh_rule(centre, width, torch.full_like(centre, REACH), num_nodes)
+
+
+def _sinh_rule(centre: Tensor, width: Tensor, reach: Tensor, num_nodes: int) -> NormalRule:
+    first, last = ((end - centre) / width for end in (-reach, reach))
+    first, last = first.asinh(), last.asinh()
+    step = (last - first) / (num_nodes - 1)
+    places = torch.arange(num_nodes, dtype=centre.dtype, device=centre.device)
+    u = first + step * places.view(-1, *(1,) * centre.dim())
+    nodes = centre + width * u.sinh()
+    return NormalRule(nodes, _log_density(nodes) + (step * width * u.cosh()).log())
+
+
+def expectation(function: Callable[[Tensor], Tensor], mean: Tensor, variance: Tensor, rule: NormalRule) -> Tensor:
+    """
+    The expectation of a function under normal distributions.
+
+    :param function: Of ``(K, *batch, n)``, elementwise.
+    :param mean: ``(*batch, n)``, float64.
+    :param variance: ``(*batch, n)``, float64.
+    :param rule: For the standard normal distribution.
+    :return: ``(*batch, n)``.
+    """
+    nodes, log_weights = aligned(rule, mean.dim())
+    return (log_weights.exp() * function(mean + variance.sqrt() * nodes)).sum(0)
+
+
+def log_expectation(
+    log_density: Callable[[Tensor], Tensor], mean: Tensor, variance: Tensor, rule: NormalRule
+) -> Tensor:
+    """
+    The logarithm of the expectation of a density.
+
+    :param log_density: Of ``(K, *batch, n)``, elementwise.
+    :param mean: ``(*batch, n)``, float64.
+    :param variance: ``(*batch, n)``, float64.
+    :param rule: For the standard normal distribution.
+    :return: ``(*batch, n)``.
+    """
+    nodes, log_weights = aligned(rule, mean.dim())
+    return (log_weights + log_density(mean + variance.sqrt() * nodes)).logsumexp(0)
+
+
+@torch.no_grad()
+def product_rule(log_density: Callable[[Tensor], Tensor], mean: Tensor, variance: Tensor, num_nodes: int) -> NormalRule:
+    """
+    Nodes for the expectation of a log-concave density, however sharp: dense around the mode of its product with the
+    normal density, which is found by Newton's method with differences.
+
+    :param log_density: Of ``(3, *batch, n)``, elementwise.
+    :param mean: ``(*batch, n)``, float64.
+    :param variance: ``(*batch, n)``, float64.
+    :param num_nodes: K.
+    """
+    steps = _DIFFERENCE * torch.arange(-1, 2, dtype=mean.dtype, device=mean.device).view(-1, *(1,) * mean.dim())
+    mode = mean
+    for _ in range(_NUM_STEPS):
+        low, middle, high = log_density(mode + steps)
+        curvature = ((2 * middle - low - high) / _DIFFERENCE**2).clamp_min(0.0) + 1 / variance
+        gradient = (high - low) / (2 * _DIFFERENCE) - (mode - mean) / variance
+        mode = mode + (gradient / curvature).clamp(-_LONGEST_STEP, _LONGEST_STEP)
+    deviation = variance.sqrt()
+    centre, width = (mode - mean) / deviation, (1 / (curvature.sqrt() * deviation)).clamp_min(1e-6)
+    return _sinh_rule(
+        centre, width, torch.maximum(torch.full_like(centre, REACH), centre.abs() + REACH * width), num_nodes
+    )
+
+
+def aligned(rule: NormalRule, num_dims: int) -> NormalRule:
+    """
+    A rule that broadcasts with functions of ``num_dims`` dimensions behind that of the nodes.
+
+    :param rule: Of shape ``(K,)`` or ``(K, *shape)``.
+    :param num_dims: At least the number of dimensions of ``shape``.
+    """
+    missing = num_dims + 1 - rule.nodes.dim()
+    return NormalRule(*(part.view(len(part), *(1,) * missing, *part.shape[1:]) for part in rule))
+
+
+def bounded_exp(exponent: Tensor) -> Tensor:
+    """
+    The exponential function, continued by its tangent above :data:`LARGEST_EXPONENT`.
+
+    :param exponent: Any shape.
+    """
+    bounded = exponent.clamp_max(LARGEST_EXPONENT)
+    return bounded.exp() * (1 + (exponent - bounded))
+
+
+def _log_density(x: Tensor) -> Tensor:
+    return -0.5 * (x.square() + math.log(2 * math.pi))

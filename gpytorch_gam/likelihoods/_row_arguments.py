@@ -1,0 +1,146 @@
+"""Row-wise keyword arguments of likelihoods, such as offsets and weights, and checks of responses."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Callable, Iterable
+
+import gpytorch
+import torch
+from torch import Tensor
+
+
+def row_vector(
+    name: str, value: Tensor | float | None, like: Tensor, *, positive: bool = False, nonnegative: bool = False
+) -> Tensor | None:
+    """
+    A row-wise argument as a tensor that broadcasts to the predictor. Values are looked at on the CPU alone, and only
+    while :class:`gpytorch.settings.debug` is on, which it is by default.
+
+    :param name: Name of the argument, for messages.
+    :param value: A number, or a tensor of numbers that broadcasts to ``(*batch, n)``; None for no argument.
+    :param like: Whose shape ``(*batch, n)``, dtype and device the argument has to have.
+    :param positive: Values must be above zero.
+    :param nonnegative: Values must not be below zero.
+    :return: A tensor of ``like``'s dtype, of the shape in which it was given; None if the argument is None.
+    :raises TypeError: If the argument is neither a number nor a tensor of numbers.
+    :raises ValueError: If its shape, device or values do not fit.
+    """
+    if value is None:
+        return None
+    if not torch.is_tensor(value):
+        if isinstance(value, bool) or not isinstance(value, numbers.Real):
+            raise TypeError(f"{name} must be a number or a tensor of one number a row, got {type(value).__name__}")
+        number = float(value)
+        if not math.isfinite(number) or (positive and number <= 0) or (nonnegative and number < 0):
+            raise ValueError(f"{name} must be {_range(positive, nonnegative)}, got {number}")
+        return like.new_full((), number)
+    if value.dtype == torch.bool or value.is_complex():
+        raise TypeError(f"{name} must hold floating-point numbers or integers, got {value.dtype}: pass {name}.float()")
+    if value.device != like.device:
+        raise ValueError(f"{name} is on {value.device}, but the predictor on {like.device}: pass {name}.to(x.device)")
+    if not _broadcasts(value, like):
+        raise ValueError(
+            f"{name} has shape {tuple(value.shape)}, but the predictor has {tuple(like.shape)}: pass one value a row, "
+            "or one for all"
+        )
+    converted = value.to(like.dtype)
+    if _looked_at(converted):
+        detached = converted.detach()
+        bad = ~torch.isfinite(detached)
+        if positive:
+            bad |= detached <= 0
+        elif nonnegative:
+            bad |= detached < 0
+        if bad.any():
+            raise ValueError(
+                f"{name} must be {_range(positive, nonnegative)}, but is not in {int(bad.sum())} of {bad.numel()} "
+                f"entries, the first of them {value.detach()[bad][0].item()}"
+            )
+    return converted
+
+
+def refuse_unknown(owner: str, known: Iterable[str], given: Iterable[str]) -> None:
+    """
+    Row-wise arguments must be ones that the likelihood takes.
+
+    :param owner: Name of the likelihood's class.
+    :param known: Names of what it takes.
+    :param given: Names of what was passed.
+    :raises TypeError: If one is unknown.
+    """
+    known = tuple(known)
+    unknown = [name for name in given if name not in known]
+    if unknown:
+        raise TypeError(f"{owner} takes the row-wise arguments {', '.join(known)}, but got {', '.join(unknown)}")
+
+
+def check_responses(owner: str, y: Tensor, like: Tensor) -> None:
+    """
+    Responses must be a tensor of one entry a row; on the CPU and in debug mode also without NaN and infinities.
+
+    :param owner: Name of the likelihood's class.
+    :param y: Responses, ``(*batch, n)``.
+    :param like: Mean of the predictor, ``(*batch, n)``.
+    :raises TypeError: If y is not a tensor.
+    :raises ValueError: If shape, device or values do not fit.
+    """
+    if not torch.is_tensor(y):
+        raise TypeError(f"the responses of {owner} must be a tensor, got {type(y).__name__}")
+    if y.device != like.device:
+        raise ValueError(f"y is on {y.device}, but the predictor on {like.device}: pass y.to(x.device)")
+    fits = y.dim() > 0 and y.shape[-1] == like.shape[-1]
+    if fits:
+        try:
+            torch.broadcast_shapes(y.shape, like.shape)
+        except RuntimeError:
+            fits = False
+    if not fits:
+        raise ValueError(f"y has shape {tuple(y.shape)}, but the predictor has {tuple(like.shape)}: one response a row")
+    if y.is_floating_point():
+        refuse_rows(owner, y, torch.isnan, "NaN", "drop such rows with gpytorch_gam.data.drop_missing")
+        refuse_rows(owner, y, torch.isinf, "infinity", "look for an overflow in the data")
+
+
+def refuse_rows(owner: str, y: Tensor, is_bad: Callable[[Tensor], Tensor], what: str, remedy: str) -> None:
+    """
+    Count responses that a likelihood cannot have, on the CPU and in debug mode alone.
+
+    :param owner: Name of the likelihood's class.
+    :param y: Responses.
+    :param is_bad: From responses to booleans of the same shape.
+    :param what: What the bad ones are, for "y has ... in 3 of 10 rows".
+    :param remedy: What to do, or what the likelihood takes.
+    :raises ValueError: If there is one.
+    """
+    if not _looked_at(y):
+        return
+    bad = is_bad(y.detach())
+    if bad.any():
+        raise ValueError(f"y has {what} in {int(bad.sum())} of {bad.numel()} rows ({owner}): {remedy}")
+
+
+def weighted(value: Tensor, weights: Tensor | None) -> Tensor:
+    """
+    Log-probabilities times the weights of their rows.
+
+    :param value: ``(*batch, n)``.
+    :param weights: Broadcasts to that; None for ones.
+    """
+    return value if weights is None else value * weights
+
+
+def _broadcasts(value: Tensor, like: Tensor) -> bool:
+    try:
+        return torch.broadcast_shapes(value.shape, like.shape) == like.shape
+    except RuntimeError:
+        return False
+
+
+def _looked_at(value: Tensor) -> bool:
+    return value.device.type == "cpu" and gpytorch.settings.debug.on()
+
+
+def _range(positive: bool, nonnegative: bool) -> str:
+    return "finite and positive" if positive else "finite and not negative" if nonnegative else "finite"

@@ -1,0 +1,85 @@
+"""Numbers of successes among trials."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.distributions import Binomial
+
+from ._one_predictor_likelihood import OnePredictorLikelihood, Values
+from ._row_arguments import refuse_rows
+from .poisson_likelihood import refuse_non_counts
+
+# Widths of the bends of log sigmoid, which is singular at a distance of pi from zero, and of the logarithm of the
+# normal distribution function, which is so at 1.9 +- 2.8i.
+_BEND_WIDTHS = {"logit": 3.0, "probit": 2.0}
+
+
+class BinomialLikelihood(OnePredictorLikelihood):
+    r"""
+    Numbers of successes :math:`y_n` among :math:`T_n` trials,
+
+    .. math::
+        y_n | f_n \sim \mathrm{Binomial}\big(T_n, g^{-1}(f_n + o_n)\big),
+
+    with a logit or probit link g. For proportions, give their counts and ``trials``. With one trial and a probit link
+    this is GPyTorch's ``BernoulliLikelihood``. The expected log-probability is a quadrature.
+
+    Row-wise arguments: ``offset``, ``weights``, and ``trials``, positive whole numbers, by default one.
+
+    :param link: ``"logit"`` or ``"probit"``.
+    :raises ValueError: If ``link`` is another.
+
+    Example:
+        >>> likelihood = BinomialLikelihood()
+        >>> mll = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=len(y))
+        >>> loss = -mll(model(x), successes, trials=trials)
+    """
+
+    _row_arguments: ClassVar[Mapping[str, float]] = {"trials": 1.0}
+
+    def __init__(self, link: Literal["logit", "probit"] = "logit") -> None:
+        if link not in _BEND_WIDTHS:
+            raise ValueError(f"link must be one of {list(_BEND_WIDTHS)}, got {link!r}")
+        super().__init__()
+        self.link = link
+
+    def _log_prob(self, y: Tensor, f: Tensor, values: Values) -> Tensor:
+        trials = values["trials"]
+        success, failure = self._log_probabilities(f)
+        choices = torch.lgamma(trials + 1) - torch.lgamma(y + 1) - torch.lgamma(trials - y + 1)
+        return y * success + (trials - y) * failure + choices
+
+    def _bend(self, y: Tensor, values: Values) -> tuple[Tensor, Tensor]:
+        place = torch.zeros_like(y)
+        return place, torch.full_like(place, _BEND_WIDTHS[self.link])
+
+    def _conditional(self, f: Tensor, values: Values) -> Binomial:
+        success, failure = self._log_probabilities(f)
+        logits, trials = torch.broadcast_tensors(success - failure, values["trials"])
+        return Binomial(trials, logits=logits, validate_args=False)
+
+    def _log_probabilities(self, f: Tensor) -> tuple[Tensor, Tensor]:
+        of = torch.nn.functional.logsigmoid if self.link == "logit" else torch.special.log_ndtr
+        return of(f), of(-f)
+
+    def _check_responses(self, y: Tensor, values: Values) -> None:
+        owner, trials = type(self).__name__, values["trials"]
+        refuse_non_counts(owner, y)
+        refuse_rows(
+            owner,
+            y,
+            lambda counts: counts > trials,
+            "more successes than trials",
+            "pass trials=, the number of trials of each row (one if it is left out)",
+        )
+        refuse_rows(
+            owner,
+            trials,
+            lambda counts: counts != counts.round(),
+            "fractional trials",
+            "trials are whole numbers",
+        )

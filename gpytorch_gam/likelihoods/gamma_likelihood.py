@@ -1,0 +1,90 @@
+"""Positive responses with a log link."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from gpytorch.constraints import Interval, Positive
+from gpytorch.priors import Prior
+from torch import Tensor
+from torch.distributions import Gamma
+
+from ._one_predictor_likelihood import OnePredictorLikelihood, Values
+from ._quadrature import bounded_exp
+from ._row_arguments import refuse_rows
+
+# Log means of conditional distributions are held within this: beyond, float32 has no numbers for them.
+_LARGEST_LOG_MEAN = 80.0
+
+
+class GammaLikelihood(OnePredictorLikelihood):
+    r"""
+    Positive responses whose standard deviation is proportional to their mean:
+
+    .. math::
+        y_n | f_n \sim \mathrm{Gamma}(a, a / \mu_n), \qquad \mathbb E y_n = \mu_n = e^{f_n + o_n}, \quad
+        \mathrm{var}\, y_n = \mu_n^2 / a,
+
+    with a learnt shape a. The expected log-probability for :math:`f_n \sim \mathcal N(m_n, v_n)` is a closed form: with
+    :math:`r_n = \log y_n - m_n - o_n` it is
+
+    .. math::
+        a \log a - \log\Gamma(a) - \log y_n + a \big(r_n - e^{r_n + v_n / 2}\big) .
+
+    An exponent above 32 is continued by its tangent, so that gradients stay finite wherever training starts.
+
+    Row-wise arguments: ``offset`` and ``weights``.
+
+    :param batch_shape: Of the shape parameter.
+    :param shape_prior: Prior of a.
+    :param shape_constraint: Of a; default positive.
+    :ivar shape: a, ``(*batch_shape, 1)``; one at first.
+
+    Example:
+        >>> likelihood = GammaLikelihood()
+        >>> loss = -gpytorch.mlls.VariationalELBO(likelihood, model, num_data=len(y))(model(x), y, weights=weights)
+    """
+
+    _parameter_names: ClassVar[tuple[str, ...]] = ("shape",)
+
+    def __init__(
+        self,
+        batch_shape: torch.Size = torch.Size([]),  # noqa: B008
+        shape_prior: Prior | None = None,
+        shape_constraint: Interval | None = None,
+    ) -> None:
+        super().__init__()
+        self._learn("shape", 1.0, batch_shape, shape_constraint or Positive(), shape_prior)
+
+    @property
+    def shape(self) -> Tensor:
+        """The shape a, ``(*batch_shape, 1)``; can be set."""
+        return self._get("shape")
+
+    @shape.setter
+    def shape(self, value: Tensor | float) -> None:
+        self._set("shape", value)
+
+    def _log_prob(self, y: Tensor, f: Tensor, values: Values) -> Tensor:
+        return _gamma_log_prob(y, f, torch.zeros_like(f), values["shape"])
+
+    def _expected_log_prob(self, y: Tensor, mean: Tensor, variance: Tensor, values: Values) -> Tensor:
+        return _gamma_log_prob(y, mean, variance, values["shape"])
+
+    def _conditional(self, f: Tensor, values: Values) -> Gamma:
+        shape, log_mean = torch.broadcast_tensors(values["shape"], f.clamp(-_LARGEST_LOG_MEAN, _LARGEST_LOG_MEAN))
+        return Gamma(shape, shape * (-log_mean).exp(), validate_args=False)
+
+    def _check_responses(self, y: Tensor, values: Values) -> None:
+        refuse_rows(
+            type(self).__name__, y, lambda values: values <= 0, "zero or negative values", "they must be positive"
+        )
+
+
+def _gamma_log_prob(y: Tensor, mean: Tensor, variance: Tensor, shape: Tensor) -> Tensor:
+    # On the scale of y / mean, so that neither the units of y nor an extreme predictor overflow.
+    log_y = y.log()
+    ratio = log_y - mean
+    constant = shape * shape.log() - torch.lgamma(shape)
+    return constant - log_y + shape * (ratio - bounded_exp(ratio + 0.5 * variance))

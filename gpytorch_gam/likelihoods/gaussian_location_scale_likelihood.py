@@ -1,0 +1,70 @@
+"""Gaussian responses whose mean and standard deviation have a predictor each."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+from torch.distributions import Normal
+
+from gpytorch_gam.variational.row_moments import PredictorMoments
+
+from ._joint_expectation import conditional_nodes, positive_exp
+from ._joint_likelihood import _JointLikelihood
+from ._node_mixture import NodeMixture
+from ._quadrature import bounded_exp
+
+
+class GaussianLocationScaleLikelihood(_JointLikelihood):
+    r"""
+    Distributional regression with a Gaussian: predictor 0 is the mean, predictor 1 the log of the standard deviation,
+
+    .. math::
+        y \mid \rho \sim N\big(\rho_0, \; e^{2\rho_1}\big).
+
+    Under the joint Gaussian of a row, with means :math:`m` and covariance :math:`V`, the expected log-probability is
+
+    .. math::
+        -\tfrac12 \log 2\pi - m_1 - \tfrac12 e^{-2m_1 + 2V_{11}} \big[ (y - m_0 + 2V_{01})^2 + V_{00} \big].
+
+    The predictive distribution is Gaussian given :math:`\rho_1`, so it is a mixture over 32 Gauss-Hermite nodes of
+    that one variable (:class:`~torch.distributions.MixtureSameFamily`, with density, ``cdf``, mean and variance);
+    :func:`predictive_quantiles` gives its quantiles. Where an exponential would overflow it is continued linearly.
+
+    Groups of the model say which predictor they belong to: ``ComponentGroup(..., predictor=1)``. A row-wise ``offset``
+    is added to the mean; ``weights`` multiply log-probabilities.
+
+    Example:
+        >>> predictor = AdditivePredictor(mean_effects, constant(), scale_effects, constant(predictor=1))
+        >>> model = AdditiveGP(predictor, family="block_low_rank", rank=16)
+        >>> likelihood = GaussianLocationScaleLikelihood()
+        >>> mll = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=len(y))
+    """
+
+    def __init__(self) -> None:
+        super().__init__(num_predictors=2)
+
+    def _expected_log_prob(self, observations: Tensor, moments: PredictorMoments, **row: Tensor) -> Tensor:
+        location, log_scale = moments.mean.unbind(-1)
+        covariance = moments.covariance
+        across = covariance[..., 0, 1] + covariance[..., 1, 0]  # twice the covariance
+        precision = bounded_exp(2 * (covariance[..., 1, 1] - log_scale))
+        square = (observations - location + across).square() + covariance[..., 0, 0]
+        return -0.5 * math.log(2 * math.pi) - log_scale - 0.5 * precision * square
+
+    def _log_marginal(self, observations: Tensor, moments: PredictorMoments, **row: Tensor) -> Tensor:
+        return self._marginal(moments).log_prob(observations)
+
+    def _marginal(self, moments: PredictorMoments, **row: Tensor) -> NodeMixture:
+        nodes = conditional_nodes(moments)
+        scale = (nodes.variance + bounded_exp(2 * nodes.second)).sqrt()
+        return NodeMixture(nodes.log_weights, self._conditional, nodes.mean.movedim(0, -1), scale.movedim(0, -1))
+
+    def _parameters_given(self, predictors: Tensor, **row: Tensor) -> tuple[Tensor, ...]:
+        location, log_scale = predictors.unbind(-1)
+        return location, positive_exp(log_scale)
+
+    @staticmethod
+    def _conditional(*parameters: Tensor) -> Normal:
+        location, scale = parameters
+        return Normal(location, scale, validate_args=False)

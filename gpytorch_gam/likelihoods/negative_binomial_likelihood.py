@@ -1,0 +1,83 @@
+"""Overdispersed counts with a log link."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from gpytorch.constraints import GreaterThan, Interval
+from gpytorch.priors import Prior
+from torch import Tensor
+
+from ._exposed_negative_binomial import ExposedNegativeBinomial
+from ._mean_dispersion_negative_binomial import negative_binomial_log_prob
+from ._one_predictor_likelihood import OnePredictorLikelihood, Values
+from .poisson_likelihood import refuse_non_counts
+
+# Dispersions below this are Poisson to all digits, but their logarithm and its gradient would overflow.
+_LEAST_DISPERSION = 1e-12
+
+
+class NegativeBinomialLikelihood(OnePredictorLikelihood):
+    r"""
+    Counts that vary more than Poisson counts, with a log link:
+
+    .. math::
+        \mathbb E y_n = \mu_n = E_n e^{f_n + o_n}, \qquad \mathrm{var}\, y_n = \mu_n + \alpha \mu_n^2,
+
+    with exposures :math:`E_n`, offsets :math:`o_n` and a learnt dispersion :math:`\alpha`, which tends to a Poisson
+    likelihood as :math:`\alpha \to 0` (GPyTorch's own has a softplus link, and a variance proportional to the mean).
+    mgcv's ``nb()`` calls :math:`1 / \alpha` theta. The expected log-probability is a quadrature.
+
+    Row-wise arguments: ``offset``, ``weights``, and ``exposure``, positive, by default one.
+
+    :param batch_shape: Of the dispersion.
+    :param dispersion_prior: Prior of :math:`\alpha`.
+    :param dispersion_constraint: Of :math:`\alpha`; default above 1e-8.
+    :ivar dispersion: :math:`\alpha`, ``(*batch_shape, 1)``; 0.1 at first.
+
+    Example:
+        >>> likelihood = NegativeBinomialLikelihood()
+        >>> loss = -gpytorch.mlls.VariationalELBO(likelihood, model, num_data=len(y))(model(x), y, exposure=exposure)
+    """
+
+    _row_arguments: ClassVar[Mapping[str, float]] = {"exposure": 1.0}
+    _parameter_names: ClassVar[tuple[str, ...]] = ("dispersion",)
+
+    def __init__(
+        self,
+        batch_shape: torch.Size = torch.Size([]),  # noqa: B008
+        dispersion_prior: Prior | None = None,
+        dispersion_constraint: Interval | None = None,
+    ) -> None:
+        super().__init__()
+        self._learn("dispersion", 0.1, batch_shape, dispersion_constraint or GreaterThan(1e-8), dispersion_prior)
+
+    @property
+    def dispersion(self) -> Tensor:
+        r""":math:`\alpha`, ``(*batch_shape, 1)``; can be set."""
+        return self._get("dispersion")
+
+    @dispersion.setter
+    def dispersion(self, value: Tensor | float) -> None:
+        self._set("dispersion", value)
+
+    def _log_prob(self, y: Tensor, f: Tensor, values: Values) -> Tensor:
+        return negative_binomial_log_prob(y, f + values["exposure"].log(), _log_dispersion(values))
+
+    def _bend(self, y: Tensor, values: Values) -> tuple[Tensor, Tensor]:
+        # log(1 + alpha E e^f) is singular where its argument is -1
+        place = -_log_dispersion(values) - values["exposure"].log()
+        return place, torch.full_like(place, math.pi)
+
+    def _conditional(self, f: Tensor, values: Values) -> ExposedNegativeBinomial:
+        return ExposedNegativeBinomial(f, values["exposure"], _log_dispersion(values))
+
+    def _check_responses(self, y: Tensor, values: Values) -> None:
+        refuse_non_counts(type(self).__name__, y)
+
+
+def _log_dispersion(values: Values) -> Tensor:
+    return values["dispersion"].clamp_min(_LEAST_DISPERSION).log()

@@ -1,0 +1,144 @@
+"""Ordered classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from gpytorch.constraints import GreaterThan
+from torch import Tensor
+from torch.distributions import Categorical
+
+from ._one_predictor_likelihood import OnePredictorLikelihood, Values
+from ._row_arguments import refuse_rows
+
+# Width of the bend of log-probabilities: functions of the normal distribution function, as in the binomial likelihood.
+_BEND_WIDTH = 2.0
+
+
+class OrdinalLikelihood(OnePredictorLikelihood):
+    r"""
+    Ordered classes :math:`0, \dots, K - 1`: a latent response :math:`f_n + o_n + \varepsilon_n` with unit normal noise
+    is seen through cut-points :math:`c_1 < \dots < c_{K - 1}` (ordered probit),
+
+    .. math::
+        p(y_n = k | f_n) = \Phi(c_{k + 1} - f_n) - \Phi(c_k - f_n), \qquad c_0 = -\infty, \; c_K = \infty .
+
+    Cut-points are learnt by the first one and the gaps between them; at first classes are equally likely for a
+    predictor of zero. The expected log-probability is a quadrature, the marginal distribution exact.
+
+    **Identifiability.** Adding a number to the predictor and to all cut-points changes nothing, so a model of centred
+    components should have no ``constant()`` and no mean: the level is that of the cut-points. With one, the
+    constant's prior shares the level out between the two, and the cut-points mean nothing by themselves. The unit
+    noise fixes the scale.
+
+    Row-wise arguments: ``offset`` and ``weights``.
+
+    :param num_classes: K, at least two.
+    :param batch_shape: Of the cut-points.
+    :raises ValueError: If ``num_classes`` is less than two.
+
+    Example:
+        >>> likelihood = OrdinalLikelihood(5)
+        >>> loss = -gpytorch.mlls.VariationalELBO(likelihood, model, num_data=len(y))(model(x), y)
+        >>> likelihood(model(x_new)).probs  # (n, 5)
+    """
+
+    def __init__(self, num_classes: int, batch_shape: torch.Size = torch.Size([])) -> None:  # noqa: B008
+        if num_classes < 2:
+            raise ValueError(f"num_classes must be at least 2, got {num_classes}")
+        super().__init__()
+        self.num_classes = num_classes
+        self.register_parameter("first_cutpoint", torch.nn.Parameter(torch.zeros(*batch_shape, 1)))
+        if num_classes > 2:
+            self.register_parameter("raw_gaps", torch.nn.Parameter(torch.zeros(*batch_shape, num_classes - 2)))
+            self.register_constraint("raw_gaps", GreaterThan(1e-4))
+        self.cutpoints = torch.special.ndtri(torch.arange(1, num_classes, dtype=torch.float64) / num_classes)
+
+    @property
+    def cutpoints(self) -> Tensor:
+        """The cut-points, increasing, ``(*batch_shape, K - 1)``; can be set."""
+        if self.num_classes == 2:
+            return self.first_cutpoint
+        gaps = self.raw_gaps_constraint.transform(self.raw_gaps)
+        return torch.cat([self.first_cutpoint, self.first_cutpoint + gaps.cumsum(-1)], dim=-1)
+
+    @cutpoints.setter
+    def cutpoints(self, value: Tensor) -> None:
+        value = torch.as_tensor(value, dtype=self.first_cutpoint.dtype, device=self.first_cutpoint.device)
+        gaps = value.diff(dim=-1)
+        if value.shape[-1:] != (self.num_classes - 1,) or not (gaps > 1e-4).all():
+            raise ValueError(
+                f"cutpoints must be {self.num_classes - 1} numbers with gaps above 1e-4, got {value.tolist()}"
+            )
+        self.initialize(first_cutpoint=value[..., :1].expand_as(self.first_cutpoint))
+        if self.num_classes > 2:
+            raw = self.raw_gaps_constraint.inverse_transform(gaps)
+            self.initialize(raw_gaps=raw.expand_as(self.raw_gaps))
+
+    def _values(self, like: Tensor, rows: Mapping[str, Any]) -> dict[str, Tensor]:
+        return super()._values(like, rows) | {"cutpoints": self.cutpoints}
+
+    def _values_shape(self, values: Values) -> torch.Size:
+        return torch.Size((*values["cutpoints"].shape[:-1], 1))
+
+    def _log_prob(self, y: Tensor, f: Tensor, values: Values) -> Tensor:
+        return self._interval_log_prob(y, f, torch.ones_like(f), values["cutpoints"])
+
+    def _interval_log_prob(self, y: Tensor, mean: Tensor, scale: Tensor, cutpoints: Tensor) -> Tensor:
+        """The log-probability of class y for a latent response with this mean and inverse standard deviation."""
+        lower, upper = self._limits(y, cutpoints)
+        below, above = scale * (lower - mean), scale * (upper - mean)
+        inner = _log_normal_interval(below, above)
+        first, last = torch.special.log_ndtr(above), torch.special.log_ndtr(-below)
+        # No limit is infinite here (of the first and last class one is a stand-in), so that no gradient is NaN.
+        return torch.where(y == 0, first, torch.where(y == self.num_classes - 1, last, inner))
+
+    def _bend(self, y: Tensor, values: Values) -> tuple[Tensor, Tensor]:
+        lower, upper = self._limits(y, values["cutpoints"])
+        place = torch.where(y == 0, upper, torch.where(y == self.num_classes - 1, lower, 0.5 * (lower + upper)))
+        return place, torch.full_like(place, _BEND_WIDTH)
+
+    def _log_marginal(self, y: Tensor, mean: Tensor, variance: Tensor, values: Values) -> Tensor:
+        # f + noise is normal with variance 1 + v
+        return self._interval_log_prob(y, mean, (1 + variance).rsqrt(), values["cutpoints"])
+
+    def _marginal(self, mean: Tensor, variance: Tensor, values: Values) -> Categorical:
+        return self._classes(mean, (1 + variance).rsqrt(), values["cutpoints"])
+
+    def _conditional(self, f: Tensor, values: Values) -> Categorical:
+        return self._classes(f, torch.ones_like(f), values["cutpoints"])
+
+    def _classes(self, mean: Tensor, scale: Tensor, cutpoints: Tensor) -> Categorical:
+        distances = scale.double().unsqueeze(-1) * (cutpoints.double().unsqueeze(-2) - mean.double().unsqueeze(-1))
+        first, last = torch.special.log_ndtr(distances[..., :1]), torch.special.log_ndtr(-distances[..., -1:])
+        inner = _log_normal_interval(distances[..., :-1], distances[..., 1:])
+        return Categorical(logits=torch.cat([first, inner, last], dim=-1).to(mean.dtype), validate_args=False)
+
+    def _limits(self, y: Tensor, cutpoints: Tensor) -> tuple[Tensor, Tensor]:
+        """The cut-points on both sides of a class; where there is none, a stand-in a unit away from the other."""
+        padded = torch.cat([cutpoints[..., :1] - 1, cutpoints, cutpoints[..., -1:] + 1], dim=-1)
+        padded = padded.view(*(1,) * (y.dim() - padded.dim()), *padded.shape[:-1], 1, padded.shape[-1])
+        index = y.long().unsqueeze(-1)
+        lower, upper = (torch.take_along_dim(padded, places, dim=-1).squeeze(-1) for places in (index, index + 1))
+        return lower, upper
+
+    def _check_responses(self, y: Tensor, values: Values) -> None:
+        largest = self.num_classes - 1
+        refuse_rows(
+            type(self).__name__,
+            y,
+            lambda classes: (classes < 0) | (classes > largest) | (classes != classes.round()),
+            f"something else than a class 0, ..., {largest}",
+            f"num_classes is {self.num_classes}",
+        )
+
+
+def _log_normal_interval(low: Tensor, high: Tensor) -> Tensor:
+    r""":math:`\log(\Phi(b) - \Phi(a))` for a < b, by the tail in which the two are small."""
+    is_above = low + high > 0
+    low, high = torch.where(is_above, -high, low), torch.where(is_above, -low, high)
+    smaller, larger = torch.special.log_ndtr(low), torch.special.log_ndtr(high)
+    # rounding of equal tails must not make it log(0)
+    return larger + torch.log(-torch.expm1((smaller - larger).clamp_max(-1e-300)))

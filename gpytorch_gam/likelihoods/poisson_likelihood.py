@@ -1,0 +1,83 @@
+"""Counts with a log link."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.distributions import Poisson
+
+from ._one_predictor_likelihood import OnePredictorLikelihood, Values
+from ._quadrature import bounded_exp
+from ._row_arguments import refuse_rows
+
+
+class PoissonLikelihood(OnePredictorLikelihood):
+    r"""
+    Counts at a rate that is the exponential of the predictor (GPyTorch's own has a softplus there):
+
+    .. math::
+        y_n | f_n \sim \mathrm{Poisson}(E_n e^{f_n + o_n}),
+
+    with exposures :math:`E_n` and offsets :math:`o_n`. The expected log-probability for :math:`f_n \sim \mathcal N(m_n,
+    v_n)` is a closed form,
+
+    .. math::
+        y_n (m_n + o_n + \log E_n) - E_n e^{m_n + o_n + v_n / 2} - \log y_n! .
+
+    Components of the model do not see the exposure: it multiplies the rate and so the predicted mean, exactly. An
+    exponent above 32 is continued by its tangent, so that gradients stay finite wherever training starts.
+
+    Row-wise arguments: ``offset``, ``weights``, and ``exposure``, positive, by default one.
+
+    Example:
+        >>> likelihood = PoissonLikelihood()
+        >>> mll = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=len(y))
+        >>> loss = -mll(model(x), y, exposure=exposure)
+        >>> likelihood(model(x_new), exposure=2.0).mean
+    """
+
+    _row_arguments: ClassVar[Mapping[str, float]] = {"exposure": 1.0}
+
+    def _log_prob(self, y: Tensor, f: Tensor, values: Values) -> Tensor:
+        return poisson_log_prob(y, f, bounded_exp(f), values["exposure"])
+
+    def _expected_log_prob(self, y: Tensor, mean: Tensor, variance: Tensor, values: Values) -> Tensor:
+        return poisson_log_prob(y, mean, bounded_exp(mean + 0.5 * variance), values["exposure"])
+
+    def _conditional(self, f: Tensor, values: Values) -> Poisson:
+        return Poisson(values["exposure"] * bounded_exp(f), validate_args=False)
+
+    def _check_responses(self, y: Tensor, values: Values) -> None:
+        refuse_non_counts(type(self).__name__, y)
+
+
+def poisson_log_prob(y: Tensor, log_rate: Tensor, rate: Tensor, exposure: Tensor) -> Tensor:
+    r"""
+    :math:`y (a + \log E) - E b - \log y!`, which is linear in the two so that expectations can be put in.
+
+    :param y: Counts.
+    :param log_rate: :math:`a`, the log rate or its expectation.
+    :param rate: :math:`b`, the rate or its expectation.
+    :param exposure: :math:`E`.
+    """
+    return y * (log_rate + exposure.log()) - exposure * rate - torch.lgamma(y + 1)
+
+
+def refuse_non_counts(owner: str, y: Tensor) -> None:
+    """
+    Responses must be whole numbers and not negative; looked at on the CPU and in debug mode.
+
+    :param owner: Name of the likelihood's class.
+    :param y: Responses.
+    :raises ValueError: If one is something else.
+    """
+    refuse_rows(
+        owner,
+        y,
+        lambda values: (values < 0) | (values != values.round()),
+        "negative or fractional values",
+        "it takes counts 0, 1, 2, ...",
+    )

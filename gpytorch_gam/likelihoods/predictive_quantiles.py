@@ -1,0 +1,161 @@
+"""Quantiles of predictive distributions, those without a quantile function included."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from gpytorch.distributions import MultivariateNormal
+from torch import Tensor
+from torch.distributions import Distribution, MixtureSameFamily, Normal, constraints
+
+# Halvings of a bracket; more change nothing in float64.
+_BISECTIONS, _DOUBLINGS = 60, 200
+# Probabilities of counts are summed as far as this count, and no more than so many probabilities in all or at a time.
+_MOST_COUNTS, _MOST_PROBABILITIES, _PROBABILITIES_AT_A_TIME = 8192, 2**24, 2**21
+_SEED = 0
+
+
+@torch.no_grad()
+def predictive_quantiles(
+    distribution: Distribution, probabilities: Sequence[float] | Tensor | float, num_samples: int = 10000
+) -> Tensor:
+    """
+    Quantiles of every row of a predictive distribution, such as ``likelihood(model(x))``. Without gradients.
+
+    - A distribution with a ``cdf``, mixtures included, and a multivariate normal (row by row): by bisection, to
+      rounding.
+    - A distribution of counts or classes: the least value whose cumulated probability is no less than the one asked
+      for. Where that takes too long (counts above 8192, fewer with many rows), they are drawn instead, as below.
+    - Any other: those of ``num_samples`` draws with a fixed seed, which leaves the global random numbers alone.
+
+    Predictive distributions that are themselves a stack of draws, as GPyTorch's generic ones are, give quantiles of
+    each draw: they should be made a mixture first.
+
+    :param distribution: Of one number in each row, with batch shape ``(*batch, n)``.
+    :param probabilities: One or several, between 0 and 1 exclusively.
+    :param num_samples: Draws, where they are needed.
+    :return: ``(*probabilities.shape, *batch, n)``.
+    :raises ValueError: If a probability is not between 0 and 1, or an event of the distribution is more than a number.
+
+    Example:
+        >>> low, high = predictive_quantiles(likelihood(model(x)), [0.1, 0.9])
+    """
+    if isinstance(distribution, MultivariateNormal):
+        distribution = Normal(distribution.mean, distribution.stddev, validate_args=False)
+    if distribution.event_shape:
+        raise ValueError(
+            f"distribution must have one number in each row, got events of shape {tuple(distribution.event_shape)}"
+        )
+    levels = torch.as_tensor(probabilities, dtype=torch.float64)
+    if not bool(((levels > 0) & (levels < 1)).all()):
+        raise ValueError(f"probabilities must be between 0 and 1, got {levels.tolist()}")
+    start = _anchor(distribution)
+    flat = levels.flatten().to(start.device, start.dtype)
+    flat = flat.reshape(-1, *[1] * start.dim())
+    if _is_count(distribution):
+        result = _count_quantiles(distribution, flat, start, num_samples)
+    elif _has_cdf(distribution, start):
+        result = _bisect(distribution, flat, start)
+    else:
+        result = _sample_quantiles(distribution, flat, num_samples)
+    return result.reshape(*levels.shape, *distribution.batch_shape)
+
+
+def _anchor(distribution: Distribution) -> Tensor:
+    """A point to start from in each row, also where the mean does not exist."""
+    try:
+        mean = distribution.mean
+    except NotImplementedError:
+        mean = torch.zeros(())
+    return torch.where(mean.isfinite(), mean, torch.zeros_like(mean)).expand(distribution.batch_shape)
+
+
+def _is_count(distribution: Distribution) -> bool:
+    support = distribution.support
+    return support is not None and support.is_discrete
+
+
+def _has_cdf(distribution: Distribution, start: Tensor) -> bool:
+    try:
+        _cdf(distribution, start)
+    except NotImplementedError:
+        return False
+    return True
+
+
+def _cdf(distribution: Distribution, values: Tensor) -> Tensor:
+    """The cumulative distribution function on the whole line: torch's objects to values outside of the support."""
+    lower, upper = _bounds(distribution, values)
+    inside = values.clamp(min=torch.nextafter(lower, upper), max=torch.nextafter(upper, lower))
+    probability = distribution.cdf(inside)
+    return torch.where(values <= lower, 0.0, torch.where(values >= upper, 1.0, probability))
+
+
+def _bisect(distribution: Distribution, levels: Tensor, start: Tensor) -> Tensor:
+    centre = start.expand(torch.broadcast_shapes(levels.shape, start.shape))
+    width = torch.ones_like(centre)
+    low, high = centre - width, centre + width
+    for _ in range(_DOUBLINGS):
+        is_above, is_below = _cdf(distribution, low) > levels, _cdf(distribution, high) < levels
+        if not bool((is_above | is_below).any()):
+            break
+        width = 2 * width
+        low, high = torch.where(is_above, centre - width, low), torch.where(is_below, centre + width, high)
+    for _ in range(_BISECTIONS):
+        middle = 0.5 * (low + high)
+        is_below = _cdf(distribution, middle) < levels
+        low, high = torch.where(is_below, middle, low), torch.where(is_below, high, middle)
+    return 0.5 * (low + high)
+
+
+def _count_quantiles(distribution: Distribution, levels: Tensor, like: Tensor, num_samples: int) -> Tensor:
+    """The number of counts whose cumulated probability is below the level: 0, 1, ... up to the quantile."""
+    num_components = distribution._num_component if isinstance(distribution, MixtureSameFamily) else 1
+    a_count = max(1, like.numel() * num_components)  # probabilities that one more count takes
+    block = min(256, max(1, _PROBABILITIES_AT_A_TIME // a_count))
+    most = min(_MOST_COUNTS, _MOST_PROBABILITIES // a_count)
+    _, upper = _bounds(distribution, like)
+    shape = torch.broadcast_shapes(levels.shape, like.shape)
+    total = like.new_zeros(like.shape, dtype=torch.float64)
+    result = like.new_zeros(shape)
+    # Rounding in the sum must not carry a level that is reached past it.
+    targets = levels.double() - 1e-12 if like.dtype == torch.float64 else levels.double() - 1e-6
+    is_below = torch.ones(shape, dtype=torch.bool, device=like.device)
+    for first in range(0, most, block):
+        counts = torch.arange(first, first + block, dtype=like.dtype, device=like.device)
+        counts = counts.reshape(-1, *[1] * like.dim())
+        probabilities = distribution.log_prob(torch.minimum(counts, upper)).double().exp()
+        sums = total + torch.where(counts <= upper, probabilities, 0.0).cumsum(0)  # (block, *batch, n)
+        total = sums[-1]
+        is_below_at = (sums.unsqueeze(1) < targets) & (counts < upper).unsqueeze(1)  # (block, levels, *batch, n)
+        result = result + is_below_at.sum(0)
+        is_below = is_below_at[-1]
+        if not bool(is_below.any()):
+            return result
+    return torch.where(is_below, _sample_quantiles(distribution, levels, num_samples).to(result.dtype), result)
+
+
+def _bounds(distribution: Distribution, like: Tensor) -> tuple[Tensor, Tensor]:
+    """The least and largest possible values of each row, infinite where there is none, in the shape of ``like``."""
+    support = distribution.support
+    if isinstance(support, constraints._Boolean):
+        return torch.zeros_like(like), torch.ones_like(like)
+    is_mixture = isinstance(distribution, MixtureSameFamily)
+    if isinstance(distribution, MixtureSameFamily):
+        support = distribution.component_distribution.support
+    bounds = []
+    for name, default in (("lower_bound", -torch.inf), ("upper_bound", torch.inf)):
+        bound = torch.as_tensor(getattr(support, name, default), dtype=like.dtype, device=like.device)
+        bound = bound[..., 0] if is_mixture and bound.dim() else bound  # components have one support
+        bounds.append(bound.expand(like.shape))
+    return bounds[0], bounds[1]
+
+
+def _sample_quantiles(distribution: Distribution, levels: Tensor, num_samples: int) -> Tensor:
+    devices = [torch.cuda.current_device()] if levels.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(_SEED)
+        draws = distribution.sample(torch.Size([num_samples])).sort(dim=0).values
+    ranks = (levels.flatten() * num_samples).long().clamp_max(num_samples - 1)
+    return draws[ranks].to(levels.dtype)

@@ -1,0 +1,95 @@
+"""A conditional quantile."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import torch
+from gpytorch.constraints import GreaterThan, Interval
+from gpytorch.priors import Prior
+from torch import Tensor
+
+from ._asymmetric_laplace import AsymmetricLaplace
+from ._blurred_asymmetric_laplace import BlurredAsymmetricLaplace, blurred_log_prob
+from ._one_predictor_likelihood import OnePredictorLikelihood, Values
+
+
+class QuantileLikelihood(OnePredictorLikelihood):
+    r"""
+    The predictor as the :math:`\tau`-quantile of the response, by an asymmetric Laplace density of learnt scale s:
+
+    .. math::
+        \log p(y_n | f_n) = \log \frac{\tau (1 - \tau)}{s} - \frac{1}{s} \rho_\tau(y_n - f_n), \qquad
+        \rho_\tau(u) = u (\tau - 1_{u < 0}).
+
+    Its maximum in f is the sample quantile, whatever the distribution of the responses. The expected loss for
+    :math:`f_n \sim \mathcal N(m_n, v_n)` is a closed form, the normal loss integral: with :math:`z = (m_n - y_n) /
+    \sqrt{v_n}`
+
+    .. math::
+        \mathbb E \rho_\tau = \tau (y_n - m_n) + \sqrt{v_n}\, \varphi(z) + (m_n - y_n) \Phi(z) .
+
+    The density is a working likelihood. Nobody believes that responses have it, so the bands of the quantile depend on
+    s and have no guaranteed coverage (check them, or bootstrap), and ``likelihood(model(x))`` is the distribution of
+    responses only as far as the density is. The use of it is ``model(x).mean``.
+
+    Row-wise arguments: ``offset`` and ``weights``.
+
+    :param quantile: :math:`\tau`, between zero and one.
+    :param batch_shape: Of the scale.
+    :param scale_prior: Prior of s.
+    :param scale_constraint: Of s; default above 1e-4.
+    :ivar scale: s, ``(*batch_shape, 1)``; 0.3 at first.
+    :raises ValueError: If ``quantile`` is outside of (0, 1).
+
+    Example:
+        >>> likelihood = QuantileLikelihood(0.9)
+        >>> loss = -gpytorch.mlls.VariationalELBO(likelihood, model, num_data=len(y))(model(x), y)
+    """
+
+    _parameter_names: ClassVar[tuple[str, ...]] = ("scale",)
+
+    def __init__(
+        self,
+        quantile: float = 0.5,
+        batch_shape: torch.Size = torch.Size([]),  # noqa: B008
+        scale_prior: Prior | None = None,
+        scale_constraint: Interval | None = None,
+    ) -> None:
+        if not 0 < quantile < 1:
+            raise ValueError(f"quantile must lie between 0 and 1, got {quantile!r}")
+        super().__init__()
+        self.quantile = float(quantile)
+        self._learn("scale", 0.3, batch_shape, scale_constraint or GreaterThan(1e-4), scale_prior)
+
+    @property
+    def scale(self) -> Tensor:
+        """The scale s, ``(*batch_shape, 1)``; can be set."""
+        return self._get("scale")
+
+    @scale.setter
+    def scale(self, value: Tensor | float) -> None:
+        self._set("scale", value)
+
+    def _log_prob(self, y: Tensor, f: Tensor, values: Values) -> Tensor:
+        return AsymmetricLaplace(f, values["scale"], self.quantile).log_prob(y)
+
+    def _expected_log_prob(self, y: Tensor, mean: Tensor, variance: Tensor, values: Values) -> Tensor:
+        deviation, above = variance.sqrt(), mean - y
+        z = above / deviation
+        density = torch.exp(-0.5 * z.square()) / math.sqrt(2 * math.pi)
+        loss = deviation * density + above * (torch.special.ndtr(z) - self.quantile)
+        return math.log(self.quantile * (1 - self.quantile)) - values["scale"].log() - loss / values["scale"]
+
+    def _log_marginal(self, y: Tensor, mean: Tensor, variance: Tensor, values: Values) -> Tensor:
+        return blurred_log_prob(y, mean, variance, values["scale"], self.quantile)
+
+    def _marginal(self, mean: Tensor, variance: Tensor, values: Values) -> BlurredAsymmetricLaplace:
+        return BlurredAsymmetricLaplace(mean, variance, values["scale"], self.quantile)
+
+    def _conditional(self, f: Tensor, values: Values) -> AsymmetricLaplace:
+        return AsymmetricLaplace(f, values["scale"], self.quantile)
+
+    def _check_responses(self, y: Tensor, values: Values) -> None:
+        """All real numbers will do."""

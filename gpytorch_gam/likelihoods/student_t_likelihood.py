@@ -1,0 +1,96 @@
+"""Responses with outliers."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import torch
+from gpytorch.constraints import GreaterThan, Interval
+from gpytorch.priors import Prior
+from torch import Tensor
+from torch.distributions import StudentT
+
+from ._one_predictor_likelihood import OnePredictorLikelihood, Values
+from ._quadrature import NormalRule
+
+
+class StudentTLikelihood(OnePredictorLikelihood):
+    r"""
+    Responses with Student-t noise, for data with outliers:
+
+    .. math::
+        y_n = f_n + o_n + \sigma \varepsilon_n, \qquad \varepsilon_n \sim t_\nu ,
+
+    with learnt :math:`\sigma^2` (``noise``) and degrees of freedom :math:`\nu`. Parameters are named as in GPyTorch's
+    likelihood, whose 20 Gauss-Hermite nodes are wrong by up to .02 nats a row while the predictor is less certain than
+    the noise (variance 1, noise .01, :math:`\nu = 3`), as it is early in training, and whose predictions are random
+    samples. The quadrature here has nodes around each response. The density is not log-concave.
+
+    Row-wise arguments: ``offset`` and ``weights``.
+
+    :param batch_shape: Of the parameters.
+    :param deg_free_prior: Prior of :math:`\nu`.
+    :param deg_free_constraint: Of :math:`\nu`; default above 2, where the variance exists.
+    :param noise_prior: Prior of :math:`\sigma^2`.
+    :param noise_constraint: Of :math:`\sigma^2`; default above 1e-4.
+    :ivar deg_free: :math:`\nu`, ``(*batch_shape, 1)``; 7 at first.
+    :ivar noise: :math:`\sigma^2`, ``(*batch_shape, 1)``; 0.5 at first. Responses vary by :math:`\sigma^2 \nu /
+        (\nu - 2)`.
+
+    Example:
+        >>> likelihood = StudentTLikelihood()
+        >>> loss = -gpytorch.mlls.VariationalELBO(likelihood, model, num_data=len(y))(model(x), y)
+    """
+
+    _parameter_names: ClassVar[tuple[str, ...]] = ("deg_free", "noise")
+    _num_nodes: ClassVar[int] = 64
+
+    def __init__(
+        self,
+        batch_shape: torch.Size = torch.Size([]),  # noqa: B008
+        deg_free_prior: Prior | None = None,
+        deg_free_constraint: Interval | None = None,
+        noise_prior: Prior | None = None,
+        noise_constraint: Interval | None = None,
+    ) -> None:
+        super().__init__()
+        self._learn("deg_free", 7.0, batch_shape, deg_free_constraint or GreaterThan(2.0), deg_free_prior)
+        self._learn("noise", 0.5, batch_shape, noise_constraint or GreaterThan(1e-4), noise_prior)
+
+    @property
+    def deg_free(self) -> Tensor:
+        r""":math:`\nu`, ``(*batch_shape, 1)``; can be set."""
+        return self._get("deg_free")
+
+    @deg_free.setter
+    def deg_free(self, value: Tensor | float) -> None:
+        self._set("deg_free", value)
+
+    @property
+    def noise(self) -> Tensor:
+        r""":math:`\sigma^2`, ``(*batch_shape, 1)``; can be set."""
+        return self._get("noise")
+
+    @noise.setter
+    def noise(self, value: Tensor | float) -> None:
+        self._set("noise", value)
+
+    def _log_prob(self, y: Tensor, f: Tensor, values: Values) -> Tensor:
+        degrees, noise = values["deg_free"], values["noise"]
+        half = 0.5 * (degrees + 1)
+        constant = torch.lgamma(half) - torch.lgamma(0.5 * degrees) - 0.5 * (math.pi * degrees * noise).log()
+        return constant - half * torch.log1p((y - f).square() / (degrees * noise))
+
+    def _bend(self, y: Tensor, values: Values) -> tuple[Tensor, Tensor]:
+        return y, (values["deg_free"] * values["noise"]).sqrt()
+
+    def _marginal_rule(self, y: Tensor, mean: Tensor, variance: Tensor, values: Values) -> NormalRule:
+        return self._bend_rule(y, mean, variance, values, self._num_marginal_nodes)
+
+    def _conditional(self, f: Tensor, values: Values) -> StudentT:
+        degrees, f, scale = torch.broadcast_tensors(values["deg_free"], f, values["noise"].sqrt())
+        return StudentT(degrees, f, scale, validate_args=False)
+
+    def _check_responses(self, y: Tensor, values: Values) -> None:
+        """All real numbers will do."""

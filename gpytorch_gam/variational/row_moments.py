@@ -1,0 +1,179 @@
+"""Several predictors at the rows of the data: their joint distribution, and its moments within each row."""
+
+from __future__ import annotations
+
+import numbers
+from typing import Any, NamedTuple
+
+import torch
+from gpytorch import settings
+from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from linear_operator import LinearOperator, to_linear_operator
+from linear_operator.operators import (
+    BlockDiagLinearOperator,
+    BlockInterleavedLinearOperator,
+    DiagLinearOperator,
+    ZeroLinearOperator,
+)
+from torch import Tensor
+
+
+class PredictorMoments(NamedTuple):
+    """
+    Moments of the predictors in each row.
+
+    :ivar mean: ``(*batch, n, P)``.
+    :ivar covariance: covariance between the predictors of one row, ``(*batch, n, P, P)``.
+    """
+
+    mean: Tensor
+    covariance: Tensor
+
+
+class PredictorDistribution(MultitaskMultivariateNormal):
+    """
+    The joint distribution of P predictors at n rows that also holds the covariance within each row, which is all that
+    an expected log-probability needs: the joint covariance need not be evaluated for it.
+
+    An ordinary :class:`~gpytorch.distributions.MultitaskMultivariateNormal` otherwise. Shifts and scalings by a number,
+    jitter and expansion keep the covariance within rows; other operations give GPyTorch's class.
+
+    :param mean: ``(*batch, n, P)``.
+    :param covariance_matrix: Of all predictors at all rows, ``(*batch, n P, n P)``, lazy or dense.
+    :param interleaved: Whether its rows run over (row, predictor) or, if False, over (predictor, row).
+    :param row_covariance: The blocks of it that belong to single rows, ``(*batch, n, P, P)``.
+    :raises ValueError: If the shape of ``row_covariance`` is another.
+
+    :ivar row_covariance: Covariance of the predictors within each row, ``(*batch, n, P, P)``.
+    """
+
+    row_covariance: Tensor
+
+    def __init__(
+        self, mean: Tensor, covariance_matrix: Tensor | LinearOperator, interleaved: bool, row_covariance: Tensor
+    ) -> None:
+        super().__init__(mean, covariance_matrix, interleaved=interleaved)
+        expected = self._output_shape + self._output_shape[-1:]
+        if row_covariance.shape != expected:
+            raise ValueError(
+                f"row_covariance must be (*batch, n, P, P), here {tuple(expected)}, got {tuple(row_covariance.shape)}"
+            )
+        self.row_covariance = row_covariance
+
+    @property
+    def variance(self) -> Tensor:
+        """
+        The variances, ``(*batch, n, P)``, held at ``gpytorch.settings.min_variance`` without a look at whether one is
+        below, for which a GPU would have to be waited for.
+        """
+        variance = self.row_covariance.diagonal(dim1=-2, dim2=-1)
+        return variance.clamp_min(settings.min_variance.value(variance.dtype))
+
+    def to_data_independent_dist(self, jitter_val: float = 1e-4) -> MultivariateNormal:
+        """
+        The rows as a batch of independent distributions of P variables.
+
+        :param jitter_val: Added to the variances.
+        """
+        return MultivariateNormal(self.mean, to_linear_operator(self.row_covariance).add_jitter(jitter_val))
+
+    def expand(self, batch_size: torch.Size) -> PredictorDistribution:
+        """
+        The same distribution with a larger batch shape.
+
+        :param batch_size: The new batch shape.
+        """
+        batch_shape = torch.Size(batch_size)
+        covariance = self.lazy_covariance_matrix
+        return PredictorDistribution(
+            self.mean.expand(*batch_shape, *self.mean.shape[-2:]),
+            covariance.expand(*batch_shape, *covariance.shape[-2:]),
+            self._interleaved,
+            self.row_covariance.expand(*batch_shape, *self.row_covariance.shape[-3:]),
+        )
+
+    def add_jitter(self, noise: float = 1e-4) -> PredictorDistribution:
+        """
+        Add a number to all variances.
+
+        :param noise: The number.
+        """
+        identity = torch.eye(self._output_shape[-1], dtype=self.mean.dtype, device=self.mean.device)
+        covariance = self.lazy_covariance_matrix.add_jitter(noise)
+        return PredictorDistribution(self.mean, covariance, self._interleaved, self.row_covariance + noise * identity)
+
+    def __add__(self, other: Any) -> MultitaskMultivariateNormal:
+        if isinstance(other, MultitaskMultivariateNormal):
+            if other._interleaved != self._interleaved:
+                raise ValueError(
+                    "distributions whose covariances run over (row, predictor) and over (predictor, row) cannot be "
+                    "added: build both with the same interleaved"
+                )
+            covariance = self.lazy_covariance_matrix + other.lazy_covariance_matrix
+            return MultitaskMultivariateNormal(self.mean + other.mean, covariance, interleaved=self._interleaved)
+        if not isinstance(other, numbers.Real):
+            raise TypeError(f"can add a number or a MultitaskMultivariateNormal, got {type(other).__name__}")
+        return PredictorDistribution(
+            self.mean + other, self.lazy_covariance_matrix, self._interleaved, self.row_covariance
+        )
+
+    def __mul__(self, other: Any) -> PredictorDistribution:
+        if not isinstance(other, numbers.Real):
+            raise TypeError(f"can multiply by a number only, got {type(other).__name__}")
+        square = float(other) ** 2
+        return PredictorDistribution(
+            self.mean * other, self.lazy_covariance_matrix * square, self._interleaved, self.row_covariance * square
+        )
+
+
+def row_moments(distribution: MultivariateNormal) -> PredictorMoments:
+    """
+    Mean and covariance of the predictors within each row.
+
+    Free for a :class:`PredictorDistribution`, for distributions of independent rows (block-diagonal covariance, rows
+    as blocks) and of independent predictors; otherwise the joint covariance is evaluated, ``O((n P)^2)`` numbers.
+
+    :param distribution: Of P predictors at n rows; a distribution of one predictor counts as P = 1.
+    :raises TypeError: If it is not a multivariate normal.
+    """
+    if isinstance(distribution, PredictorDistribution):
+        return PredictorMoments(distribution.mean, distribution.row_covariance)
+    if not isinstance(distribution, MultivariateNormal):
+        raise TypeError(
+            "the predictors' distribution must be a gpytorch MultitaskMultivariateNormal, got "
+            f"{type(distribution).__name__}"
+        )
+    covariance = distribution.lazy_covariance_matrix
+    if not isinstance(distribution, MultitaskMultivariateNormal):
+        mean = distribution.mean.unsqueeze(-1)
+        variance = covariance.diagonal(dim1=-2, dim2=-1)
+        return PredictorMoments(mean, variance.expand(mean.shape[:-1])[..., None, None])
+    mean = distribution.mean
+    rows = _row_blocks(covariance, distribution._interleaved, *mean.shape[-2:])
+    return PredictorMoments(mean, rows.expand(*mean.shape, mean.shape[-1]))
+
+
+def _row_blocks(covariance: LinearOperator, interleaved: bool, num_rows: int, num_predictors: int) -> Tensor:
+    """The blocks ``(*batch, n, P, P)`` of a joint covariance that belong to single rows."""
+    # Which of the two block structures have rows as blocks, and which predictors, depends on the order.
+    coupled_rows, independent = (
+        (BlockDiagLinearOperator, BlockInterleavedLinearOperator)
+        if interleaved
+        else (BlockInterleavedLinearOperator, BlockDiagLinearOperator)
+    )
+    if isinstance(covariance, coupled_rows) and covariance.base_linear_op.shape[-3:-1] == (num_rows, num_predictors):
+        return covariance.base_linear_op.to_dense()
+    is_independent = isinstance(covariance, independent) and covariance.base_linear_op.shape[-3] == num_predictors
+    if is_independent or isinstance(covariance, DiagLinearOperator | ZeroLinearOperator):
+        variance = covariance.diagonal(dim1=-2, dim2=-1)
+        batch_shape = variance.shape[:-1]
+        if interleaved:
+            return torch.diag_embed(variance.reshape(*batch_shape, num_rows, num_predictors))
+        return torch.diag_embed(variance.reshape(*batch_shape, num_predictors, num_rows).mT)
+    dense = covariance.to_dense()
+    batch_shape = dense.shape[:-2]
+    if interleaved:
+        blocks = dense.reshape(*batch_shape, num_rows, num_predictors, num_rows, num_predictors)
+        return blocks.diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
+    blocks = dense.reshape(*batch_shape, num_predictors, num_rows, num_predictors, num_rows)
+    return blocks.diagonal(dim1=-3, dim2=-1).movedim(-1, -3)

@@ -1,0 +1,113 @@
+"""Quantiles of predictive distributions of every kind."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from gpytorch.distributions import MultivariateNormal
+from scipy import stats
+from torch.distributions import (
+    Bernoulli,
+    Beta,
+    Binomial,
+    Categorical,
+    Cauchy,
+    Gamma,
+    Independent,
+    LogNormal,
+    MixtureSameFamily,
+    Normal,
+    Poisson,
+    StudentT,
+    Uniform,
+)
+
+from gpytorch_gam.likelihoods.predictive_quantiles import predictive_quantiles
+
+LEVELS = [0.001, 0.1, 0.5, 0.9, 0.999]
+
+
+def test_quantiles_of_continuous_distributions_are_exact() -> None:
+    location, scale = torch.tensor([0.0, 1e4], dtype=torch.float64), torch.tensor([1.0, 1e-3], dtype=torch.float64)
+    levels = torch.tensor(LEVELS, dtype=torch.float64)
+    for dist in (Normal(location, scale), Cauchy(location, scale), LogNormal(location / 1e4, scale)):
+        quantiles = predictive_quantiles(dist, LEVELS)
+        assert quantiles.shape == (5, 2)
+        torch.testing.assert_close(quantiles, dist.icdf(levels.unsqueeze(-1)), rtol=1e-9, atol=1e-9)
+    gamma = predictive_quantiles(Gamma(2 * scale + 1, scale), LEVELS)
+    expected = stats.gamma.ppf(levels.unsqueeze(-1).numpy(), (2 * scale + 1).numpy(), scale=(1 / scale).numpy())
+    torch.testing.assert_close(gamma, torch.from_numpy(expected), rtol=1e-8, atol=1e-8)
+
+
+def test_quantiles_of_a_multivariate_normal_are_those_of_its_rows() -> None:
+    root = torch.randn(3, 4, 4, dtype=torch.float64)
+    dist = MultivariateNormal(torch.randn(3, 4, dtype=torch.float64), root @ root.mT + torch.eye(4))
+    expected = Normal(dist.mean, dist.stddev).icdf(torch.tensor(0.9, dtype=torch.float64))
+    torch.testing.assert_close(predictive_quantiles(dist, 0.9), expected)
+
+
+def test_quantiles_of_mixtures_invert_the_cdf() -> None:
+    weights = Categorical(probs=torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64))
+    location = torch.tensor([-50.0, 0.0, 1e3], dtype=torch.float64)
+    dist = MixtureSameFamily(weights, Normal(location, torch.ones(3, dtype=torch.float64)))
+    levels = torch.tensor(LEVELS, dtype=torch.float64)
+    torch.testing.assert_close(dist.cdf(predictive_quantiles(dist, LEVELS)), levels, atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_quantiles_of_counts_are_those_of_scipy(dtype: torch.dtype) -> None:
+    rate = torch.tensor([0.01, 1.0, 30.0, 700.0], dtype=dtype)
+    levels = torch.tensor(LEVELS).unsqueeze(-1).numpy()
+    actual = predictive_quantiles(Poisson(rate), LEVELS)
+    assert actual.dtype == dtype
+    expected = stats.poisson.ppf(levels, rate.numpy())
+    assert (actual.numpy() == expected)[:, :3].all()
+    # In float32 probabilities around 700 are off by 1e-4 or so.
+    assert abs(actual.numpy() - expected)[:, 3].max() <= (1 if dtype == torch.float32 else 0)
+    trials = torch.tensor([1.0, 5.0, 40.0, 3.0], dtype=dtype)
+    actual = predictive_quantiles(Binomial(trials, torch.full((4,), 0.3, dtype=dtype)), LEVELS)
+    assert (actual.numpy() == stats.binom.ppf(levels, trials.numpy(), 0.3)).all()
+
+
+def test_quantiles_of_labels_and_classes() -> None:
+    probabilities = torch.tensor([0.2, 0.7])
+    assert predictive_quantiles(Bernoulli(probabilities), 0.5).tolist() == [0.0, 1.0]
+    assert predictive_quantiles(Categorical(probs=torch.tensor([[0.2, 0.5, 0.3]])), [0.1, 0.5, 0.9]).tolist() == [
+        [0.0],
+        [1.0],
+        [2.0],
+    ]
+
+
+def test_large_counts_and_distributions_without_a_cdf_are_drawn() -> None:
+    state = torch.get_rng_state()
+    rate = torch.tensor([5e4, 3.0])
+    counts = predictive_quantiles(Poisson(rate), [0.1, 0.9])
+    assert (counts[:, 1] == torch.tensor([1.0, 5.0])).all()  # still exact
+    expected = torch.from_numpy(stats.poisson.ppf([0.1, 0.9], 5e4))
+    torch.testing.assert_close(counts[:, 0].double(), expected, rtol=0, atol=20)  # 0.1 standard deviations
+    for dist, reference in (
+        (StudentT(torch.tensor([5.0])), stats.t(5.0)),
+        (Beta(torch.tensor([2.0]), torch.tensor([3.0])), stats.beta(2.0, 3.0)),
+    ):
+        quantiles = predictive_quantiles(dist, [0.1, 0.5, 0.9], num_samples=100_000)
+        torch.testing.assert_close(
+            quantiles[:, 0].double(), torch.from_numpy(reference.ppf([0.1, 0.5, 0.9])), rtol=0, atol=0.03
+        )
+        assert torch.equal(quantiles, predictive_quantiles(dist, [0.1, 0.5, 0.9], num_samples=100_000))
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_shapes() -> None:
+    dist = Normal(torch.zeros(2, 3), torch.ones(2, 3))
+    assert predictive_quantiles(dist, 0.5).shape == (2, 3)
+    assert predictive_quantiles(dist, [[0.5, 0.1]]).shape == (1, 2, 2, 3)
+    assert predictive_quantiles(Poisson(torch.ones(())), [0.5, 0.9]).shape == (2,)
+    assert predictive_quantiles(Uniform(torch.zeros(3), torch.ones(3)), 0.25).tolist() == pytest.approx([0.25] * 3)
+
+
+def test_errors() -> None:
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        predictive_quantiles(Normal(torch.zeros(2), torch.ones(2)), [0.0, 0.5])
+    with pytest.raises(ValueError, match="one number in each row"):
+        predictive_quantiles(Independent(Normal(torch.zeros(2), torch.ones(2)), 1), 0.5)
