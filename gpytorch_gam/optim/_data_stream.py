@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 
 from gpytorch_gam.variational import AdditiveVariationalStrategy
-from gpytorch_gam.variational._expected_gradients import expected_gradients
-from gpytorch_gam.variational._posterior_covariance import keep_positive
+from gpytorch_gam.variational._expected_gradients import (
+    ExpectedGradients,
+    expected_gradients,
+    joint_expected_gradients,
+)
+from gpytorch_gam.variational._posterior_covariance import covariance_in_rows, keep_positive
 from gpytorch_gam.variational._precision_algebra import CovarianceFactors, split_groups
 
+from ._predictor_rows import predictor_segments, seen_by_rows
 from ._weighted_features import FeatureChunk, Totals, WeightedFeatures
 
 
@@ -26,9 +31,9 @@ class DataStream(WeightedFeatures):
     Derivatives of the expected log-likelihood of all rows under the posterior of the time when it was made. Sums are
     computed once. Memory does not depend on the number of rows.
 
-    :param strategy: With one predictor and no batch shape.
-    :param likelihood: Any likelihood of one predictor.
-    :param batches: Pairs of inputs ``(b, D)`` and responses ``(b)``, gone through once a reading.
+    :param strategy: With no batch shape.
+    :param likelihood: Any likelihood of as many predictors.
+    :param batches: See :class:`Rows`, gone through once a reading.
     :param chunk_size: Rows processed at a time.
     """
 
@@ -36,10 +41,11 @@ class DataStream(WeightedFeatures):
         self,
         strategy: AdditiveVariationalStrategy,
         likelihood: Likelihood,
-        batches: Iterable[tuple[Tensor, Tensor]],
+        batches: Iterable[Any],
         chunk_size: int,
     ) -> None:
         self._strategy, self._likelihood = strategy, likelihood
+        self.segments = predictor_segments(strategy.predictor)
         self._batches, self._chunk_size = batches, chunk_size
         factors = strategy.covariance_factors()
         self._factors = factors._replace(mean=factors.mean.clone())  # not the memory of a parameter
@@ -68,66 +74,111 @@ class DataStream(WeightedFeatures):
         """All rows."""
         expected, is_empty = torch.zeros((), dtype=torch.float64), True
         for batch in self._batches:
-            x, y = checked_rows(self._strategy, batch)
-            for part_x, part_y in zip(x.split(self._chunk_size), y.split(self._chunk_size), strict=True):
-                chunk, value = self._differentiate(part_x, part_y)
+            for rows in checked_rows(self._strategy, batch).split(self._chunk_size):
+                chunk, value = self._differentiate(rows)
                 expected, is_empty = expected.to(value) + value, False
                 yield chunk
         if is_empty:
             raise ValueError("batches is empty: there is no data to fit, or it can be gone through only once")
         self.expected = expected.item()
 
-    def _differentiate(self, x: Tensor, y: Tensor) -> tuple[FeatureChunk, Tensor]:
-        strategy = self._strategy
-        features = strategy.features(x).double()
-        mean, variance = _moments(strategy, self._factors, x, features)
+    def _differentiate(self, rows: Rows) -> tuple[FeatureChunk, Tensor]:
+        features = self._strategy.features(rows.x).double()
         try:
-            rows = expected_gradients(self._likelihood, y, mean.to(x.dtype), variance.to(x.dtype))
+            found = self._derivatives(rows, features)
         except ValueError as error:
-            missing = ~torch.isfinite(y)
+            missing = ~torch.isfinite(rows.y)
             if missing.any():
-                raise ValueError(f"y has NaN or infinity in {int(missing.sum())} of {len(y)} rows") from error
+                raise ValueError(
+                    f"y has NaN or infinity in {int(missing.sum())} of {len(missing)} rows: leave these rows out, as "
+                    "gpytorch_gam.data.drop_missing does"
+                ) from error
             raise
-        bad = ~(torch.isfinite(rows.gradients) & torch.isfinite(rows.curvatures))
+        gradients, curvatures = found.gradients, found.curvatures
+        if gradients.dim() == 1:
+            gradients, curvatures = gradients[:, None], curvatures[:, None, None]
+        bad = ~(torch.isfinite(gradients).all(-1) & torch.isfinite(curvatures).flatten(1).all(-1))
         if bad.any():
             raise OverflowingLikelihoodError(
                 f"the gradient of the expected log-likelihood is NaN or infinite in {int(bad.sum())} of {len(bad)} "
                 "rows: look for such values in the responses, or for an overflow in the likelihood"
             )
-        return FeatureChunk(features, rows.gradients, rows.curvatures), rows.expected.sum()
+        return FeatureChunk.of_rows(features, gradients, curvatures), found.expected.sum()
+
+    def _derivatives(self, rows: Rows, features: Tensor) -> ExpectedGradients:
+        mean, covariance = _moments(self._strategy, self._factors, rows.x, features)
+        mean, covariance = mean.to(rows.x.dtype), covariance.to(rows.x.dtype)
+        if self._strategy.predictor.num_predictors > 1:
+            return joint_expected_gradients(self._likelihood, rows.y, mean, covariance, rows.parameters)
+        return expected_gradients(self._likelihood, rows.y, mean.squeeze(-1), covariance.flatten(-3), rows.parameters)
 
 
 def _moments(
     strategy: AdditiveVariationalStrategy, factors: CovarianceFactors, x: Tensor, features: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Mean and variance of the predictor ``(n,)`` from the features ``(Q, n)``, which are evaluated already."""
-    prior = sum(group.prior_variance(x).double().sum(-2) for group in strategy.predictor.groups)
-    assert torch.is_tensor(prior)
-    variance = prior
-    if factors.block_roots is not None:
-        parts = split_groups(features, [(root.shape[-3], root.shape[-2]) for root in factors.block_roots])
-        for root, part in zip(factors.block_roots, parts, strict=True):
-            variance = variance - (root.mT @ part).square().sum((-3, -2))
-    if factors.shared_root is not None:
-        variance = variance + factors.shared_sign * (factors.shared_root.mT @ features).square().sum(-2)
-    mean = strategy.predictor.prior_means(x).squeeze(-2).double() + factors.mean @ features
-    return mean, keep_positive(variance, prior)
-
-
-def checked_rows(strategy: AdditiveVariationalStrategy, batch: Any) -> tuple[Tensor, Tensor]:
     """
-    A pair of inputs ``(b, D)`` and responses ``(b)``.
+    Means ``(n, P)`` and covariances ``(n, P, P)`` of the predictors from the features ``(Q, n)``, which are evaluated
+    already.
+    """
+    predictor = strategy.predictor
+    segments, num_predictors = predictor_segments(predictor), predictor.num_predictors
+    prior, removed = [features.new_zeros(num_predictors, len(x)) for _ in range(2)]
+    for group in predictor.groups:
+        prior[group.predictor] += group.prior_variance(x).double().sum(-2)
+    if factors.block_roots is not None:
+        for group, root, part in zip(
+            predictor.groups, factors.block_roots, split_groups(features, predictor.group_shapes), strict=True
+        ):
+            removed[group.predictor] += (root.mT @ part).square().sum((-3, -2))
+    columns = factors.mean.unsqueeze(-1)
+    if factors.shared_root is not None:
+        columns = torch.cat([columns, factors.shared_root], dim=-1)
+    seen = seen_by_rows(features, columns, num_predictors, segments)  # (P, n, 1 + R)
+    mean, shared = seen[..., 0], seen[..., 1:].mT
+    variance = prior - removed + factors.shared_sign * shared.square().sum(-2)
+    covariance = covariance_in_rows(keep_positive(variance, prior), shared, factors.shared_sign)
+    return (strategy.predictor.prior_means(x).double() + mean).mT, covariance
+
+
+class Rows(NamedTuple):
+    """
+    Rows of data.
+
+    :ivar x: inputs ``(b, D)``.
+    :ivar y: responses ``(b)``.
+    :ivar parameters: further arguments of the likelihood, each with b rows, such as offsets and weights.
+    """
+
+    x: Tensor
+    y: Tensor
+    parameters: dict[str, Tensor]
+
+    def split(self, size: int) -> Iterator[Rows]:
+        """
+        Chunks of so many rows.
+
+        :param size: Of each but the last.
+        """
+        for start in range(0, len(self.x), size):
+            part = slice(start, start + size)
+            yield Rows(self.x[part], self.y[part], {name: value[part] for name, value in self.parameters.items()})
+
+
+def checked_rows(strategy: AdditiveVariationalStrategy, batch: Any) -> Rows:
+    """
+    A batch: a pair of inputs ``(b, D)`` and responses ``(b)``, or a triple with a mapping from names to further
+    arguments of the likelihood that have b rows.
 
     :param strategy: That reads the inputs.
     :param batch: What a loader gave.
     :raises ValueError: If it is something else.
     """
-    if not isinstance(batch, tuple | list) or len(batch) != 2:
+    if not isinstance(batch, tuple | list) or len(batch) not in (2, 3):
         raise ValueError(
-            f"batches must hold pairs (x, y), got {type(batch).__name__}"
+            f"batches must hold pairs (x, y), or triples (x, y, dict of row-wise arguments), got {type(batch).__name__}"
             f"{f' of {len(batch)}' if isinstance(batch, tuple | list) else ''}; pass [(x, y)] for a single one"
         )
-    x, y = batch
+    x, y = batch[:2]
     strategy.check_inputs(x)
     if x.dim() != 2:
         raise ValueError(f"batches must hold inputs of shape (b, D), got {tuple(x.shape)}")
@@ -136,4 +187,19 @@ def checked_rows(strategy: AdditiveVariationalStrategy, batch: Any) -> tuple[Ten
         raise ValueError(f"batches must hold responses of shape ({len(x)},) beside {len(x)} rows, got {shape}")
     if y.device != x.device or (y.is_floating_point() and y.dtype != x.dtype):
         raise ValueError(f"y is {y.dtype} on {y.device}, but x is {x.dtype} on {x.device}: pass y.to(x)")
-    return x, y
+    return Rows(x, y, _checked_parameters(batch[2], x) if len(batch) == 3 else {})
+
+
+def _checked_parameters(parameters: Any, x: Tensor) -> dict[str, Tensor]:
+    if not isinstance(parameters, Mapping):
+        raise ValueError(
+            f"the third entry of a batch must map names to row-wise arguments of the likelihood, such as "
+            f'{{"weights": w}}, got {type(parameters).__name__}'
+        )
+    for name, value in parameters.items():
+        if not torch.is_tensor(value) or value.dim() == 0 or len(value) != len(x):
+            shape = f"shape {tuple(value.shape)}" if torch.is_tensor(value) else type(value).__name__
+            raise ValueError(f"{name} must be a tensor with one entry for each of the {len(x)} rows, got {shape}")
+        if value.device != x.device:
+            raise ValueError(f"{name} is on {value.device}, but x is on {x.device}: move it with .to(...)")
+    return dict(parameters)

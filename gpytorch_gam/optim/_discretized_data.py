@@ -130,7 +130,12 @@ class DiscretizedData:
         parts: list[list[Tensor]] = []
         centres = {term: _Centres(levels.values(term)) for term in levels.terms if not levels.is_exact(term)}
         for batch in batches:
-            x, y = checked_rows(strategy, batch)
+            x, y, parameters = checked_rows(strategy, batch)
+            if parameters:
+                raise NotImplementedError(
+                    f"fit_discretized takes no row-wise arguments of the likelihood, got {sorted(parameters)}: use fit "
+                    "and polish"
+                )
             rows = [*levels.index(x), y]
             for term, codes in zip(levels.terms, rows, strict=False):
                 if term in centres:

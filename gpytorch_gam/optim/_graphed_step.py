@@ -13,6 +13,8 @@ from torch import Tensor
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 from gpytorch_gam.variational._forward_recorder import ForwardRecord, ForwardRecorder
 
+from ._data_stream import Rows
+
 # Passes before a recording: libraries allocate workspaces and choose algorithms in the first ones.
 _NUM_WARM_UPS = 3
 
@@ -78,6 +80,20 @@ class GraphedStep:
             self._strategy._prepare_posterior()
             self._recordings[key] = self._record(parameters, x, y)
         return self._replay(self._recordings[key], parameters, x, y)
+
+    def evaluate_rows(self, rows: Rows) -> Tensor:
+        """
+        The same for checked rows.
+
+        :param rows: Without arguments of the likelihood.
+        :raises NotImplementedError: If they have some.
+        """
+        if rows.parameters:
+            raise NotImplementedError(
+                f"cuda_graph=True takes no row-wise arguments of the likelihood, got {sorted(rows.parameters)}: leave "
+                "out cuda_graph"
+            )
+        return self(rows.x, rows.y)
 
     def _evaluate(self, parameters: list[Any], x: Tensor, y: Tensor) -> Tensor:
         for parameter in parameters:

@@ -29,6 +29,7 @@ from gpytorch_gam.variational import AdditiveVariationalStrategy
 from gpytorch_gam.variational._precision_algebra import CovarianceFactors, apply_block_inverse, split_groups
 
 from ._distributed import Processes
+from ._predictor_rows import Segment, collected, masked, predictor_segments, scaled
 
 
 def correct_gradients(
@@ -45,8 +46,9 @@ def correct_gradients(
 
     :param strategy: With the posterior and the kernels of the forward.
     :param features: :math:`\Phi` of the rows in chunks, ``(Q, n)``, float64.
-    :param gradients: :math:`g` of each chunk, ``(n,)``, scaled to all of the data.
-    :param curvatures: :math:`-2\, \partial E_n / \partial \mathrm{variance}_n` of each chunk, ``(n,)``, scaled too.
+    :param gradients: :math:`g` of each chunk, ``(n, P)``, scaled to all of the data.
+    :param curvatures: :math:`-2\, \partial E_n / \partial \mathrm{covariance}_n` of each chunk, ``(n, P, P)``, scaled
+        too, as they are.
     :param num_data: N.
     :param processes: That have the other rows. Each differentiates with its own rows and its share of what does not
         depend on them; the sum of that is the same in all.
@@ -81,15 +83,13 @@ def _weights(
 ) -> list[Tensor]:
     """The diagonal blocks of W, ``(C_g, M_g, M_g)`` for each group, with a share of the terms without rows."""
     factors, shapes = strategy.covariance_factors(), strategy.predictor.group_shapes
+    segments = predictor_segments(strategy.predictor)
     projected = torch.zeros_like(factors.mean)
     products = [factors.mean.new_zeros(count, size, size) for count, size in shapes]
     for chunk, gradient, curvature in zip(features, gradients, curvatures, strict=True):
-        projected = projected + chunk @ gradient
-        smoothed = _times_covariance(factors, chunk)
-        for product, left, right in zip(
-            products, split_groups(chunk * curvature, shapes), split_groups(smoothed, shapes), strict=True
-        ):
-            product += left @ right.mT
+        projected = projected + collected(chunk, gradient.mT.unsqueeze(-1), segments).squeeze(-1)
+        for product, block in zip(products, _smoothed_blocks(factors, chunk, curvature, shapes, segments), strict=True):
+            product += block
     outer = [
         left @ right.mT
         for left, right in zip(
@@ -102,6 +102,23 @@ def _weights(
         first + share * explained - product
         for first, explained, product in zip(outer, _explained_blocks(factors, shapes), products, strict=True)
     ]
+
+
+def _smoothed_blocks(
+    factors: CovarianceFactors,
+    features: Tensor,
+    curvatures: Tensor,
+    shapes: Sequence[tuple[int, int]],
+    segments: Sequence[Segment],
+) -> list[Tensor]:
+    r"""The diagonal blocks of :math:`\sum_n \Phi_n \Lambda_n \Phi_n^\top S`, for each group."""
+    blocks = [features.new_zeros(count, size, size) for count, size in shapes]
+    for owner in range(curvatures.shape[-1]):
+        smoothed = _times_covariance(factors, masked(features, owner, segments))
+        weighted = scaled(features, curvatures[..., owner].mT, segments)
+        parts = zip(split_groups(weighted, shapes), split_groups(smoothed, shapes), strict=True)
+        blocks = [block + left @ right.mT for block, (left, right) in zip(blocks, parts, strict=True)]
+    return blocks
 
 
 def _times_covariance(factors: CovarianceFactors, columns: Tensor) -> Tensor:

@@ -85,15 +85,16 @@ def holds_all(
 
 
 def validated_strategy(
-    model: gpytorch.models.ApproximateGP, distributions: tuple[type, ...]
+    model: gpytorch.models.ApproximateGP, distributions: tuple[type, ...], several_predictors: bool = False
 ) -> AdditiveVariationalStrategy:
     """
-    The strategy of a model with one predictor, no batch shape, and one of the distributions.
+    The strategy of a model with no batch shape and one of the distributions.
 
     :param model: The model.
     :param distributions: Classes that are allowed.
+    :param several_predictors: Whether the model may have more than one predictor.
     :raises TypeError: If the strategy or the distribution is of another kind.
-    :raises NotImplementedError: For several predictors and for batches of models.
+    :raises NotImplementedError: For several predictors where they are not allowed, and for batches of models.
     """
     strategy = getattr(model, "variational_strategy", None)
     if not isinstance(strategy, AdditiveVariationalStrategy):
@@ -105,10 +106,10 @@ def validated_strategy(
     if not isinstance(q, distributions):
         names = " or a ".join(kind.__name__ for kind in distributions)
         raise TypeError(f"the model needs a {names}, got {type(q).__name__}: train that one with torch's optimisers")
-    if strategy.predictor.num_predictors != 1:
+    if strategy.predictor.num_predictors != 1 and not several_predictors:
         raise NotImplementedError(
-            f"model has {strategy.predictor.num_predictors} predictors: their joint curvature in each row is not "
-            "recorded; train with torch's optimisers"
+            f"model has {strategy.predictor.num_predictors} predictors, and this works for one: use fit or "
+            "NaturalGradient, then polish"
         )
     batch_shape = strategy._variational_distribution.batch_shape or strategy.predictor.batch_shape
     if batch_shape:

@@ -97,7 +97,8 @@ def tabulated(
     spread = torch.linspace(0, len(mean) - 1, _CHECKED_ROWS, device=mean.device).long()
     rows = torch.cat([spread, variance.topk(_CHECKED_ROWS).indices, mean.argmin()[None], mean.argmax()[None]])
     checked = codes[rows], mean[rows], variance[rows]
-    wanted = expected_gradients(likelihood, levels[checked[0].long()], *(values.to(levels) for values in checked[1:]))
+    moments = [values.to(levels) for values in checked[1:]]
+    wanted = expected_gradients(likelihood, levels[checked[0].long()], moments[0], moments[1])
     for grid in _GRIDS:
         if 4 * len(levels) * grid[0] * grid[1] > len(mean):
             return None

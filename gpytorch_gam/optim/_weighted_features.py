@@ -1,4 +1,4 @@
-r"""Sums :math:`\sum_n \lambda_n \phi_n \phi_n^\top` over rows of data, without a :math:`Q \times Q` matrix."""
+r"""Sums :math:`\sum_n \Phi_n \Lambda_n \Phi_n^\top` over rows of data, without a :math:`Q \times Q` matrix."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from torch import Tensor
 
 from gpytorch_gam.variational._precision_algebra import split_groups
 
+from ._predictor_rows import SINGLE, Segment, collected, scaled, seen_by_rows, semidefinite_rows, weighted_gram
+
 # Keeps quotients of numbers finite that may both be zero.
 _SMALL = 1e-150
 
@@ -20,13 +22,29 @@ class FeatureChunk(NamedTuple):
     Some rows, in float64.
 
     :ivar features: :math:`\phi_n`, ``(Q, n)``.
-    :ivar gradients: :math:`g_n`, derivatives of the expected log-likelihood in the mean of the predictor, ``(n,)``.
-    :ivar curvatures: :math:`\lambda_n \ge 0`, minus twice those in its variance, ``(n,)``.
+    :ivar gradients: :math:`g_n`, derivatives of the expected log-likelihood in the means of the predictors, ``(P, n)``.
+    :ivar curvatures: :math:`\Lambda_n`, minus twice those in their covariance, ``(P, P, n)``, made positive
+        semidefinite in each row by :func:`semidefinite_rows`.
+    :ivar raw_curvatures: what they were before: with several predictors only their sum over the rows is definite.
     """
 
     features: Tensor
     gradients: Tensor
     curvatures: Tensor
+    raw_curvatures: Tensor
+
+    @classmethod
+    def of_rows(cls, features: Tensor, gradients: Tensor, curvatures: Tensor) -> FeatureChunk:
+        """
+        From derivatives whose rows come first.
+
+        :param features: ``(Q, n)``.
+        :param gradients: ``(n, P)``.
+        :param curvatures: ``(n, P, P)``, symmetric.
+        """
+        raw = curvatures.movedim(0, -1)
+        semidefinite = semidefinite_rows(raw)
+        return cls(features, gradients.mT, semidefinite, semidefinite if len(raw) == 1 else raw)
 
 
 class Totals(NamedTuple):
@@ -75,7 +93,13 @@ class RowSums(ABC):
 
 
 class WeightedFeatures(RowSums):
-    """Sums over the rows of chunks, which a subclass yields as often as it is asked to."""
+    """
+    Sums over the rows of chunks, which a subclass yields as often as it is asked to.
+
+    :ivar segments: the predictors that the inducing variables belong to.
+    """
+
+    segments: Sequence[Segment] = SINGLE
 
     @abstractmethod
     def chunks(self) -> Iterator[FeatureChunk]:
@@ -88,9 +112,12 @@ class WeightedFeatures(RowSums):
         :param shapes: ``(count, size)`` of each run of equal blocks.
         """
         total: Totals | None = None
-        for features, gradients, curvatures in self.chunks():
-            blocks = [(part * curvatures) @ part.mT for part in split_groups(features, shapes)]
-            projected = features @ gradients
+        for chunk in self.chunks():
+            diagonal = chunk.curvatures.diagonal(dim1=0, dim2=1).mT
+            weighted = split_groups(scaled(chunk.features, diagonal, self.segments), shapes)
+            parts = split_groups(chunk.features, shapes)
+            blocks = [left @ right.mT for left, right in zip(weighted, parts, strict=True)]
+            projected = self._projected(chunk)
             if total is not None:
                 blocks = [old + new for old, new in zip(total.blocks, blocks, strict=True)]
                 projected = total.projected + projected
@@ -98,13 +125,18 @@ class WeightedFeatures(RowSums):
         assert total is not None
         return total
 
+    def _projected(self, chunk: FeatureChunk) -> Tensor:
+        return collected(chunk.features, chunk.gradients.unsqueeze(-1), self.segments).squeeze(-1)
+
     def gram(self) -> tuple[Tensor, Tensor]:
         r"""
-        All of :math:`\Phi\Lambda\Phi^\top`, ``(Q, Q)``, and :math:`\Phi g`, ``(Q,)``. Cost :math:`O(N Q^2)`.
+        All of :math:`\Phi\Lambda\Phi^\top`, ``(Q, Q)``, and :math:`\Phi g`, ``(Q,)``. Cost :math:`O(N Q^2)`. With
+        several predictors the sum is that of the curvatures as they are, and may be slightly indefinite.
         """
         total: tuple[Tensor, Tensor] | None = None
-        for features, gradients, curvatures in self.chunks():
-            gram, projected = (features * curvatures) @ features.mT, features @ gradients
+        for chunk in self.chunks():
+            gram = weighted_gram(chunk.features, chunk.raw_curvatures, self.segments)
+            projected = self._projected(chunk)
             total = (gram, projected) if total is None else (total[0] + gram, total[1] + projected)
         assert total is not None
         return total
@@ -117,8 +149,10 @@ class WeightedFeatures(RowSums):
         :return: ``(Q, k)``.
         """
         total = torch.zeros_like(columns)
-        for features, _, curvatures in self.chunks():
-            total = total + features @ (curvatures.unsqueeze(-1) * (features.mT @ columns))
+        for features, _, curvatures, _ in self.chunks():
+            seen = seen_by_rows(features, columns, len(curvatures), self.segments)
+            weighted = (curvatures.unsqueeze(-1) * seen.unsqueeze(0)).sum(1)
+            total = total + collected(features, weighted, self.segments)
         return total
 
     def resistance(self, direction: Tensor) -> Resistance:
@@ -128,19 +162,21 @@ class WeightedFeatures(RowSums):
         :param direction: :math:`d`, ``(Q,)``.
         """
         curvature, largest = direction.new_zeros(()), direction.new_zeros(())
-        for features, _, curvatures in self.chunks():
-            change = direction @ features
-            curvature = curvature + (curvatures * change.square()).sum()
-            prior_stddev = features.square().sum(-2).sqrt()  # 0 far from all inducing points, where nothing moves
+        for features, _, curvatures, _ in self.chunks():
+            change = seen_by_rows(features, direction.unsqueeze(-1), len(curvatures), self.segments).squeeze(-1)
+            curvature = curvature + (curvatures * change.unsqueeze(0) * change.unsqueeze(1)).sum()
+            ones = torch.ones_like(direction).unsqueeze(-1)
+            prior_variance = seen_by_rows(features.square(), ones, len(curvatures), self.segments).squeeze(-1)
+            prior_stddev = prior_variance.sqrt()  # 0 far from all inducing points, where nothing moves
             largest = torch.maximum(largest, (change.abs() / prior_stddev.clamp_min(_SMALL)).amax())
         return Resistance(curvature, 1.0 / largest)
 
 
 class Resistance(NamedTuple):
     r"""
-    :ivar curvature: :math:`\sum_n \lambda_n (\phi_n^\top d)^2`, ``()``.
-    :ivar reach: the step along d that moves the predictor by one prior standard deviation in the row that it moves
-        most, ``()``.
+    :ivar curvature: :math:`\sum_n d^\top \Phi_n \Lambda_n \Phi_n^\top d`, ``()``.
+    :ivar reach: the step along d that moves a predictor by one prior standard deviation in the row that it moves most,
+        ``()``.
     """
 
     curvature: Tensor
@@ -156,9 +192,10 @@ class BatchFeatures(WeightedFeatures):
 
     :param features: Maps inputs ``(n, D)`` to features ``(Q, n)``.
     :param x: Inputs ``(b, D)``.
-    :param gradients: :math:`g`, ``(b,)``, float64.
-    :param curvatures: :math:`\lambda`, ``(b,)``, float64.
+    :param gradients: :math:`g`, ``(b, P)``, float64.
+    :param curvatures: :math:`\Lambda`, ``(b, P, P)``, float64.
     :param chunk_size: Rows processed at a time.
+    :param segments: The predictors that the inducing variables belong to.
     """
 
     def __init__(
@@ -168,15 +205,16 @@ class BatchFeatures(WeightedFeatures):
         gradients: Tensor,
         curvatures: Tensor,
         chunk_size: int,
+        segments: Sequence[Segment] = SINGLE,
     ) -> None:
-        self._features = features
+        self._features, self.segments = features, segments
         self._rows = list(
             zip(x.split(chunk_size), gradients.split(chunk_size), curvatures.split(chunk_size), strict=True)
         )
         self._kept = [self._chunk(*self._rows[0])] if len(self._rows) == 1 else None
 
     def _chunk(self, x: Tensor, gradients: Tensor, curvatures: Tensor) -> FeatureChunk:
-        return FeatureChunk(self._features(x).double(), gradients, curvatures)
+        return FeatureChunk.of_rows(self._features(x).double(), gradients, curvatures)
 
     def chunks(self) -> Iterator[FeatureChunk]:
         """All rows."""

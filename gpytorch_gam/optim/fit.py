@@ -11,9 +11,10 @@ import gpytorch
 import torch
 from torch import Tensor
 
-from ._data_stream import checked_rows
+from ._data_stream import Rows, checked_rows
 from ._distributed import Processes, average_gradients, row_weighted
 from ._graphed_step import GraphedStep
+from ._likelihood_check import check_number_of_predictors
 from .natural_gradient import NaturalGradient
 from .polish import polish
 
@@ -38,7 +39,7 @@ class Epoch(NamedTuple):
 def fit(
     model: gpytorch.models.ApproximateGP,
     likelihood: gpytorch.likelihoods.Likelihood,
-    batches: Iterable[tuple[Tensor, Tensor]],
+    batches: Iterable[Any],
     num_data: int | None = None,
     *,
     num_epochs: int = 40,
@@ -60,9 +61,11 @@ def fit(
     Model and likelihood are left in eval mode, also when the loop is interrupted or a callback raises.
 
     :param model: A model that :class:`NaturalGradient` takes.
-    :param likelihood: Any likelihood of one predictor.
+    :param likelihood: Any likelihood of as many predictors as the model has.
     :param batches: Pairs of inputs ``(b, D)`` and responses ``(b)``, gone through once an epoch: a ``DataLoader``, or a
-        list with one pair for full-batch training.
+        list with one pair for full-batch training. Or triples, whose third entry maps names to row-wise arguments of
+        the likelihood, such as ``{"exposure": e, "weights": w}``: what a loader of a
+        :class:`~gpytorch_gam.data.RowDataset` gives.
     :param num_data: Number of rows of all the data; default ``batches.num_rows`` or ``len(batches.dataset)``.
     :param num_epochs: Passes over the data.
     :param lr: Adam's rate at the start.
@@ -136,8 +139,9 @@ class _Loop:
         self.mll = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=num_data)
         if cuda_graph and process_group is not None:
             raise ValueError("cuda_graph=True is for one process: leave out process_group, or the graph")
-        self.evaluate = GraphedStep(self.mll) if cuda_graph else self._evaluate
+        self.evaluate = GraphedStep(self.mll).evaluate_rows if cuda_graph else self._evaluate
         self.natural = NaturalGradient(model, num_data=num_data, warm_start=warm_start, process_group=process_group)
+        check_number_of_predictors(model.variational_strategy, likelihood)
         self.process_group, self.processes = process_group, Processes(process_group)
         self.processes.broadcast([*likelihood.parameters(), *likelihood.buffers()])
         self.hyperparameters = [p for p in (*model.hyperparameters(), *likelihood.parameters()) if p.requires_grad]
@@ -151,14 +155,14 @@ class _Loop:
         if self.adam is not None:
             self.adam.param_groups[0]["lr"] = 0.5 * self.lr * (1.0 + math.cos(math.pi * share_done))
 
-    def run(self, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
+    def run(self, batches: Iterable[Any]) -> float:
         """One pass over the data; the mean of the batches' ELBOs, weighted by their rows, in nats."""
         self._check_lengths(batches)
         self.mll.train()
         total, num_rows = torch.zeros((), dtype=torch.float64), 0
         for batch in batches:
-            x, y = checked_rows(self.mll.model.variational_strategy, batch)
-            total, num_rows = total + len(y) * self._step(x, y).to(total), num_rows + len(y)
+            rows = checked_rows(self.mll.model.variational_strategy, batch)
+            total, num_rows = total + len(rows.y) * self._step(rows).to(total), num_rows + len(rows.y)
         if not num_rows:
             raise ValueError(
                 "batches is empty: there is no data to fit (a loader with drop_last gives nothing if its batches are "
@@ -168,25 +172,25 @@ class _Loop:
         sums = self.processes.sum([total.to(device), total.new_tensor(num_rows).to(device)])
         return (sums[0] / sums[1]).item() * self.mll.num_data
 
-    def _check_lengths(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
+    def _check_lengths(self, batches: Iterable[Any]) -> None:
         if isinstance(batches, Sized):
             device = self.mll.model.variational_strategy.predictor.device
             self.processes.require_equal({"numbers of batches": len(batches)}, device)
 
-    def _step(self, x: Tensor, y: Tensor) -> Tensor:
-        loss = self.evaluate(x, y)
+    def _step(self, rows: Rows) -> Tensor:
+        loss = self.evaluate(rows)
         self.natural.step()
         if self.adam is not None and self.num_steps >= self.num_held_back:
             self.adam.step()
         self.num_steps += 1
         return -loss
 
-    def _evaluate(self, x: Tensor, y: Tensor) -> Tensor:
+    def _evaluate(self, rows: Rows) -> Tensor:
         """Minus the ELBO per row; leaves gradients."""
         if self.adam is not None:
             self.adam.zero_grad()
-        loss = -self.mll(self.mll.model(x), y)
-        row_weighted(loss, len(y), self.process_group).backward()
+        loss = -self.mll(self.mll.model(rows.x), rows.y, **rows.parameters)
+        row_weighted(loss, len(rows.y), self.process_group).backward()
         average_gradients(self.hyperparameters, self.process_group)
         return loss.detach()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from copy import deepcopy
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import gpytorch
 import torch
@@ -17,6 +17,7 @@ from gpytorch_gam.data._every_row import every_row
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 from gpytorch_gam.variational._precision_algebra import split_groups
 
+from ._data_stream import checked_rows
 from .polish import polish
 
 # Rows whose graph exists at a time.
@@ -79,7 +80,7 @@ class HyperparameterUncertainty:
         self,
         model: gpytorch.models.ApproximateGP,
         likelihood: Likelihood,
-        batches: Iterable[tuple[Tensor, Tensor]],
+        batches: Iterable[Any],
         *,
         prior_stddev: float = 2.0,
         step: float = 0.05,
@@ -143,9 +144,15 @@ class HyperparameterUncertainty:
         Variance to be added to that of the predictor.
 
         :param x: Inputs ``(n, D)``.
-        :return: ``(n,)``.
+        :return: ``(n,)``; with several predictors ``(n, P)``.
         """
-        return self.component_changes(x).sum(-2).square().sum(0)
+        changes = self.component_changes(x)
+        predictor = self._strategy.predictor
+        if predictor.num_predictors == 1:
+            return changes.sum(-2).square().sum(0)
+        owner = torch.tensor(predictor.predictor_of, device=changes.device)
+        own = [changes[:, owner == index].sum(-2) for index in range(predictor.num_predictors)]
+        return torch.stack(own, dim=-1).square().sum(0)
 
     # ------------------------------------------------------------------ the hyperparameters
 
@@ -165,8 +172,11 @@ class HyperparameterUncertainty:
 
     def _may_move(self, coordinate: _Coordinate) -> bool:
         """Whether both neighbours keep the constraint."""
-        value, constraint = self._value(coordinate), self._constraint(coordinate)
-        lower, upper = (float(bound.max()) for bound in (constraint.lower_bound, constraint.upper_bound))
+        value, constraint, shape = self._value(coordinate), self._constraint(coordinate), self._raw(coordinate).shape
+        lower, upper = (
+            bound.expand(shape).flatten()[coordinate.entry].item()
+            for bound in (constraint.lower_bound, constraint.upper_bound)
+        )
         if coordinate.is_log:
             reach = math.exp(2 * self._step)
             return value > 0 and lower < value / reach and value * reach < upper
@@ -207,13 +217,14 @@ class HyperparameterUncertainty:
 
     def _gradient(self) -> Tensor:
         """Of the bound in all coordinates, ``(p,)``, float64."""
-        num_data = sum(len(y) for _, y in self._batches)
+        num_data = sum(len(batch[1]) for batch in self._batches)
         mll = gpytorch.mlls.VariationalELBO(self._likelihood, self._model, num_data=num_data).train()
         parameters = {(c.owner, c.name): self._raw(c) for c in self._coordinates}
         totals = {key: torch.zeros_like(parameter) for key, parameter in parameters.items()}
-        for x, y in self._batches:
-            for part_x, part_y in zip(x.split(_CHUNK), y.split(_CHUNK), strict=True):
-                bound = mll(self._model(part_x), part_y) * len(part_y)  # the divergence adds up to one
+        for batch in self._batches:
+            for rows in checked_rows(self._strategy, batch).split(_CHUNK):
+                bound = mll(self._model(rows.x), rows.y, **rows.parameters)
+                bound = bound * len(rows.y)  # the divergence adds up to one
                 found = torch.autograd.grad(bound, list(parameters.values()), allow_unused=True)
                 for key, gradient in zip(parameters, found, strict=True):
                     totals[key] += 0.0 if gradient is None else gradient

@@ -12,7 +12,12 @@ from .natural_gradient import NaturalGradient
 
 
 def initialize_posterior(
-    model: gpytorch.models.ApproximateGP, likelihood: Likelihood, x: Tensor, y: Tensor, num_data: int | None = None
+    model: gpytorch.models.ApproximateGP,
+    likelihood: Likelihood,
+    x: Tensor,
+    y: Tensor,
+    num_data: int | None = None,
+    **row_parameters: Tensor,
 ) -> None:
     """
     Set the posterior to a natural-gradient step on a batch at the present hyperparameters, and settle an automatic
@@ -22,10 +27,11 @@ def initialize_posterior(
     Hyperparameters, gradients and modes of the modules are left as they were.
 
     :param model: A model that :class:`NaturalGradient` takes.
-    :param likelihood: Any likelihood of one predictor.
+    :param likelihood: Any likelihood of as many predictors.
     :param x: Inputs of a batch ``(b, D)``; the more rows the better.
     :param y: Responses ``(b)``.
     :param num_data: Number N of rows of all the data; default b.
+    :param row_parameters: Further arguments of the likelihood, such as offsets and weights.
 
     Example:
         >>> initialize_posterior(model, likelihood, train_x[:1000], train_y[:1000], num_data=len(train_y))
@@ -40,7 +46,7 @@ def initialize_posterior(
                 parameter.grad = None
             mll = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=num_data).train()
             with torch.enable_grad():
-                loss = -mll(model(x), y)
+                loss = -mll(model(x), y, **row_parameters)
                 loss.backward()
             natural.step()
         finally:

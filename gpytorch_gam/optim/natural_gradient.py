@@ -19,6 +19,7 @@ from gpytorch_gam.variational import (
     BlockLowRankPrecisionVariationalDistribution,
     LowRankPrecisionVariationalDistribution,
 )
+from gpytorch_gam.variational._expected_gradients import curvature_of
 from gpytorch_gam.variational._forward_recorder import ForwardRecord, ForwardRecorder
 from gpytorch_gam.warnings import CurvatureWarning, RankWarning, TrainingLoopWarning
 
@@ -26,6 +27,7 @@ from ._distributed import Processes, start_from_first, step_together
 from ._hyperparameter_gradient import correct_gradients
 from ._mean_step import Posterior, effective_dimension, transported
 from ._natural_step import DENSE_LIMIT, OVERSAMPLING, dense_step, streamed_step
+from ._predictor_rows import Segment, positive_part, predictor_segments
 from ._rank import NOTABLE_LOSS, dense_loss, missing_nats, widened
 from ._structured_posterior import (
     StructuredDistribution,
@@ -63,8 +65,8 @@ class _Batch(NamedTuple):
     """This process's rows since the last step, and the scaled gradients of their expected log-likelihood."""
 
     x: Tensor  # (b, D)
-    gradients: Tensor  # g_n, (b,), float64
-    curvatures: Tensor  # lambda_n, (b,), float64, negative where the likelihood is not log-concave
+    gradients: Tensor  # g_n, (b, P), float64
+    curvatures: Tensor  # lambda_n, (b, P, P), float64, indefinite where the likelihood is not log-concave
     num_rows: int  # of all processes
 
 
@@ -122,6 +124,12 @@ class NaturalGradient(torch.optim.Optimizer):
     **Rank.** ``rank="auto"`` is settled in the first step and raised when columns are missing. A fixed rank that costs
     more than ten nats is warned of once.
 
+    **Several predictors.** Then :math:`g_n` is a vector and :math:`\lambda_n` a :math:`P \times P` matrix,
+    :math:`-2 s\, \partial E_n / \partial \mathrm{cov}_n`, and the features of a component act on its predictor alone.
+    Likelihoods with a scale are not jointly log-concave: in single rows this matrix is indefinite. Steps on minibatches
+    keep its diagonal and shrink its correlations as far as need be; steps of size 1 with a dense matrix, as those of
+    :func:`polish`, take it as it is, because its sum over all rows is positive definite where the data say something.
+
     **Several processes.** With a ``process_group``, processes train one model together, each with its own rows of every
     step, and with the same result as one process with all of these rows. The loss is the average of the processes'
     losses, which is what ``DistributedDataParallel`` and :func:`average_gradients` differentiate; where processes have
@@ -149,8 +157,8 @@ class NaturalGradient(torch.optim.Optimizer):
     While it is attached, the strategy records each training forward with gradients until the next step; detach it by
     :meth:`detach`. Copies and pickles of the model are not attached.
 
-    :param model: A model whose ``variational_strategy`` is an :class:`AdditiveVariationalStrategy` with one predictor,
-        no batch shape, and a :class:`BlockLowRankPrecisionVariationalDistribution` or
+    :param model: A model whose ``variational_strategy`` is an :class:`AdditiveVariationalStrategy` with no batch
+        shape, and a :class:`BlockLowRankPrecisionVariationalDistribution` or
         :class:`LowRankPrecisionVariationalDistribution`.
     :param num_data: Number N of rows of all the data, as given to the ELBO.
     :param lr: A fixed step size in (0, 1]; default the schedule above.
@@ -165,7 +173,7 @@ class NaturalGradient(torch.optim.Optimizer):
     :raises ValueError: If an argument is out of range, another optimiser is attached to the model, or the processes
         differ in ``num_data`` or in the shape of the posterior.
     :raises TypeError: If model, distribution or ``process_group`` are of another kind.
-    :raises NotImplementedError: For batches of models and for several predictors.
+    :raises NotImplementedError: For batches of models.
 
     Example:
         >>> mll = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=len(y))
@@ -184,6 +192,7 @@ class NaturalGradient(torch.optim.Optimizer):
     _num_data: int
     _chunk_size: int
     _processes: Processes
+    _segments: tuple[Segment, ...]
     _recorder: _AttachedRecorder
 
     def __init__(
@@ -198,7 +207,7 @@ class NaturalGradient(torch.optim.Optimizer):
         variance_reduction: bool = True,
         process_group: ProcessGroup | None = None,
     ) -> None:
-        strategy = validated_strategy(model, StructuredDistribution)
+        strategy = validated_strategy(model, StructuredDistribution, several_predictors=True)
         if isinstance(num_data, bool) or not isinstance(num_data, numbers.Integral) or num_data < 1:
             raise ValueError(
                 f"num_data must be a positive integer, the number of rows of all data, got {_shown(num_data)}"
@@ -225,6 +234,7 @@ class NaturalGradient(torch.optim.Optimizer):
         )
         if warm_start:
             self._start_from_present_posterior()
+        self._segments = predictor_segments(strategy.predictor)
         self._recorder = strategy._recorder = _AttachedRecorder(self)
 
     @torch.no_grad()
@@ -360,8 +370,8 @@ class NaturalGradient(torch.optim.Optimizer):
         self._memory.update(memory)
 
     def _features(self, batch: _Batch) -> BatchFeatures:
-        curvatures = batch.curvatures.clamp_min(0)
-        return BatchFeatures(self._strategy.features, batch.x, batch.gradients, curvatures, self._chunk_size)
+        rows = batch.x, batch.gradients, batch.curvatures
+        return BatchFeatures(self._strategy.features, *rows, self._chunk_size, self._segments)
 
     def _correct_gradients(self, batch: _Batch, features: BatchFeatures) -> None:
         """Of the hyperparameters, at the posterior of the forward."""
@@ -424,6 +434,8 @@ class NaturalGradient(torch.optim.Optimizer):
         q, memory = self._distribution, self._memory
         is_first = memory.get("step", 0) == 0
         gram, projected = features.gram()
+        if self._strategy.predictor.num_predictors > 1:
+            gram = positive_part(gram)
         if q.rank_tolerance is not None and (is_first or self._looks_at_the_rank()):
             q.settle_rank(gram)
         step = dense_step(old, features, gram, projected, family_of(q), is_first)
@@ -483,7 +495,7 @@ class NaturalGradient(torch.optim.Optimizer):
         memory = self._memory
         if memory.get("step", 0) > _NUM_CHECKED or memory.get("has_curvature"):
             return
-        has_curvature = bool((batch.curvatures >= 0).any())
+        has_curvature = bool((batch.curvatures.diagonal(dim1=-2, dim2=-1) >= 0).any())
         memory["has_curvature"] = any(each for (each,) in self._processes.gather([has_curvature], batch.x.device))
         memory["num_negative"] = memory.get("num_negative", 0) + batch.num_rows
         if memory["has_curvature"] or not self._processes.leads:
@@ -618,21 +630,24 @@ def _joined(records: Sequence[ForwardRecord], scale: float) -> _Batch:
     if not records:
         raise RuntimeError("no gradients reached the model's output: call loss.backward() before natural.step()")
     for record in records:
-        if record.mean.dim() != 1:
+        if record.x.dim() != 2:
             raise NotImplementedError(
                 f"NaturalGradient takes inputs (n, D), got shape {tuple(record.x.shape)}: flatten the batch dimensions"
             )
     gradients = torch.cat([record.mean.grad for record in records]).double()  # type: ignore[misc]
-    curvatures = torch.cat([record.variance.grad for record in records]).double()  # type: ignore[misc]
-    finite = torch.isfinite(gradients) & torch.isfinite(curvatures)
+    curvatures = torch.cat([record.variance.grad for record in records])  # type: ignore[misc]
+    if gradients.dim() == 1:
+        gradients, curvatures = gradients[:, None], curvatures[:, None, None]
+    # For loss = -ELBO / N: the mean over the batch and the scaling to all rows cancel.
+    gradients, curvatures = -scale * gradients, curvature_of(curvatures, 2 * scale)
+    finite = torch.isfinite(gradients).all(-1) & torch.isfinite(curvatures).flatten(1).all(-1)
     if not finite.all():
         raise RuntimeError(
             f"the gradient of the loss is NaN or infinite in {int((~finite).sum())} of {len(finite)} rows: look for "
             "such values in the data, or for an overflow in the likelihood"
         )
     x = torch.cat([record.x for record in records]).detach()
-    # For loss = -ELBO / N: the mean over the batch and the scaling to all rows cancel.
-    return _Batch(x, -scale * gradients, 2 * scale * curvatures, len(x))
+    return _Batch(x, gradients, curvatures, len(x))
 
 
 def _moved(value: Any, device: torch.device) -> Any:

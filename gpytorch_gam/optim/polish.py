@@ -26,8 +26,10 @@ from ._distributed import (
     step_together,
     take_distribution_of_first,
 )
+from ._likelihood_check import check_number_of_predictors
 from ._mean_step import REACH, Posterior
 from ._natural_step import Family, exact_step
+from ._predictor_rows import positive_part
 from ._rank import widened
 from ._structured_posterior import (
     StructuredDistribution,
@@ -52,7 +54,7 @@ _ROUNDING = 1e-9
 def polish(
     model: gpytorch.models.ApproximateGP,
     likelihood: Likelihood,
-    batches: Iterable[tuple[Tensor, Tensor]],
+    batches: Iterable[Any],
     *,
     max_passes: int = 20,
     tolerance: float = 1e-2,
@@ -75,11 +77,12 @@ def polish(
     Modules keep their train or eval mode. Under ``rank="auto"`` the factor B may become a new parameter: make torch's
     optimisers of it anew.
 
-    :param model: A model whose ``variational_strategy`` is an :class:`AdditiveVariationalStrategy` with one predictor,
-        no batch shape, and a low-rank, block + low-rank, mean-field or (up to ``dense_limit``) Cholesky distribution.
-    :param likelihood: Any likelihood of one predictor.
-    :param batches: Pairs of inputs ``(b, D)`` and responses ``(b)`` that can be gone through several times, each row
-        once: a ``DataLoader``, or a list with one pair. What a loader drops (``drop_last``) is read all the same.
+    :param model: A model whose ``variational_strategy`` is an :class:`AdditiveVariationalStrategy` with no batch
+        shape, and a low-rank, block + low-rank, mean-field or (up to ``dense_limit``) Cholesky distribution.
+    :param likelihood: Any likelihood of as many predictors.
+    :param batches: Pairs of inputs ``(b, D)`` and responses ``(b)``, or triples as for :func:`fit`, that can be gone
+        through several times, each row once: a ``DataLoader``, or a list with one pair. What a loader drops
+        (``drop_last``) is read all the same.
     :param max_passes: Largest number of steps.
     :param tolerance: Stop when a step gains no more than so many nats.
     :param dense_limit: Largest number of inducing variables for which a dense matrix is formed.
@@ -92,7 +95,7 @@ def polish(
         are left out.
     :raises ValueError: If an argument is out of range or the data cannot be read.
     :raises TypeError: If model or distribution are of another kind.
-    :raises NotImplementedError: For batches of models and for several predictors.
+    :raises NotImplementedError: For batches of models.
 
     Example:
         >>> fit(model, likelihood, loader)
@@ -103,7 +106,10 @@ def polish(
             raise ValueError(f"{name} must be at least 1, got {value}")
     if not tolerance >= 0:
         raise ValueError(f"tolerance must not be negative, got {tolerance!r}")
-    strategy = validated_strategy(model, (*StructuredDistribution, CholeskyVariationalDistribution))
+    strategy = validated_strategy(
+        model, (*StructuredDistribution, CholeskyVariationalDistribution), several_predictors=True
+    )
+    check_number_of_predictors(strategy, likelihood)
     batches, processes = every_row(batches), Processes(process_group)
     with torch.no_grad(), modes_kept(model, likelihood):
         model.train()
@@ -135,7 +141,7 @@ class _Polish:
         self,
         strategy: AdditiveVariationalStrategy,
         likelihood: Likelihood,
-        batches: Iterable[tuple[Tensor, Tensor]],
+        batches: Iterable[Any],
         dense_limit: int,
         chunk_size: int,
         processes: Processes,
@@ -268,6 +274,8 @@ class _DenseSteps(_Steps):
     def propose(self, stream: DataStream, rate: float) -> _DensePosterior:
         gram, projected = self._processes.sum(stream.gram())
         excess = torch.lerp(self.state.excess, gram, rate)
+        if self._strategy.predictor.num_predictors > 1:
+            excess = positive_part(excess)
         gradient = (projected - self.state.mean).unsqueeze(-1)
         direction = torch.cholesky_solve(gradient, torch.linalg.cholesky(add_identity(excess))).squeeze(-1)
         if rate < 1:  # Newton's step was too long: curvatures are no guide so far away

@@ -137,6 +137,17 @@ def test_fixed_hyperparameters_and_those_at_a_bound_are_known() -> None:
         HyperparameterUncertainty(model, likelihood, [(x, y)])
 
 
+def test_every_entry_of_a_hyperparameter_has_its_own_bounds() -> None:
+    model, likelihood, x, y = make_problem()
+    base = model.predictor.groups[0].kernel.base_kernel
+    bounds = Interval(torch.tensor([[[0.1]], [[1.0]]]), torch.tensor([[[0.5]], [[50.0]]]))
+    base.register_constraint("raw_lengthscale", bounds.double())
+    base.lengthscale = torch.tensor([[[0.3]], [[49.999]]])  # the first is far from its bounds, if within the second's
+    uncertainty = HyperparameterUncertainty(model, likelihood, [(x, y)], max_passes=1)
+    moving = [name.rsplit(".", 1)[-1] for name in uncertainty.names if "lengthscale" in name]
+    assert moving == ["raw_lengthscale[0]"]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_labels_widen_bands_and_what_data_leave_open_stays_bounded(dtype: torch.dtype) -> None:
     model, _, x, y = make_problem("block_low_rank", 6)

@@ -583,9 +583,6 @@ def test_errors_name_what_is_wrong() -> None:
     batched = AdditiveGP(AdditivePredictor(group), rank=2, batch_shape=torch.Size([2]))
     with pytest.raises(NotImplementedError, match=r"batch shape \(2,\)"):
         NaturalGradient(batched, num_data=10)
-    second = ComponentGroup(ScaleKernel(RBFKernel()), [[1]], regular_grid(0.0, 1.0, 4), predictor=1)
-    with pytest.raises(NotImplementedError, match="2 predictors"):
-        NaturalGradient(AdditiveGP(AdditivePredictor(group, second), rank=2), num_data=10)
     natural = NaturalGradient(model, num_data=len(x))
     likelihood = gaussian_likelihood()
     mll = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=len(x))

@@ -499,8 +499,8 @@ def test_errors_of_arguments_and_models_name_what_is_wrong() -> None:
         polish(torch.nn.Linear(1, 1), likelihood, batches)
     group = ComponentGroup(smooth(), [[0]], regular_grid(0.0, 1.0, 4))
     second = ComponentGroup(smooth(), [[1]], regular_grid(0.0, 1.0, 4), predictor=1)
-    with pytest.raises(NotImplementedError, match="2 predictors"):
-        polish(AdditiveGP(AdditivePredictor(group, second), rank=2), likelihood, batches)
+    with pytest.raises(ValueError, match="GaussianLikelihood takes one predictor, but the model has 2"):
+        polish(AdditiveGP(AdditivePredictor(group, second), rank=2).double(), likelihood, batches)
     with pytest.raises(NotImplementedError, match=r"batch shape \(2,\)"):
         polish(AdditiveGP(AdditivePredictor(group), rank=2, batch_shape=torch.Size([2])), likelihood, batches)
     natural = NaturalGradient(model, num_data=len(y))

@@ -1,0 +1,160 @@
+r"""
+Rows of data that several predictors share: of :math:`\Phi_n`, ``(Q, P)``, the features of a component stand in the
+column of its predictor, and a row has a curvature :math:`\Lambda_n`, ``(P, P)``. With one predictor these are the
+features and a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, groupby
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gpytorch_gam.components import AdditivePredictor
+
+
+class Segment(NamedTuple):
+    """
+    Inducing variables next to each other whose components belong to one predictor.
+
+    :ivar owner: the predictor.
+    :ivar place: where they stand in the inducing vector.
+    """
+
+    owner: int
+    place: slice
+
+
+#: All inducing variables belong to one predictor.
+SINGLE = (Segment(0, slice(None)),)
+
+
+def predictor_segments(predictor: AdditivePredictor) -> tuple[Segment, ...]:
+    """
+    The segments of the inducing vector, in order.
+
+    :param predictor: The components.
+    """
+    if predictor.num_predictors == 1:
+        return SINGLE
+    owners = [group.predictor for group in predictor.groups for _ in range(group.num_components * group.num_inducing)]
+    runs = [(owner, len(list(run))) for owner, run in groupby(owners)]
+    ends = list(accumulate(length for _, length in runs))
+    return tuple(Segment(owner, slice(end - length, end)) for (owner, length), end in zip(runs, ends, strict=True))
+
+
+def scaled(features: Tensor, coefficients: Tensor, segments: Sequence[Segment]) -> Tensor:
+    """
+    The features, each multiplied by the coefficient that its predictor has in the row.
+
+    :param features: ``(Q, n)``.
+    :param coefficients: ``(P, n)``.
+    :param segments: Of the inducing vector.
+    """
+    if len(segments) == 1:
+        return features * coefficients[0]
+    return torch.cat([features[place] * coefficients[owner] for owner, place in segments])
+
+
+def masked(features: Tensor, owner: int, segments: Sequence[Segment]) -> Tensor:
+    """
+    The features of one predictor, zero for the others.
+
+    :param features: ``(Q, n)``.
+    :param owner: The predictor.
+    :param segments: Of the inducing vector.
+    """
+    if len(segments) == 1:
+        return features
+    kept = torch.zeros_like(features)
+    for each, place in segments:
+        if each == owner:
+            kept[place] = features[place]
+    return kept
+
+
+def seen_by_rows(features: Tensor, columns: Tensor, num_predictors: int, segments: Sequence[Segment]) -> Tensor:
+    r"""
+    :math:`\Phi_n^\top X` for each row.
+
+    :param features: ``(Q, n)``.
+    :param columns: :math:`X`, ``(Q, k)``.
+    :param num_predictors: P.
+    :param segments: Of the inducing vector.
+    :return: ``(P, n, k)``.
+    """
+    if len(segments) == 1:
+        return (features.mT @ columns).unsqueeze(0)
+    seen = features.new_zeros(num_predictors, features.shape[-1], columns.shape[-1])
+    for owner, place in segments:
+        seen[owner] += features[place].mT @ columns[place]
+    return seen
+
+
+def collected(features: Tensor, values: Tensor, segments: Sequence[Segment]) -> Tensor:
+    r"""
+    :math:`\sum_n \Phi_n V_n`.
+
+    :param features: ``(Q, n)``.
+    :param values: :math:`V`, ``(P, n, k)``.
+    :param segments: Of the inducing vector.
+    :return: ``(Q, k)``.
+    """
+    if len(segments) == 1:
+        return features @ values[0]
+    return torch.cat([features[place] @ values[owner] for owner, place in segments])
+
+
+def weighted_gram(features: Tensor, curvatures: Tensor, segments: Sequence[Segment]) -> Tensor:
+    r"""
+    :math:`\sum_n \Phi_n \Lambda_n \Phi_n^\top`, ``(Q, Q)``.
+
+    :param features: ``(Q, n)``.
+    :param curvatures: ``(P, P, n)``.
+    :param segments: Of the inducing vector.
+    """
+    if len(segments) == 1:
+        return (features * curvatures[0, 0]) @ features.mT
+    gram = features.new_empty(len(features), len(features))
+    for index, (owner, place) in enumerate(segments):
+        for other, there in segments[: index + 1]:
+            block = (features[place] * curvatures[owner, other]) @ features[there].mT
+            gram[place, there], gram[there, place] = block, block.mT
+    return gram
+
+
+def semidefinite_rows(curvatures: Tensor) -> Tensor:
+    r"""
+    Curvatures that are positive semidefinite in each row: negative diagonal entries become zero, and where need be the
+    correlations between the predictors shrink, :math:`\Lambda_{pq} \to t \Lambda_{pq}` with the largest possible
+    :math:`t \le 1`.
+
+    Likelihoods with a scale are not jointly log-concave: the curvature of a normal location and log scale is indefinite
+    in nearly every row. Dropping the negative eigenvalue of each row would make the precision of both predictors too
+    large on average; here the diagonal, which decides it, is kept.
+
+    :param curvatures: ``(P, P, n)``, symmetric.
+    """
+    diagonal = curvatures.diagonal(dim1=0, dim2=1).mT.clamp_min(0.0)  # (P, n)
+    if len(curvatures) == 1:
+        return diagonal.unsqueeze(0)
+    scale = diagonal.sqrt()
+    bounds = scale.unsqueeze(0) * scale.unsqueeze(1)
+    identity = torch.eye(len(curvatures), dtype=curvatures.dtype, device=curvatures.device).unsqueeze(-1)
+    correlations = curvatures / torch.where(bounds > 0, bounds, torch.ones_like(bounds)) * (bounds > 0) * (1 - identity)
+    lowest = torch.linalg.eigvalsh(correlations.movedim(-1, 0))[..., 0]
+    shrinkage = 1.0 / (-lowest).clamp_min(1.0)
+    return (correlations * shrinkage + identity) * bounds
+
+
+def positive_part(matrix: Tensor) -> Tensor:
+    """
+    A symmetric matrix ``(Q, Q)`` without its negative eigenvalues.
+
+    :param matrix: Nearly positive semidefinite.
+    """
+    values, vectors = torch.linalg.eigh(matrix)
+    return (vectors * values.clamp_min(0.0)) @ vectors.mT
