@@ -3,11 +3,13 @@
 from .additive_variational_strategy import AdditiveVariationalStrategy
 from .block_low_rank_precision_variational_distribution import BlockLowRankPrecisionVariationalDistribution
 from .component_posterior import ComponentPosterior, ComponentSamples
+from .concurvity import Concurvity, concurvity
 from .full_additive_variational_strategy import FullAdditiveVariationalStrategy
 from .low_rank_precision_variational_distribution import LowRankPrecisionVariationalDistribution
 from .prediction import Prediction
 from .row_moments import PredictorDistribution, PredictorMoments, row_moments
 from .site_variational_distribution import SiteVariationalDistribution
+from .sobol_indices import SobolIndices, sobol_indices
 from .tied_additive_variational_strategy import TiedAdditiveVariationalStrategy
 
 __all__ = [
@@ -15,12 +17,16 @@ __all__ = [
     "BlockLowRankPrecisionVariationalDistribution",
     "ComponentPosterior",
     "ComponentSamples",
+    "Concurvity",
     "FullAdditiveVariationalStrategy",
     "LowRankPrecisionVariationalDistribution",
     "Prediction",
     "PredictorDistribution",
     "PredictorMoments",
     "SiteVariationalDistribution",
+    "SobolIndices",
     "TiedAdditiveVariationalStrategy",
+    "concurvity",
     "row_moments",
+    "sobol_indices",
 ]

@@ -29,8 +29,9 @@ _MOST_ROWS = 4096
 # Nodes a panel of a measure, of which there are two: in one dimension, and in each of two.
 _NUM_NODES, _NUM_NODES_OF_PAIRS = 32, 24
 
-# Rows whose projections exist at a time, and kernel values that do.
-_ROWS_AT_A_TIME, _KERNEL_VALUES = 512, 2**22
+# Rows whose projections exist at a time; kernel values that do, and their rows at least: each call of a kernel has a
+# cost that grows with the reference rows.
+_ROWS_AT_A_TIME, _KERNEL_VALUES, _LEAST_ROWS = 512, 2**22, 16
 
 
 class Reference(NamedTuple):
@@ -340,7 +341,7 @@ def _prior_average(group: ComponentGroup, left: _Inputs, right: _Inputs, weights
     columns, others = (part.columns.expand(*batch, *part.columns.shape[-2:]) for part in (left, right))
     num_values = torch.broadcast_shapes(batch[:-1], group.batch_shape).numel() * weights.numel()
     averages = []
-    for chunk in columns.split(max(1, _KERNEL_VALUES // num_values), dim=-2):
+    for chunk in columns.split(max(_LEAST_ROWS, _KERNEL_VALUES // num_values), dim=-2):
         covariance = group.evaluate_kernel(chunk, others)
         if right.multiplier is not None:
             covariance = covariance * right.multiplier.unsqueeze(-2)

@@ -204,7 +204,8 @@ class ComponentPosterior:
         constant component: the data determine their sum alone. The bands of the component then include how uncertain
         its level is, those of the centred effect do not. mgcv's smooths are centred over the data, which is the default
         here for a posterior at the data. Components with an ANOVA kernel have mean zero under its measure already.
-        Multipliers (``by``) are a part of the component.
+        Multipliers (``by``) are a part of the component; where one is the indicator of a level, take rows of that level
+        alone, for x and as reference.
 
         The prior's share of the average costs :math:`O(m^2)` kernel evaluations a component for m reference rows, and
         samples draw the components at the n rows and the reference rows together, :math:`O((n + m)^3)`.
@@ -352,7 +353,7 @@ def _sample_group(group: ComponentGroup, x: Tensor, cholesky: Tensor, whitened: 
     inputs = group.select(x).double()
     covariance = group.evaluate_kernel(group.inducing_points.double(), inputs)
     features = torch.linalg.solve_triangular(cholesky, covariance, upper=False)
-    mean = _multiply_draws(features.mT, whitened.squeeze(-1))
+    mean = multiply_draws(features.mT, whitened.squeeze(-1))
     multiplier, missing = group.multiplier(x), group.missing_variance(x)
     is_free = group.undetermined_rows(x, cholesky) if group.exact else None
     if is_free is None or is_free.any():
@@ -364,7 +365,7 @@ def _sample_group(group: ComponentGroup, x: Tensor, cholesky: Tensor, whitened: 
         root = psd_safe_cholesky(relative + _SAMPLING_JITTER * identity) * scale.sqrt()
         if is_free is not None:
             root = root * is_free.unsqueeze(-1)
-        mean = mean + _multiply_draws(root, torch.randn(mean.shape, dtype=mean.dtype, device=mean.device))
+        mean = mean + multiply_draws(root, torch.randn(mean.shape, dtype=mean.dtype, device=mean.device))
     mean = mean if multiplier is None else mean * multiplier
     if missing is None:
         return mean
@@ -373,7 +374,7 @@ def _sample_group(group: ComponentGroup, x: Tensor, cholesky: Tensor, whitened: 
     return mean + own_scale * torch.randn_like(mean)
 
 
-def _multiply_draws(matrix: Tensor, draws: Tensor) -> Tensor:
+def multiply_draws(matrix: Tensor, draws: Tensor) -> Tensor:
     """
     The product of a matrix with each draw. Draws become columns: broadcasting would copy the matrix for each of them.
 

@@ -21,7 +21,13 @@ from gpytorch_gam.operators._capacitance import add_identity, capacitance_log_de
 from ._posterior_covariance import keep_positive, posterior_covariance
 from ._precision_algebra import CovarianceFactors
 from ._site_variational_strategy import _SiteVariationalStrategy, features_in_dtype_of, scale_by_multipliers
-from .component_posterior import _SAMPLING_JITTER, ComponentPosterior, ComponentSamples, GroupPosterior
+from .component_posterior import (
+    _SAMPLING_JITTER,
+    ComponentPosterior,
+    ComponentSamples,
+    GroupPosterior,
+    multiply_draws,
+)
 
 # Added to the covariance of the sum of the components where its root is needed, relative to its mean variance.
 _ROOT_JITTER = 1e-10
@@ -347,8 +353,8 @@ def _sample_prior(group: ComponentGroup, x: Tensor, sample_shape: torch.Size) ->
         root = psd_safe_cholesky(add_identity(prior / (scale * _SAMPLING_JITTER))) * (scale * _SAMPLING_JITTER).sqrt()
         multiplier = group.multiplier(x)
     batch = torch.broadcast_shapes(x.shape[:-2], root.shape[:-3])
-    noise = torch.randn(*sample_shape, *batch, *root.shape[-3:-2], root.shape[-1], 1, dtype=x.dtype, device=x.device)
-    values = (root @ noise).squeeze(-1)
+    noise = torch.randn(*sample_shape, *batch, *root.shape[-3:-2], root.shape[-1], dtype=x.dtype, device=x.device)
+    values = multiply_draws(root, noise)
     return values if multiplier is None else values * multiplier
 
 

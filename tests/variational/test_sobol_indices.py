@@ -1,0 +1,214 @@
+"""Shares of variance: the Ishigami function's Sobol indices, and dense moments."""
+
+from __future__ import annotations
+
+import math
+
+import gpytorch
+import numpy as np
+import pytest
+import torch
+from gpytorch.constraints import Interval
+from gpytorch.kernels import RBFKernel, ScaleKernel
+from torch import Tensor
+
+from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
+from gpytorch_gam.components import constant, regular_grid
+from gpytorch_gam.kernels import ANOVAKernel, Uniform
+from gpytorch_gam.mlls import CollapsedELBO
+from gpytorch_gam.variational.sobol_indices import SobolIndices, sobol_indices
+
+# Ishigami and Homma (1990) with a = 7, b = .1: variances of the parts of sin x0 + a sin^2 x1 + b x2^4 sin x0.
+A, B = 7.0, 0.1
+PARTS = {
+    "x0": 0.5 * (1 + B * math.pi**4 / 5) ** 2,
+    "x1": A**2 / 8,
+    "x2": 0.0,
+    "x0:x1": 0.0,
+    "x0:x2": B**2 * math.pi**8 * 8 / 225,
+    "x1:x2": 0.0,
+}
+INDICES = {name: variance / sum(PARTS.values()) for name, variance in PARTS.items()}
+
+
+def ishigami(x: Tensor) -> Tensor:
+    return torch.sin(x[:, 0]) * (1 + B * x[:, 2] ** 4) + A * torch.sin(x[:, 1]) ** 2
+
+
+def anova(size: int, column: int | None = None) -> ANOVAKernel:
+    base = RBFKernel(batch_shape=torch.Size([size]), lengthscale_constraint=Interval(0.3, 30.0))
+    base.lengthscale = 1.5
+    return ANOVAKernel(base, Uniform(-math.pi, math.pi), active_dims=None if column is None else [column])
+
+
+def make_ishigami_predictor() -> AdditivePredictor:
+    size = torch.Size([3])
+    mains = ScaleKernel(anova(3), batch_shape=size)
+    pairs = ScaleKernel(anova(3, 0) * anova(3, 1), batch_shape=size)
+    corner = [math.pi, math.pi]
+    return AdditivePredictor(
+        ComponentGroup(mains, [[0], [1], [2]], regular_grid(-math.pi, math.pi, 12)),
+        ComponentGroup(pairs, [[0, 1], [0, 2], [1, 2]], regular_grid([-math.pi, -math.pi], corner, 7)),
+        constant(10.0),
+    )
+
+
+def maximise(objective: CollapsedELBO, parameters: list[Tensor], x: Tensor, y: Tensor, iterations: int) -> None:
+    optimizer = torch.optim.LBFGS(parameters, max_iter=iterations, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = -objective(x, y)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+
+
+def uniform_rows(count: int) -> Tensor:
+    return math.pi * (2 * torch.quasirandom.SobolEngine(3).draw(count).double() - 1)
+
+
+@pytest.fixture(scope="module")
+def fitted() -> AdditiveGP:
+    torch.manual_seed(0)
+    x = math.pi * (2 * torch.rand(1000, 3).double() - 1)
+    y = ishigami(x) + 0.2 * torch.randn(1000).double()
+    model = AdditiveGP(make_ishigami_predictor(), "coupled").double()
+    likelihood = gpytorch.likelihoods.GaussianLikelihood().double()
+    objective = CollapsedELBO(likelihood, model)
+    parameters = [*model.hyperparameters(), *likelihood.parameters()]
+    maximise(objective, parameters, x[:400], y[:400], iterations=30)
+    maximise(objective, parameters, x, y, iterations=12)
+    optimum = objective.optimum(x, y)
+    model.variational_strategy.set_whitened_posterior(optimum.mean, optimum.precision)
+    return model.eval()
+
+
+def test_indices_of_the_ishigami_function(fitted: AdditiveGP) -> None:
+    found = sobol_indices(fitted, uniform_rows(1024))
+    assert found.names == (*INDICES, "constant")
+    for index, (name, truth) in enumerate(INDICES.items()):
+        assert found.share[index].item() == pytest.approx(truth, abs=0.03), name
+        assert found.covariance_share[index].item() == pytest.approx(truth, abs=0.03), name
+        # Quasi-random rows leave about .001 to the moments over the inputs.
+        assert found.lower[index] - 0.005 < truth < found.upper[index] + 0.005, name
+        assert found.upper[index] - found.lower[index] < 0.03, name
+    assert found.share[-1] == 0 and found.upper[-1] == 0  # the constant
+    assert found.share.sum().item() == pytest.approx(1.0, abs=0.01)
+    assert found.covariance_share.sum().item() == pytest.approx(1.0, abs=1e-10)
+    assert "x0:x2" in str(found) and len(str(found).splitlines()) == 8
+
+
+def test_the_pure_interaction_integrates_to_zero_in_each_argument(fitted: AdditiveGP) -> None:
+    nodes, weights = (torch.from_numpy(part) for part in np.polynomial.legendre.leggauss(40))
+    nodes = math.pi * nodes
+    for integrated, kept in ((0, 2), (2, 0)):
+        x = torch.zeros(40, 40, 3).double()  # one batch a value of the argument that is kept
+        x[..., integrated], x[..., kept] = nodes, nodes.unsqueeze(-1)
+        with torch.no_grad():
+            mean = fitted.components(x.reshape(-1, 3), "x0:x2").mean.reshape(40, 40)
+        assert (mean @ weights / 2).abs().max() < 1e-6
+        assert mean.abs().max() > 5.0
+
+
+# -------------------- small models, whose moments are dense
+
+
+def make_model(batch: tuple[int, ...] = (), family: str = "block_low_rank") -> AdditiveGP:
+    size = torch.Size([*batch, 2])
+    kernel = ScaleKernel(RBFKernel(batch_shape=size), batch_shape=size)
+    kernel.base_kernel.lengthscale = 0.4
+    group = ComponentGroup(kernel, [[0], [1]], regular_grid(0.0, 1.0, 6))
+    predictor = AdditivePredictor(group, constant(batch_shape=batch), mean=gpytorch.means.LinearMean(2))
+    model = AdditiveGP(predictor, family, 3 if "low_rank" in family else None).double()
+    for parameter in model.parameters():
+        parameter.data.add_(0.3 * torch.randn_like(parameter))
+    model.variational_strategy._mark_initialized()
+    return model.eval()
+
+
+def test_shares_of_a_point_posterior_are_those_of_its_mean() -> None:
+    """With as many inducing points as places nothing is left to chance but the jitter."""
+    model, x = make_model(family="delta"), torch.rand(30, 2).double()
+    group = model.predictor.groups[0]
+    group.inducing_points = x.mT.unsqueeze(-1)[:, :6].clone()
+    rows = x[:6]
+    with torch.no_grad():
+        parts = model.components(rows).mean
+        total = parts.sum(0) + model.predictor.prior_means(rows)[0]
+    found = sobol_indices(model, rows, num_samples=50)
+    covariance = torch.cat([parts, total.unsqueeze(0)]).cov()
+    torch.testing.assert_close(found.share, covariance.diagonal()[:3] / covariance[3, 3], rtol=0.02, atol=1e-3)
+    torch.testing.assert_close(found.covariance_share, covariance[:3, 3] / covariance[3, 3], rtol=0.02, atol=1e-3)
+
+
+def test_covariance_shares_sum_to_one_and_shares_do_not_with_correlated_inputs() -> None:
+    model, first = make_model(), torch.rand(40, 1).double()
+    model.predictor.means[0].weights.data.zero_()
+    found = sobol_indices(model, torch.cat([first, first], dim=-1), num_samples=20)
+    assert found.covariance_share.sum().item() == pytest.approx(1.0, abs=1e-10)
+    assert abs(found.share.sum().item() - 1.0) > 0.05
+
+
+def test_names_choose_what_is_reported_and_the_level_how_wide() -> None:
+    model, x = make_model(), torch.rand(20, 2).double()
+    torch.manual_seed(1)
+    everything = sobol_indices(model, x)
+    torch.manual_seed(1)
+    some = sobol_indices(model, x, names=["constant", "x1"], level=0.5)
+    assert some.names == ("constant", "x1") and some.level == 0.5
+    torch.testing.assert_close(some.share, everything.share[[2, 1]])
+    assert some.upper[1] - some.lower[1] < everything.upper[1] - everything.lower[1]
+    assert (everything.lower <= everything.share).all() and (everything.share <= everything.upper).all()
+    assert sobol_indices(model, x, 10, names="x0").names == ("x0",)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_batches_of_models(dtype: torch.dtype) -> None:
+    found = sobol_indices(make_model((2,)).to(dtype), torch.rand(9, 2, dtype=dtype), num_samples=15)
+    for values in (found.share, found.lower, found.upper, found.covariance_share, found.covariance_upper):
+        assert values.shape == (2, 3) and values.isfinite().all()
+    assert "share=(2, 3)" in str(found)
+
+
+def test_each_predictor_has_shares_of_its_own() -> None:
+    groups = [
+        ComponentGroup(ScaleKernel(RBFKernel()), [[p]], regular_grid(0.0, 1.0, 5), predictor=p, names=[f"f{p}"])
+        for p in range(2)
+    ]
+    model = AdditiveGP(AdditivePredictor(*groups), rank=2).double()
+    found = sobol_indices(model, torch.rand(10, 2).double(), num_samples=10)
+    torch.testing.assert_close(found.share, torch.ones(2).double())
+    torch.testing.assert_close(found.covariance_share, torch.ones(2).double())
+
+
+def test_a_predictor_that_does_not_vary_gives_zero() -> None:
+    model = AdditiveGP(AdditivePredictor(constant()), "mean_field").double()
+    found = sobol_indices(model, torch.rand(10, 1).double(), num_samples=5)
+    assert isinstance(found, SobolIndices) and found.share.tolist() == [0.0] == found.covariance_share.tolist()
+
+
+def test_many_draws_need_no_matrix_each() -> None:
+    """A copy of the factor for each of these draws would take 10 GB."""
+    model = make_model()
+    found = sobol_indices(model, torch.rand(300, 2).double(), num_samples=5000)
+    assert found.share.isfinite().all()
+
+
+def test_errors_name_what_is_wrong() -> None:
+    model, x = make_model(), torch.rand(5, 2).double()
+    with pytest.raises(TypeError, match="model must have an AdditiveVariationalStrategy"):
+        sobol_indices(gpytorch.likelihoods.GaussianLikelihood(), x)
+    with pytest.raises(TypeError, match=r"num_samples must be an integer, got 2\.5"):
+        sobol_indices(model, x, num_samples=2.5)
+    with pytest.raises(ValueError, match="num_samples must be at least 2, got 1"):
+        sobol_indices(model, x, num_samples=1)
+    with pytest.raises(ValueError, match=r"level must lie between 0 and 1, got 95"):
+        sobol_indices(model, x, level=95)
+    with pytest.raises(ValueError, match=r"unknown components \['z'\]"):
+        sobol_indices(model, x, names="z")
+    with pytest.raises(ValueError, match="x has 1 rows"):
+        sobol_indices(model, x[:1])
+    with pytest.raises(ValueError, match=r"x must be a torch\.Tensor"):
+        sobol_indices(model, [1.0])
