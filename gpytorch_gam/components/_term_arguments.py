@@ -282,8 +282,19 @@ def grid(ranges: Ranges, nums: Sequence[int]) -> Tensor:
     :param ranges: Of shape ``(C, d)``.
     :param nums: Number of points along each of the d columns.
     :return: ``(C, M, d)`` in the default dtype, M the product of the numbers.
+    :raises ValueError: If points on a range coincide in that dtype.
     """
     axes = [torch.linspace(0.0, 1.0, num, dtype=torch.float64) for num in nums]
+    for dim, axis in enumerate(axes):
+        ends = ranges[..., dim]
+        on_axis = (ends.low.unsqueeze(-1) + ends.width.unsqueeze(-1) * axis).to(torch.get_default_dtype())
+        stuck = (on_axis.diff() <= 0).any(-1).nonzero().flatten().tolist()
+        if stuck:
+            raise ValueError(
+                f"the range from {ends.low[stuck[0]].item():.17g} to {ends.high[stuck[0]].item():.17g} is too narrow "
+                f"beside its distance from zero for {len(axis)} inducing points in {on_axis.dtype}: subtract something "
+                "from the column"
+            )
     unit = torch.cartesian_prod(*axes).reshape(-1, len(axes))
     points = ranges.low.unsqueeze(-2) + ranges.width.unsqueeze(-2) * unit
     return points.to(torch.get_default_dtype())

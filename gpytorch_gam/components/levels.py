@@ -106,7 +106,7 @@ class Levels:
 
     def encode(self, values: Iterable[Any], unseen: Literal["error", "new"] | None = None) -> Tensor:
         """
-        Values as codes. Strings are looked up among the labels, numbers among the codes.
+        Values as codes. Strings are looked up among the labels, numbers (compared in single precision) among the codes.
 
         :param values: Strings, numbers or booleans ``(n,)``; NaN and None stay missing.
         :param unseen: What becomes of values that are none of the levels: "error", or "new" for codes above the
@@ -140,18 +140,19 @@ class Levels:
         return np.array([codes.get(text, math.nan) for text in column.texts], dtype=np.float64)
 
     def _codes_of_numbers(self, column: _Column) -> np.ndarray:
-        ordered = np.array(sorted(self.codes))
-        nearest = ordered[np.searchsorted(ordered, column.numbers).clip(max=len(ordered) - 1)]
-        found = np.where(nearest == column.numbers, nearest, np.nan)
+        # In single precision, as level kernels compare: 0.1 is one level in float32 and in float64.
+        ordered, values = np.array(sorted(self.codes)), _single(column.numbers)
+        position = np.searchsorted(_single(ordered), values).clip(max=len(ordered) - 1)
+        is_found = (_single(ordered)[position] == values) & (np.abs(column.numbers) <= _LARGEST_CODE)
         by_label = dict(zip(self.labels, self.codes, strict=True))
         for number in np.unique(column.numbers[~column.missing]).tolist():
             other = by_label.get(_text(number), number)
-            if other != number:
+            if _single(other) != _single(number):
                 raise ValueError(
                     f"the number {_text(number)} is the label of the level with code {_text(other)}: pass labels as "
                     "strings"
                 )
-        return found
+        return np.where(is_found, ordered[position], np.nan)
 
     def _new_codes(self, strangers: list[Any]) -> list[float]:
         first = math.floor(max(self.codes)) + 1.0
@@ -274,6 +275,12 @@ def _validated_code(code: Any) -> float:
             "as strings, which are numbered 0, 1, ..."
         )
     return value
+
+
+def _single(values: Any) -> np.ndarray:
+    """Numbers in single precision, infinite beyond its range."""
+    with np.errstate(over="ignore"):
+        return np.asarray(values, dtype=np.float64).astype(np.float32)
 
 
 def _shown(value: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -66,6 +66,8 @@ class OnePredictorLikelihood(Likelihood, ABC):
     #: Nodes of expected log-probabilities, and of marginal ones, whose integrand can be sharp.
     _num_nodes: ClassVar[int] = 40
     _num_marginal_nodes: ClassVar[int] = 64
+    #: The distribution function of new responses from y, mean, variance and values, where nodes are too few for it.
+    _marginal_cdf: Callable[..., Tensor] | None = None
 
     def expected_log_prob(
         self,
@@ -193,7 +195,8 @@ class OnePredictorLikelihood(Likelihood, ABC):
     def _marginal(self, mean: Tensor, variance: Tensor, values: Values) -> Distribution:
         rule = equispaced_rule(self._num_nodes, mean)
         log_marginal = partial(self._log_marginal, values=_double(values))
-        return ResponseMixture(mean, variance, self._conditional, values, rule, log_marginal)
+        cdf = None if self._marginal_cdf is None else partial(self._marginal_cdf, values=_double(values))
+        return ResponseMixture(mean, variance, self._conditional, values, rule, log_marginal, cdf)
 
     def _bend_rule(self, y: Tensor, mean: Tensor, variance: Tensor, values: Values, num_nodes: int) -> NormalRule:
         with torch.no_grad():

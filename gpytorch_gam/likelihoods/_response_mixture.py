@@ -26,6 +26,8 @@ class ResponseMixture(MixtureSameFamily):
     :param values: Tensors that broadcast to ``(*batch, n)``.
     :param rule: Of shape ``(K,)``, for the standard normal distribution.
     :param log_marginal: ``log_marginal(y, mean, variance)`` in float64.
+    :param marginal_cdf: The distribution function in the same way; default that of the mixture over nodes, which has
+        steps where the predictor is less certain than the response.
     """
 
     def __init__(
@@ -36,10 +38,11 @@ class ResponseMixture(MixtureSameFamily):
         values: Mapping[str, Tensor],
         rule: NormalRule,
         log_marginal: Callable[[Tensor, Tensor, Tensor], Tensor],
+        marginal_cdf: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None,
     ) -> None:
         self._predictor_mean, self._predictor_variance = mean, variance
         self._conditional, self._values = conditional, values
-        self._rule, self._log_marginal = rule, log_marginal
+        self._rule, self._log_marginal, self._marginal_cdf = rule, log_marginal, marginal_cdf
         nodes = mean.unsqueeze(-1) + variance.sqrt().unsqueeze(-1) * rule.nodes.to(mean.dtype)  # (*batch, n, K)
         components = conditional(nodes, {name: value.unsqueeze(-1) for name, value in values.items()})
         # By logits: probabilities below the resolution of the dtype would be rounded up to it.
@@ -54,8 +57,19 @@ class ResponseMixture(MixtureSameFamily):
         """
         if self._validate_args:
             self._validate_sample(value)
+        return self._integrated(self._log_marginal, value)
+
+    def cdf(self, value: Tensor) -> Tensor:
+        """
+        The distribution function.
+
+        :param value: ``(*sample, *batch, n)``.
+        """
+        return super().cdf(value) if self._marginal_cdf is None else self._integrated(self._marginal_cdf, value)
+
+    def _integrated(self, function: Callable[[Tensor, Tensor, Tensor], Tensor], value: Tensor) -> Tensor:
         tensors = torch.broadcast_tensors(value, self._predictor_mean, self._predictor_variance)
-        return self._log_marginal(*(tensor.double() for tensor in tensors)).to(self._predictor_mean.dtype)
+        return function(*(tensor.double() for tensor in tensors)).to(self._predictor_mean.dtype)
 
     @torch.no_grad()
     def sample(self, sample_shape: Any = torch.Size()) -> Tensor:  # noqa: B008
@@ -76,4 +90,5 @@ class ResponseMixture(MixtureSameFamily):
         :param batch_shape: That of the result.
         """
         mean, variance = (tensor.expand(batch_shape) for tensor in (self._predictor_mean, self._predictor_variance))
-        return ResponseMixture(mean, variance, self._conditional, self._values, self._rule, self._log_marginal)
+        functions = self._log_marginal, self._marginal_cdf
+        return ResponseMixture(mean, variance, self._conditional, self._values, self._rule, *functions)

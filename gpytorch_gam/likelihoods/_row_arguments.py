@@ -116,7 +116,8 @@ def refuse_rows(owner: str, y: Tensor, is_bad: Callable[[Tensor], Tensor], what:
     """
     if not _looked_at(y):
         return
-    bad = is_bad(y.detach())
+    values = y.detach()
+    bad = is_bad(values.to(torch.uint8) if values.dtype == torch.bool else values)  # booleans cannot be rounded
     if bad.any():
         raise ValueError(f"y has {what} in {int(bad.sum())} of {bad.numel()} rows ({owner}): {remedy}")
 

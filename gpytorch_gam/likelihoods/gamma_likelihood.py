@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributions import Gamma
 
 from ._one_predictor_likelihood import OnePredictorLikelihood, Values
-from ._quadrature import bounded_exp
+from ._quadrature import bounded_exp, expectation, focused_rule
 from ._row_arguments import refuse_rows
 
 # Log means of conditional distributions are held within this: beyond, float32 has no numbers for them.
@@ -71,6 +71,17 @@ class GammaLikelihood(OnePredictorLikelihood):
 
     def _expected_log_prob(self, y: Tensor, mean: Tensor, variance: Tensor, values: Values) -> Tensor:
         return _gamma_log_prob(y, mean, variance, values["shape"])
+
+    def _marginal_cdf(self, y: Tensor, mean: Tensor, variance: Tensor, values: Values) -> Tensor:
+        # In f it is a step at log y, as wide as the log of the response.
+        shape, y, deviation = values["shape"], y.clamp_min(torch.finfo(y.dtype).tiny), variance.sqrt()
+        centre, width = torch.broadcast_tensors((y.log() - mean) / deviation, shape.rsqrt() / deviation)
+        rule = focused_rule(centre.detach(), width.detach(), self._num_marginal_nodes)
+
+        def given(f: Tensor) -> Tensor:
+            return torch.special.gammainc(shape.expand(f.shape), shape * (y.log() - f).exp())
+
+        return expectation(given, mean, variance, rule).clamp(0.0, 1.0)
 
     def _conditional(self, f: Tensor, values: Values) -> Gamma:
         shape, log_mean = torch.broadcast_tensors(values["shape"], f.clamp(-_LARGEST_LOG_MEAN, _LARGEST_LOG_MEAN))

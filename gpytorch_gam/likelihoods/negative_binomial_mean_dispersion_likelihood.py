@@ -62,15 +62,17 @@ class NegativeBinomialMeanDispersionLikelihood(_JointLikelihood):
         self, observations: Tensor, moments: PredictorMoments, exposure: Tensor | None = None, **row: Tensor
     ) -> Tensor:
         # The dispersion is the outer variable, so that gamma functions are taken at its nodes alone; the log mean,
-        # given it, enters linearly and by log(1 + alpha mu).
-        shifted = _with_exposure_in_mean(moments, exposure)
+        # given it, enters linearly and by log(1 + alpha mu). In float64: terms of the size of the counts cancel.
+        dtype, counts = moments.mean.dtype, observations.double()
+        moments = PredictorMoments(moments.mean.double(), moments.covariance.double())
+        shifted = _with_exposure_in_mean(moments, None if exposure is None else exposure.double())
         outer = conditional_nodes(shifted, _EXPECTATION_NODES)
         inner, inner_log_weights = standard_nodes(1, outer.mean.dtype, outer.mean.device, _EXPECTATION_NODES)
         log_means = outer.mean.unsqueeze(-1) + outer.variance.sqrt().unsqueeze(-1) * inner.squeeze(-1)
         log_rates = log_rate(log_means, outer.second.unsqueeze(-1)) @ inner_log_weights.exp()  # (K, *batch, n)
-        given_dispersion = log_prob_given_rate(observations, outer.second, log_rates)
+        given_dispersion = log_prob_given_rate(counts, outer.second, log_rates)
         expected = torch.tensordot(outer.log_weights.exp(), given_dispersion, dims=1)
-        return expected + observations * shifted.mean[..., 0]
+        return (expected + counts * shifted.mean[..., 0]).to(dtype)
 
     def _log_marginal(
         self, observations: Tensor, moments: PredictorMoments, exposure: Tensor | None = None, **row: Tensor

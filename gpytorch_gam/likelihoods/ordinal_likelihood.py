@@ -16,6 +16,9 @@ from ._row_arguments import refuse_rows
 # Width of the bend of log-probabilities: functions of the normal distribution function, as in the binomial likelihood.
 _BEND_WIDTH = 2.0
 
+# Stands for infinity, of which gradients would be NaN.
+_FAR_AWAY = 1e8
+
 
 class OrdinalLikelihood(OnePredictorLikelihood):
     r"""
@@ -89,11 +92,7 @@ class OrdinalLikelihood(OnePredictorLikelihood):
     def _interval_log_prob(self, y: Tensor, mean: Tensor, scale: Tensor, cutpoints: Tensor) -> Tensor:
         """The log-probability of class y for a latent response with this mean and inverse standard deviation."""
         lower, upper = self._limits(y, cutpoints)
-        below, above = scale * (lower - mean), scale * (upper - mean)
-        inner = _log_normal_interval(below, above)
-        first, last = torch.special.log_ndtr(above), torch.special.log_ndtr(-below)
-        # No limit is infinite here (of the first and last class one is a stand-in), so that no gradient is NaN.
-        return torch.where(y == 0, first, torch.where(y == self.num_classes - 1, last, inner))
+        return _log_normal_interval(scale * (lower - mean), scale * (upper - mean))
 
     def _bend(self, y: Tensor, values: Values) -> tuple[Tensor, Tensor]:
         lower, upper = self._limits(y, values["cutpoints"])
@@ -111,17 +110,17 @@ class OrdinalLikelihood(OnePredictorLikelihood):
         return self._classes(f, torch.ones_like(f), values["cutpoints"])
 
     def _classes(self, mean: Tensor, scale: Tensor, cutpoints: Tensor) -> Categorical:
-        distances = scale.double().unsqueeze(-1) * (cutpoints.double().unsqueeze(-2) - mean.double().unsqueeze(-1))
-        first, last = torch.special.log_ndtr(distances[..., :1]), torch.special.log_ndtr(-distances[..., -1:])
-        inner = _log_normal_interval(distances[..., :-1], distances[..., 1:])
-        return Categorical(logits=torch.cat([first, inner, last], dim=-1).to(mean.dtype), validate_args=False)
+        limits = _with_ends(cutpoints.double()).unsqueeze(-2) - mean.double().unsqueeze(-1)  # (*batch, n, K + 1)
+        limits = scale.double().unsqueeze(-1) * limits
+        logits = _log_normal_interval(limits[..., :-1], limits[..., 1:])
+        return Categorical(logits=logits.to(mean.dtype), validate_args=False)
 
     def _limits(self, y: Tensor, cutpoints: Tensor) -> tuple[Tensor, Tensor]:
-        """The cut-points on both sides of a class; where there is none, a stand-in a unit away from the other."""
-        padded = torch.cat([cutpoints[..., :1] - 1, cutpoints, cutpoints[..., -1:] + 1], dim=-1)
-        padded = padded.view(*(1,) * (y.dim() - padded.dim()), *padded.shape[:-1], 1, padded.shape[-1])
+        """The limits of a class, broadcasting to its shape."""
+        limits = _with_ends(cutpoints)
+        limits = limits.view(*(1,) * (y.dim() - limits.dim()), *limits.shape[:-1], 1, limits.shape[-1])
         index = y.long().unsqueeze(-1)
-        lower, upper = (torch.take_along_dim(padded, places, dim=-1).squeeze(-1) for places in (index, index + 1))
+        lower, upper = (torch.take_along_dim(limits, places, dim=-1).squeeze(-1) for places in (index, index + 1))
         return lower, upper
 
     def _check_responses(self, y: Tensor, values: Values) -> None:
@@ -133,6 +132,11 @@ class OrdinalLikelihood(OnePredictorLikelihood):
             f"something else than a class 0, ..., {largest}",
             f"num_classes is {self.num_classes}",
         )
+
+
+def _with_ends(cutpoints: Tensor) -> Tensor:
+    ends = torch.full_like(cutpoints[..., :1], _FAR_AWAY)
+    return torch.cat([-ends, cutpoints, ends], dim=-1)
 
 
 def _log_normal_interval(low: Tensor, high: Tensor) -> Tensor:

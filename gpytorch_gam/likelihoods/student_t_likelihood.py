@@ -23,7 +23,7 @@ class StudentTLikelihood(OnePredictorLikelihood):
         y_n = f_n + o_n + \sigma \varepsilon_n, \qquad \varepsilon_n \sim t_\nu ,
 
     with learnt :math:`\sigma^2` (``noise``) and degrees of freedom :math:`\nu`. Parameters are named as in GPyTorch's
-    likelihood, whose 20 Gauss-Hermite nodes are wrong by up to .02 nats a row while the predictor is less certain than
+    likelihood, whose 20 Gauss-Hermite nodes are wrong by up to .2 nats a row while the predictor is less certain than
     the noise (variance 1, noise .01, :math:`\nu = 3`), as it is early in training, and whose predictions are random
     samples. The quadrature here has nodes around each response. The density is not log-concave.
 

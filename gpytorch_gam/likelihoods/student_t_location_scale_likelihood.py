@@ -36,8 +36,7 @@ class StudentTLocationScaleLikelihood(_JointLikelihood):
     integrals over the log scale (20 Gauss-Hermite nodes) and over the mixing variable (a trapezoidal rule in its log,
     which converges fast): expected log-probabilities are right to 1e-6 nats for standard deviations of the log scale up
     to a half and 1e-5 up to one, whatever that of the location. The predictive distribution is a mixture of Gaussians,
-    with density, ``cdf`` and mean; :func:`predictive_quantiles` gives its quantiles. Its variance is a little small
-    below three degrees of freedom.
+    with density, ``cdf``, mean and variance; :func:`predictive_quantiles` gives its quantiles.
 
     Groups of the model say which predictor they belong to: ``ComponentGroup(..., predictor=1)``. A row-wise ``offset``
     is added to the location; ``weights`` multiply log-probabilities.
@@ -94,7 +93,14 @@ class StudentTLocationScaleLikelihood(_JointLikelihood):
         scale = (nodes.variance[..., None, None] + squares).sqrt()  # (*batch, n, K, L)
         location = nodes.mean.movedim(0, -1).unsqueeze(-1).expand(scale.shape)
         log_weights = nodes.log_weights.unsqueeze(-1) + mixing_log_weights.unsqueeze(-2)
-        return NodeMixture(log_weights.flatten(-2), _normal, location.flatten(-2), scale.flatten(-2))
+        # The nodes of the mixing variable leave out what the variance of few degrees of freedom is made of.
+        weights = nodes.log_weights.exp()
+        between = torch.tensordot(weights, (nodes.mean - moments.mean[..., 0]).square(), dims=1)
+        squared_scale = torch.tensordot(weights, bounded_exp(2 * nodes.second), dims=1)
+        degrees = self.deg_free - 2
+        excess = torch.where(degrees > 0, self.deg_free / degrees, torch.inf)
+        variance = nodes.variance + between + excess * squared_scale
+        return _StudentMixture(variance, log_weights.flatten(-2), location.flatten(-2), scale.flatten(-2))
 
     def _parameters_given(self, predictors: Tensor, **row: Tensor) -> tuple[Tensor, ...]:
         location, log_scale = predictors.unbind(-1)
@@ -104,6 +110,22 @@ class StudentTLocationScaleLikelihood(_JointLikelihood):
     def _conditional(*parameters: Tensor) -> StudentT:
         deg_free, location, scale = parameters
         return StudentT(deg_free, location, scale, validate_args=False)
+
+
+class _StudentMixture(NodeMixture):
+    """The predictive distribution, with its variance, infinite where there are two degrees of freedom or fewer."""
+
+    def __init__(self, variance: Tensor, log_weights: Tensor, location: Tensor, scale: Tensor) -> None:
+        self._variance = variance
+        super().__init__(log_weights, _normal, location, scale)
+
+    @property
+    def variance(self) -> Tensor:
+        return self._variance
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> _StudentMixture:
+        parts = (value.expand(*batch_shape, value.shape[-1]) for value in (self._log_weights, *self._parameters))
+        return _StudentMixture(self._variance.expand(batch_shape), *parts)
 
 
 def _normal(location: Tensor, scale: Tensor) -> Normal:

@@ -6,6 +6,7 @@ import copy
 import math
 import pickle
 from fractions import Fraction
+from typing import Literal
 
 import gpytorch
 import numpy as np
@@ -83,6 +84,22 @@ def test_fractions_keep_their_labels_and_codes() -> None:
     levels = Levels.from_values([0.5, -2.25, 1e-3])
     assert levels.labels == ("-2.25", "0.001", "0.5")
     assert levels.encode(np.array([0.5, 0.001])).tolist() == [0.5, 0.001]
+
+
+@pytest.mark.parametrize("unseen", ["error", "new"])
+def test_fractions_are_one_level_in_float32_and_float64(unseen: Literal["error", "new"]) -> None:
+    levels = as_levels([0.1, -0.7])
+    assert levels.encode(torch.tensor([-0.7, 0.1, NAN], dtype=torch.float32), unseen)[:2].tolist() == [-0.7, 0.1]
+    rounded = Levels.from_values(torch.tensor([0.1, -0.7], dtype=torch.float32))
+    assert rounded.encode([0.1, -0.7], unseen).tolist() == [rounded.codes[1], rounded.codes[0]]
+    named = Levels(rounded.codes, ("-0.7", "0.1"))
+    assert named.encode([0.1], unseen).tolist() == [named.codes[1]]
+
+
+def test_numbers_beyond_single_precision_are_not_mistaken_for_a_level() -> None:
+    for stranger in (2.0**24 + 1, 1e300, math.inf):
+        with pytest.raises(ValueError, match="none of the levels"):
+            Levels((2.0**24, 1.0)).encode([stranger])
 
 
 def test_codes_and_labels_are_found_by_either() -> None:

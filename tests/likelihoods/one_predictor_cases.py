@@ -155,9 +155,9 @@ def normal(mean: Tensor, variance: Tensor) -> MultivariateNormal:
 
 
 def dense(case: Case, y: Tensor, mean: Tensor, variance: Tensor, marginal: bool = False) -> Tensor:
-    """The expectation of the log-density, or the logarithm of that of the density, from 200001 points."""
+    """The expectation of the log-density, or the logarithm of that of the density, from a dense grid."""
     # the product of two densities can lie far from the mean of one
-    x = np.linspace(-30, 30, 400001) if marginal else np.linspace(-11, 11, 200001)
+    x = np.linspace(-30, 30, 120001) if marginal else np.linspace(-11, 11, 50001)
     log_weights = stats.norm.logpdf(x) + np.log(x[1] - x[0])
     results = []
     for row in range(len(y)):

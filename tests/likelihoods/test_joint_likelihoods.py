@@ -296,11 +296,36 @@ def test_negative_binomial_is_exact_from_the_poisson_limit_on(log_dispersion: fl
             assert abs(actual - float(exact)) < 100 * torch.finfo(dtype).eps * max(abs(float(exact)), 350)
 
 
+@pytest.mark.parametrize("count", [100.0, 1e4, 1e6, 1e8])
+def test_large_counts_in_float32_differ_by_rounding(count: float) -> None:
+    found = []
+    for dtype in (torch.float64, torch.float32):
+        mean = torch.tensor([[math.log(count), -1.0]], dtype=torch.float32).to(dtype).requires_grad_()
+        covariance = (0.01 * torch.eye(2)).to(dtype).expand(1, 2, 2)
+        y = torch.tensor([count], dtype=dtype)
+        value = NegativeBinomialMeanDispersionLikelihood().expected_log_prob(y, distribution(mean, covariance))
+        value.sum().backward()
+        found.append(torch.cat([value.detach(), mean.grad.flatten()]).double())
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
+
+
 def test_negative_binomial_samples_have_its_moments() -> None:
     distribution = MeanDispersionNegativeBinomial(torch.tensor([1.0, 3.0]), torch.tensor([-1.0, -30.0]))
     samples = distribution.sample((200_000,))
     torch.testing.assert_close(samples.mean(0), distribution.mean, rtol=0.02, atol=0)
     torch.testing.assert_close(samples.var(0), distribution.variance, rtol=0.03, atol=0)
+
+
+@pytest.mark.parametrize("deg_free", [2.05, 3.0, 7.0])
+def test_student_predictions_have_the_variance_of_few_degrees_of_freedom(deg_free: float) -> None:
+    mean = torch.tensor([[0.3, -0.5], [1.0, 0.2]], dtype=torch.float64)
+    covariance = torch.tensor([[0.4, 0.2], [0.2, 0.3]], dtype=torch.float64).expand(2, 2, 2)
+    likelihood = StudentTLocationScaleLikelihood().double()
+    likelihood.deg_free = deg_free
+    prediction = likelihood(distribution(mean, covariance))
+    expected = 0.4 + torch.exp(2 * mean[:, 1] + 0.6) * deg_free / (deg_free - 2)
+    assert_equal(prediction.variance, expected, 1e-6)
+    assert_equal(prediction.expand((3, 2)).variance, expected.expand(3, 2), 1e-6)
 
 
 def test_degrees_of_freedom_are_learnt() -> None:

@@ -6,7 +6,12 @@ import pytest
 import torch
 from torch.distributions import Categorical, MixtureSameFamily
 
-from gpytorch_gam.likelihoods import NegativeBinomialLikelihood, PoissonLikelihood
+from gpytorch_gam.likelihoods import (
+    GammaLikelihood,
+    NegativeBinomialLikelihood,
+    PoissonLikelihood,
+    predictive_quantiles,
+)
 
 from .one_predictor_cases import CASES, NAMES, NUM_ROWS, Case, dense, marginals, normal
 
@@ -103,6 +108,22 @@ def test_categorical_of_float32_predictors_sums_to_one() -> None:
     assert isinstance(marginal, Categorical)
     assert marginal.probs.dtype == torch.float32
     torch.testing.assert_close(marginal.probs.sum(-1), torch.ones(NUM_ROWS))
+
+
+@pytest.mark.parametrize("shape", [0.5, 10.0, 1e4])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_distribution_function_of_gamma_has_no_steps_at_nodes(shape: float, dtype: torch.dtype) -> None:
+    """The response given the predictor is far more certain than the predictor."""
+    likelihood = GammaLikelihood().to(dtype)
+    likelihood.shape = shape
+    distribution = likelihood(normal(torch.tensor([0.3], dtype=dtype), torch.tensor([2.0], dtype=dtype)))
+    z = torch.linspace(-9.0, 9.0, 100001, dtype=torch.float64)
+    weights = torch.softmax(-0.5 * z.square(), dim=0)
+    for level, y in zip((0.01, 0.3, 0.95), predictive_quantiles(distribution, [0.01, 0.3, 0.95]), strict=True):
+        rate = shape * y.double() * torch.exp(-(0.3 + 2.0**0.5 * z))
+        probability = weights @ torch.special.gammainc(torch.full_like(rate, shape), rate)
+        assert abs(probability - level) < 1e-5
+    torch.testing.assert_close(distribution.expand((2, 1)).cdf(y), distribution.cdf(y).expand(2, 1))
 
 
 @each_case

@@ -9,6 +9,7 @@ import mpmath
 import pytest
 import torch
 from gpytorch.likelihoods import StudentTLikelihood as UpstreamStudentT
+from linear_operator.operators import DiagLinearOperator
 
 from gpytorch_gam.likelihoods import (
     BinomialLikelihood,
@@ -19,6 +20,7 @@ from gpytorch_gam.likelihoods import (
     QuantileLikelihood,
     StudentTLikelihood,
 )
+from gpytorch_gam.variational._marginal_normal import MarginalNormal
 
 from .one_predictor_cases import CASES, NAMES, NUM_ROWS, Case, dense, marginals, normal
 
@@ -173,6 +175,19 @@ def test_extreme_predictors_have_finite_values_and_gradients_in_float32(case: Ca
 
 
 @each_case
+def test_nothing_waits_for_a_device(case: Case) -> None:
+    """On the meta device tensors have no values to look at."""
+    mean, variances = (tensor.to("meta").requires_grad_() for tensor in marginals(1.0, torch.float32))
+    likelihood, rows = case.make().float().to("meta"), {name: value.to("meta") for name, value in case.rows.items()}
+    dist = MarginalNormal(mean, DiagLinearOperator(variances))
+    y, weights = torch.empty(NUM_ROWS, device="meta"), torch.empty(NUM_ROWS, device="meta")
+    value = likelihood.expected_log_prob(y, dist, offset=0.5, weights=weights, **rows)
+    value.sum().backward()
+    assert value.device.type == "meta"
+    assert value.shape == mean.grad.shape == (NUM_ROWS,)
+
+
+@each_case
 def test_one_row_and_no_rows(case: Case) -> None:
     likelihood = case.make()
     for size in (1, 0):
@@ -278,13 +293,13 @@ def test_gamma_is_indifferent_to_the_units_of_the_response() -> None:
 def test_student_t_is_accurate_where_gpytorchs_is_not() -> None:
     """Why there is a Student-t likelihood of ours."""
     case = case_named("narrow student")
-    mean = torch.zeros(NUM_ROWS, dtype=torch.float64)
-    variances = torch.ones(NUM_ROWS, dtype=torch.float64)
-    y = torch.linspace(-2.0, 2.0, NUM_ROWS, dtype=torch.float64)
+    mean = torch.zeros(61, dtype=torch.float64)
+    variances = torch.ones(61, dtype=torch.float64)
+    y = torch.linspace(-3.0, 3.0, 61, dtype=torch.float64)
     wanted = dense(case, y, mean, variances)
     upstream = UpstreamStudentT().double().initialize(deg_free=3.0, noise=0.01)
     theirs = (upstream.expected_log_prob(y, normal(mean, variances)) - wanted).abs().max()
     ours = (case.make().expected_log_prob(y, normal(mean, variances)) - wanted).abs().max()
-    assert theirs > 0.01
+    assert theirs > 0.1  # nats; .22 at worst
     assert ours < 1e-6
-    assert upstream(normal(mean, variances)).mean.shape == (10, NUM_ROWS)  # random samples
+    assert upstream(normal(mean, variances)).mean.shape == (10, 61)  # random samples

@@ -100,6 +100,17 @@ def test_an_offset_shifts_the_mean(case: Case) -> None:
         assert torch.equal(by_offset.log_prob(y), likelihood(without, **case.rows).log_prob(y))
 
 
+@pytest.mark.parametrize("name", ["poisson", "negative binomial", "zero-inflated"])
+def test_an_exposure_is_an_offset_of_its_logarithm(name: str) -> None:
+    case = CASES[NAMES.index(name)]
+    likelihood, (mean, variances) = case.make(), marginals(1.0)
+    y, exposure = case.responses(mean), case.rows["exposure"]
+    for method in ("expected_log_prob", "log_marginal"):
+        evaluate = getattr(likelihood, method)
+        by_offset = evaluate(y, normal(mean, variances), offset=exposure.log())
+        torch.testing.assert_close(evaluate(y, normal(mean, variances), exposure=exposure), by_offset)
+
+
 @each_case
 def test_weights_multiply(case: Case) -> None:
     likelihood, (mean, variances) = case.make(), marginals(1.0)
@@ -146,6 +157,17 @@ def test_integer_responses_are_taken() -> None:
     dist, y = normal(torch.zeros(3), torch.ones(3)), torch.tensor([0, 4, 2])
     likelihood = PoissonLikelihood()
     assert torch.equal(likelihood.expected_log_prob(y, dist), likelihood.expected_log_prob(y.float(), dist))
+
+
+@pytest.mark.parametrize(
+    "likelihood",
+    [PoissonLikelihood(), BinomialLikelihood(), OrdinalLikelihood(2)],
+    ids=lambda likelihood: type(likelihood).__name__,
+)
+def test_boolean_responses_are_zeros_and_ones(likelihood: gpytorch.likelihoods.Likelihood) -> None:
+    y, predictor = torch.tensor([True, False, True]), normal(torch.zeros(3), torch.ones(3))
+    by_booleans, by_numbers = (likelihood.expected_log_prob(values, predictor) for values in (y, y.float()))
+    assert torch.equal(by_booleans, by_numbers)
 
 
 def test_several_predictors_are_refused() -> None:

@@ -136,7 +136,7 @@ def test_what_takes_weights_itself_is_refused() -> None:
     for likelihood in (PoissonLikelihood(), SoftmaxLikelihood(3), rowwise):
         with pytest.raises(TypeError, match="takes offset and weights itself"):
             RowwiseLikelihood(likelihood)
-    with pytest.raises(TypeError, match="must be a GPyTorch likelihood, got type"):
+    with pytest.raises(TypeError, match="must be a GPyTorch likelihood, got ABCMeta"):
         RowwiseLikelihood(gpytorch.likelihoods.GaussianLikelihood)
 
 
