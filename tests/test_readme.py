@@ -12,16 +12,29 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 
 
-def test_first_python_block_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    code = re.findall(r"```python\n(.*?)```", README, re.DOTALL)[0]
+BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+def run(code: str) -> dict:
+    torch.manual_seed(0)
     namespace: dict = {}
     exec(compile(code, "README.md", "exec"), namespace)
+    return namespace
+
+
+def test_first_python_block_fits_its_data(capsys: pytest.CaptureFixture[str]) -> None:
+    namespace = run(BLOCKS[0])
     assert "('x0', 'x1', 'x2', 'constant')" in capsys.readouterr().out
     with torch.no_grad():
         error = namespace["model"](namespace["x"]).mean - (
             torch.sin(6 * namespace["x"][:, 0]) + namespace["x"][:, 1] ** 2
         )
     assert error.square().mean().sqrt() < 0.1  # half of the noise: it was fitted
+
+
+@pytest.mark.parametrize("code", BLOCKS[1:], ids=[f"block {index}" for index in range(1, len(BLOCKS))])
+def test_other_python_blocks_run(code: str) -> None:
+    run(code)
 
 
 def test_links_lead_somewhere() -> None:

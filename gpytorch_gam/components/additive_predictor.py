@@ -155,13 +155,23 @@ class AdditivePredictor(gpytorch.Module):
         """Device that inputs must be on."""
         return self.groups[0].inducing_points.device
 
-    def component_indices(self, names: Sequence[str] | str | None) -> list[int]:
+    def component_indices(
+        self, names: Sequence[str] | str | None, exclude: Sequence[str] | str | None = None
+    ) -> list[int]:
         """
         Positions of components given by name.
 
         :param names: Names, one name, or None for all components.
-        :raises ValueError: If a name is unknown.
+        :param exclude: Names, or one name, of those to leave out, instead of ``names``.
+        :raises ValueError: If a name is unknown, or none is left.
         """
+        if exclude is not None:
+            if names is not None:
+                raise ValueError("give the components that are wanted, names, or those that are not, exclude; not both")
+            left_out = set(self.component_indices(exclude))
+            if len(left_out) == self.num_components:
+                raise ValueError(f"exclude leaves none of the components {list(self.names)}")
+            return [index for index in range(self.num_components) if index not in left_out]
         if names is None:
             return list(range(self.num_components))
         names = [names] if isinstance(names, str) else list(names)

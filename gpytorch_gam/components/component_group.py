@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import gpytorch
 import torch
@@ -225,6 +225,24 @@ class ComponentGroup(gpytorch.Module):
     def max_column(self) -> int:
         """Largest column index in use, -1 if none is."""
         return self._max_column
+
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
+        self._refuse_other_levels(state_dict.get(prefix + "inducing_points"))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def _refuse_other_levels(self, points: Tensor | None) -> None:
+        """Levels are no parameters: a state of other ones belongs to another model."""
+        if points is None or points.shape != self.inducing_points.shape:
+            return  # torch has its own errors
+        for column, levels in self.levels.items():
+            known = torch.tensor(levels.codes, dtype=torch.float32)
+            for component, position in (self.columns == column).nonzero().tolist():
+                loaded = points[..., component, :, position].float().unique().cpu()
+                if not torch.isin(loaded, known).all():
+                    raise ValueError(
+                        f"the state is of a model with levels {listed(loaded.tolist())} in column {column}, but "
+                        f"{self._label} has {levels.describe()}: make it with the levels it was trained with"
+                    )
 
     def names_reading(self, column: int) -> list[str]:
         """

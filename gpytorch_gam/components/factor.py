@@ -23,7 +23,7 @@ def factor(
     column: int,
     levels: LevelsLike,
     *,
-    variance: float = 100.0,
+    variance: float = 25.0,
     names: Sequence[str] | str | None = None,
     predictor: int = 0,
     missing: Literal["error", "marginal"] = "error",

@@ -217,7 +217,8 @@ class _Column:
             raise TypeError(f"{name} must be a sequence of strings or numbers, got {values!r}")
         if torch.is_tensor(values):
             values = values.detach().cpu()
-            values = (values.double() if values.is_floating_point() else values).numpy()
+            is_single = values.dtype not in (torch.float16, torch.bfloat16)  # which NumPy has, or has not
+            values = (values if is_single or not values.is_floating_point() else values.float()).numpy()
         elif not hasattr(values, "__array__"):
             values = list(values)
             entries = np.empty(len(values), dtype=object)  # asarray would turn numbers beside strings into strings
@@ -227,6 +228,8 @@ class _Column:
         if array.ndim != 1:
             raise ValueError(f"{name} must have one dimension, got shape {array.shape}")
         if array.dtype.kind in "biuf":
+            if array.dtype.kind == "f" and array.dtype.itemsize < 8:  # 0.1 and not 0.10000000149011612
+                array = np.array([float(str(entry)) for entry in array])
             numbers_ = array.astype(np.float64)
             return cls(np.isnan(numbers_), numbers_, None, array.dtype.kind == "b")
         if array.dtype.kind not in "OU":
@@ -296,4 +299,7 @@ def _text(number: float) -> str:
 def _refuse_repeated(name: str, values: Sequence[Any]) -> None:
     repeated = tuple(value for value, count in Counter(values).items() if count > 1)
     if repeated:
-        raise ValueError(f"{name} must be distinct, got {listed(repeated)} more than once")
+        raise ValueError(
+            f"{name} must be distinct, got {listed(repeated)} more than once; for the levels of a column of data take "
+            "Levels.from_values(column)"
+        )

@@ -94,7 +94,7 @@ def _plain_project_sum(
     covariance = group.cross_covariance(x)
     # One matrix product over the stacked inducing points of all components of the group.
     shared = shared_weights.flatten(-3, -2).mT @ covariance.flatten(-3, -2)
-    squares = None if block_weights is None else _SumOfSquares.apply(block_weights.mT @ covariance)
+    squares = None if block_weights is None else _sum_of_squares(block_weights.mT @ covariance)
     return SummedProjection(shared, squares, group.prior_variance(x).sum(-2))
 
 
@@ -107,12 +107,15 @@ def _backend_for(inputs: ProjectionInputs) -> ProjectionBackend:
     return _triton_projection.TritonProjection() if is_chosen else BlockwiseProjection()
 
 
+def _sum_of_squares(projections: Tensor) -> Tensor:
+    """Over the components and columns of ``(*batch, C_g, r, n)``."""
+    return projections.square().sum((-3, -2)) if is_transformed(projections) else _SumOfSquares.apply(projections)
+
+
 class _SumOfSquares(torch.autograd.Function):
     """
-    Sum of squares over the components and columns of ``(*batch, C_g, r, n)``.
-
-    The projections are the largest tensor of a step. Autograd's backward of a square and a sum sweeps over it four
-    times and keeps temporaries of its size; this one sweeps once.
+    The sum with a backward of its own: the projections are the largest tensor of a step, over which autograd's backward
+    of a square and a sum sweeps four times, keeping temporaries of its size. This one sweeps once.
     """
 
     @staticmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from typing import Any, NamedTuple
 
 import torch
@@ -34,7 +35,7 @@ def drop_missing(x: Tensor, y: Tensor, **row_parameters: Tensor | float) -> Rows
     :param row_parameters: Row-wise arguments of the likelihood, such as ``offset`` or ``weights``: tensors with n rows
         ``(n, ...)``, or scalars.
     :return: The rows that are left, and how many are not. If none is missing, the tensors themselves.
-    :raises TypeError: If ``x`` or ``y`` is not a tensor.
+    :raises TypeError: If ``x`` or ``y`` is not a tensor, or a row-wise argument neither a tensor nor a number.
     :raises ValueError: If numbers of rows differ, or no row is left.
 
     Example:
@@ -50,6 +51,9 @@ def drop_missing(x: Tensor, y: Tensor, **row_parameters: Tensor | float) -> Rows
         raise ValueError(
             f"y must have shape ({len(x)},) or ({len(x)}, k) beside {len(x)} rows of x, got {tuple(y.shape)}"
         )
+    for name, argument in row_parameters.items():
+        if not torch.is_tensor(argument) and not isinstance(argument, numbers.Real) and argument is not None:
+            raise TypeError(f"{name} must be a torch.Tensor or a number, got {type(argument).__name__}")
     by_row = {name: value for name, value in row_parameters.items() if torch.is_tensor(value) and value.dim() > 0}
     for name, value in by_row.items():
         if len(value) != len(x):
@@ -57,7 +61,8 @@ def drop_missing(x: Tensor, y: Tensor, **row_parameters: Tensor | float) -> Rows
     is_missing = y.isnan() if y.dim() == 1 else y.isnan().any(-1)
     num_dropped = int(is_missing.sum())
     if num_dropped == len(x):
-        raise ValueError(f"no row is left: y is missing in {num_dropped} of {len(x)} rows")
+        found = f"y is missing in {num_dropped} of {len(x)} rows" if len(x) else "x has no rows"
+        raise ValueError(f"no row is left: {found}")
     if num_dropped == 0:
         return RowsWithResponse(x, y, dict(row_parameters), 0)
     kept = (~is_missing).nonzero().flatten()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -15,6 +16,7 @@ class RowDataset(Dataset[tuple[Tensor, Tensor, dict[str, Tensor]]]):
     :param x: Inputs ``(n, D)``.
     :param y: Responses ``(n)``.
     :param row_parameters: Tensors with n rows.
+    :raises TypeError: If one is not a tensor with rows.
     :raises ValueError: If their numbers of rows differ.
 
     Example:
@@ -23,7 +25,9 @@ class RowDataset(Dataset[tuple[Tensor, Tensor, dict[str, Tensor]]]):
     """
 
     def __init__(self, x: Tensor, y: Tensor, **row_parameters: Tensor) -> None:
-        for name, value in {"y": y, **row_parameters}.items():
+        for name, value in {"x": x, "y": y, **row_parameters}.items():
+            if not torch.is_tensor(value) or value.dim() == 0:
+                raise TypeError(f"{name} must be a tensor with one row for each row of the data, got {value!r}")
             if len(value) != len(x):
                 raise ValueError(f"{name} has {len(value)} rows, but x has {len(x)}")
         self.x, self.y, self.row_parameters = x, y, row_parameters

@@ -59,6 +59,8 @@ class OnePredictorLikelihood(Likelihood, ABC):
     is on.
     """
 
+    #: Number of predictors, as of the likelihoods of several.
+    num_predictors: ClassVar[int] = 1
     #: Row-wise arguments beside offset and weights, all positive, and their defaults.
     _row_arguments: ClassVar[Mapping[str, float]] = {}
     #: Names of learnt positive parameters.

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributions import Gamma
 
 from ._one_predictor_likelihood import OnePredictorLikelihood, Values
-from ._quadrature import bounded_exp, expectation, focused_rule
+from ._quadrature import expectation, focused_rule, mean_of_exp
 from ._row_arguments import refuse_rows
 
 # Log means of conditional distributions are held within this: beyond, float32 has no numbers for them.
@@ -98,4 +98,4 @@ def _gamma_log_prob(y: Tensor, mean: Tensor, variance: Tensor, shape: Tensor) ->
     log_y = y.log()
     ratio = log_y - mean
     constant = shape * shape.log() - torch.lgamma(shape)
-    return constant - log_y + shape * (ratio - bounded_exp(ratio + 0.5 * variance))
+    return constant - log_y + shape * (ratio - mean_of_exp(ratio, variance))

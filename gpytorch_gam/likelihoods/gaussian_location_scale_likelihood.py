@@ -12,7 +12,7 @@ from gpytorch_gam.variational.row_moments import PredictorMoments
 from ._joint_expectation import conditional_nodes, positive_exp
 from ._joint_likelihood import _JointLikelihood
 from ._node_mixture import NodeMixture
-from ._quadrature import bounded_exp
+from ._quadrature import bounded_exp, mean_of_exp
 
 
 class GaussianLocationScaleLikelihood(_JointLikelihood):
@@ -48,7 +48,7 @@ class GaussianLocationScaleLikelihood(_JointLikelihood):
         location, log_scale = moments.mean.unbind(-1)
         covariance = moments.covariance
         across = covariance[..., 0, 1] + covariance[..., 1, 0]  # twice the covariance
-        precision = bounded_exp(2 * (covariance[..., 1, 1] - log_scale))
+        precision = mean_of_exp(-2 * log_scale, 4 * covariance[..., 1, 1])
         square = (observations - location + across).square() + covariance[..., 0, 0]
         return -0.5 * math.log(2 * math.pi) - log_scale - 0.5 * precision * square
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributions import Poisson
 
 from ._one_predictor_likelihood import OnePredictorLikelihood, Values
-from ._quadrature import bounded_exp
+from ._quadrature import bounded_exp, mean_of_exp
 from ._row_arguments import refuse_rows
 
 
@@ -28,7 +28,8 @@ class PoissonLikelihood(OnePredictorLikelihood):
         y_n (m_n + o_n + \log E_n) - E_n e^{m_n + o_n + v_n / 2} - \log y_n! .
 
     Components of the model do not see the exposure: it multiplies the rate and so the predicted mean, exactly. An
-    exponent above 32 is continued by its tangent, so that gradients stay finite wherever training starts.
+    exponent above 32 is continued by its tangent, and :math:`e^{v/2}` beyond a variance of 16: training can start from
+    anywhere.
 
     Row-wise arguments: ``offset``, ``weights``, and ``exposure``, positive, by default one.
 
@@ -45,7 +46,7 @@ class PoissonLikelihood(OnePredictorLikelihood):
         return poisson_log_prob(y, f, bounded_exp(f), values["exposure"])
 
     def _expected_log_prob(self, y: Tensor, mean: Tensor, variance: Tensor, values: Values) -> Tensor:
-        return poisson_log_prob(y, mean, bounded_exp(mean + 0.5 * variance), values["exposure"])
+        return poisson_log_prob(y, mean, mean_of_exp(mean, variance), values["exposure"])
 
     def _conditional(self, f: Tensor, values: Values) -> Poisson:
         return Poisson(values["exposure"] * bounded_exp(f), validate_args=False)

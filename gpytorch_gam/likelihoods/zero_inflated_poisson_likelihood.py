@@ -12,7 +12,7 @@ from gpytorch.priors import Prior
 from torch import Tensor
 
 from ._one_predictor_likelihood import OnePredictorLikelihood, Values
-from ._quadrature import NormalRule, bounded_exp, expectation, product_rule
+from ._quadrature import NormalRule, bounded_exp, expectation, mean_of_exp, product_rule
 from ._zero_inflated_poisson import ZeroInflatedPoisson
 from .poisson_likelihood import poisson_log_prob, refuse_non_counts
 
@@ -70,7 +70,7 @@ class ZeroInflatedPoissonLikelihood(OnePredictorLikelihood):
 
     def _expected_log_prob(self, y: Tensor, mean: Tensor, variance: Tensor, values: Values) -> Tensor:
         exposure, inflation = values["exposure"], values["inflation"]
-        rate = bounded_exp(mean + 0.5 * variance)
+        rate = mean_of_exp(mean, variance)
         positive = torch.log1p(-inflation) + poisson_log_prob(y, mean, rate, exposure)
         rule = self._bend_rule(y, mean, variance, values, self._num_nodes)
         zero = expectation(lambda f: _zero_log_prob(exposure * bounded_exp(f), inflation), mean, variance, rule)

@@ -89,17 +89,24 @@ class AdditiveGP(ApproximateGP):
         """Prior of the predictor at the rows of ``x`` ``(*batch, n, D)``."""
         return self.predictor(x)
 
-    def components(self, x: Tensor, names: Sequence[str] | str | None = None) -> ComponentPosterior:
+    def components(
+        self, x: Tensor, names: Sequence[str] | str | None = None, exclude: Sequence[str] | str | None = None
+    ) -> ComponentPosterior:
         """
         Joint posterior of the components, see :meth:`AdditiveVariationalStrategy.components`.
 
         :param x: Inputs ``(*batch, n, D)``.
         :param names: Which components; default all.
+        :param exclude: Components to leave out, instead of ``names``.
         """
-        return self.variational_strategy.components(x.unsqueeze(-1) if x.dim() == 1 else x, names)
+        return self.variational_strategy.components(x.unsqueeze(-1) if x.dim() == 1 else x, names, exclude)
 
     def predict(
-        self, x: Tensor, components: Sequence[str] | str | bool = True, chunk_size: int | None = None
+        self,
+        x: Tensor,
+        components: Sequence[str] | str | bool = True,
+        chunk_size: int | None = None,
+        exclude: Sequence[str] | str | None = None,
     ) -> Prediction:
         """
         Means and variances of the predictor and of its components at any number of rows, see
@@ -108,9 +115,10 @@ class AdditiveGP(ApproximateGP):
         :param x: Inputs ``(*batch, n, D)``, or ``(n)`` for a single column; on any device.
         :param components: Which components' moments to give: True for all, False for none, or names.
         :param chunk_size: Rows whose projections exist at a time.
+        :param exclude: Components that the predictor is to be without, such as random effects.
         """
         x = x.unsqueeze(-1) if torch.is_tensor(x) and x.dim() == 1 else x
-        return self.variational_strategy.predict(x, components, chunk_size)
+        return self.variational_strategy.predict(x, components, chunk_size, exclude)
 
 
 def _make_distribution(

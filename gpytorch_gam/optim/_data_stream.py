@@ -18,6 +18,7 @@ from gpytorch_gam.variational._expected_gradients import (
 from gpytorch_gam.variational._posterior_covariance import covariance_in_rows, keep_positive
 from gpytorch_gam.variational._precision_algebra import CovarianceFactors, split_groups
 
+from ._likelihood_check import check_row_parameters
 from ._predictor_rows import predictor_segments, seen_by_rows
 from ._weighted_features import FeatureChunk, Totals, WeightedFeatures
 
@@ -46,6 +47,7 @@ class DataStream(WeightedFeatures):
     ) -> None:
         self._strategy, self._likelihood = strategy, likelihood
         self.segments = predictor_segments(strategy.predictor)
+        self._choleskys = strategy.inducing_choleskys()
         self._batches, self._chunk_size = batches, chunk_size
         factors = strategy.covariance_factors()
         self._factors = factors._replace(mean=factors.mean.clone())  # not the memory of a parameter
@@ -74,7 +76,7 @@ class DataStream(WeightedFeatures):
         """All rows."""
         expected, is_empty = torch.zeros((), dtype=torch.float64), True
         for batch in self._batches:
-            for rows in checked_rows(self._strategy, batch).split(self._chunk_size):
+            for rows in checked_rows(self._strategy, self._likelihood, batch).split(self._chunk_size):
                 chunk, value = self._differentiate(rows)
                 expected, is_empty = expected.to(value) + value, False
                 yield chunk
@@ -83,7 +85,7 @@ class DataStream(WeightedFeatures):
         self.expected = expected.item()
 
     def _differentiate(self, rows: Rows) -> tuple[FeatureChunk, Tensor]:
-        features = self._strategy.features(rows.x).double()
+        features = self._strategy.features(rows.x, self._choleskys).double()
         try:
             found = self._derivatives(rows, features)
         except ValueError as error:
@@ -164,14 +166,16 @@ class Rows(NamedTuple):
             yield Rows(self.x[part], self.y[part], {name: value[part] for name, value in self.parameters.items()})
 
 
-def checked_rows(strategy: AdditiveVariationalStrategy, batch: Any) -> Rows:
+def checked_rows(strategy: AdditiveVariationalStrategy, likelihood: Likelihood | None, batch: Any) -> Rows:
     """
     A batch: a pair of inputs ``(b, D)`` and responses ``(b)``, or a triple with a mapping from names to further
     arguments of the likelihood that have b rows.
 
     :param strategy: That reads the inputs.
+    :param likelihood: That reads the further arguments; None if nobody does.
     :param batch: What a loader gave.
     :raises ValueError: If it is something else.
+    :raises TypeError: If the likelihood does not read an argument.
     """
     if not isinstance(batch, tuple | list) or len(batch) not in (2, 3):
         raise ValueError(
@@ -187,7 +191,10 @@ def checked_rows(strategy: AdditiveVariationalStrategy, batch: Any) -> Rows:
         raise ValueError(f"batches must hold responses of shape ({len(x)},) beside {len(x)} rows, got {shape}")
     if y.device != x.device or (y.is_floating_point() and y.dtype != x.dtype):
         raise ValueError(f"y is {y.dtype} on {y.device}, but x is {x.dtype} on {x.device}: pass y.to(x)")
-    return Rows(x, y, _checked_parameters(batch[2], x) if len(batch) == 3 else {})
+    parameters = _checked_parameters(batch[2], x) if len(batch) == 3 else {}
+    if likelihood is not None:
+        check_row_parameters(likelihood, parameters)
+    return Rows(x, y, parameters)
 
 
 def _checked_parameters(parameters: Any, x: Tensor) -> dict[str, Tensor]:

@@ -130,7 +130,7 @@ class DiscretizedData:
         parts: list[list[Tensor]] = []
         centres = {term: _Centres(levels.values(term)) for term in levels.terms if not levels.is_exact(term)}
         for batch in batches:
-            x, y, parameters = checked_rows(strategy, batch)
+            x, y, parameters = checked_rows(strategy, None, batch)
             if parameters:
                 raise NotImplementedError(
                     f"fit_discretized takes no row-wise arguments of the likelihood, got {sorted(parameters)}: use fit "

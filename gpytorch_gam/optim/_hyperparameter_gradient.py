@@ -34,6 +34,7 @@ from ._predictor_rows import Segment, collected, masked, predictor_segments, sca
 
 def correct_gradients(
     strategy: AdditiveVariationalStrategy,
+    choleskys: Sequence[Tensor],
     features: Iterable[Tensor],
     gradients: Sequence[Tensor],
     curvatures: Sequence[Tensor],
@@ -45,6 +46,7 @@ def correct_gradients(
     :math:`q(\mathbf u)`.
 
     :param strategy: With the posterior and the kernels of the forward.
+    :param choleskys: Of the covariances of the inducing variables, with the graph of the kernels, for each group.
     :param features: :math:`\Phi` of the rows in chunks, ``(Q, n)``, float64.
     :param gradients: :math:`g` of each chunk, ``(n, P)``, scaled to all of the data.
     :param curvatures: :math:`-2\, \partial E_n / \partial \mathrm{covariance}_n` of each chunk, ``(n, P, P)``, scaled
@@ -59,7 +61,6 @@ def correct_gradients(
     with torch.no_grad():
         weights = _weights(strategy, features, gradients, curvatures, 1.0 / processes.size)
     with torch.enable_grad():
-        choleskys = strategy.inducing_choleskys()
         surrogate = torch.zeros_like(choleskys[0][..., 0, 0].sum())
         for cholesky, weight in zip(choleskys, weights, strict=True):
             if cholesky.requires_grad:

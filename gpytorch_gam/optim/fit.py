@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gpytorch
 import torch
+from gpytorch.likelihoods import GaussianLikelihood
 from torch import Tensor
 
 from ._data_stream import Rows, checked_rows
 from ._distributed import Processes, average_gradients, row_weighted
 from ._graphed_step import GraphedStep
-from ._likelihood_check import check_number_of_predictors
+from ._likelihood_check import check_number_of_predictors, unwrapped
+from ._structured_posterior import StructuredDistribution, validated_strategy
 from .natural_gradient import NaturalGradient
 from .polish import polish
 
@@ -136,12 +138,12 @@ class _Loop:
         process_group: ProcessGroup | None,
         cuda_graph: bool,
     ) -> None:
+        check_number_of_predictors(validated_strategy(model, StructuredDistribution, True), likelihood)
         self.mll = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=num_data)
         if cuda_graph and process_group is not None:
             raise ValueError("cuda_graph=True is for one process: leave out process_group, or the graph")
         self.evaluate = GraphedStep(self.mll).evaluate_rows if cuda_graph else self._evaluate
         self.natural = NaturalGradient(model, num_data=num_data, warm_start=warm_start, process_group=process_group)
-        check_number_of_predictors(model.variational_strategy, likelihood)
         self.process_group, self.processes = process_group, Processes(process_group)
         self.processes.broadcast([*likelihood.parameters(), *likelihood.buffers()])
         self.hyperparameters = [p for p in (*model.hyperparameters(), *likelihood.parameters()) if p.requires_grad]
@@ -161,7 +163,7 @@ class _Loop:
         self.mll.train()
         total, num_rows = torch.zeros((), dtype=torch.float64), 0
         for batch in batches:
-            rows = checked_rows(self.mll.model.variational_strategy, batch)
+            rows = checked_rows(self.mll.model.variational_strategy, self.mll.likelihood, batch)
             total, num_rows = total + len(rows.y) * self._step(rows).to(total), num_rows + len(rows.y)
         if not num_rows:
             raise ValueError(
@@ -178,12 +180,20 @@ class _Loop:
             self.processes.require_equal({"numbers of batches": len(batches)}, device)
 
     def _step(self, rows: Rows) -> Tensor:
-        loss = self.evaluate(rows)
-        self.natural.step()
+        if self._has_all_rows(rows):
+            loss = self.natural.step(lambda: self.evaluate(rows))
+        else:
+            loss = self.evaluate(rows)
+            self.natural.step()
         if self.adam is not None and self.num_steps >= self.num_held_back:
             self.adam.step()
         self.num_steps += 1
         return -loss
+
+    def _has_all_rows(self, rows: Rows) -> bool:
+        """Then the loss has no noise, and steps of the posterior, of full size, are checked against it."""
+        is_newton = isinstance(unwrapped(self.mll.likelihood), GaussianLikelihood)
+        return len(rows.y) >= self.mll.num_data and self.process_group is None and not is_newton
 
     def _evaluate(self, rows: Rows) -> Tensor:
         """Minus the ELBO per row; leaves gradients."""

@@ -222,7 +222,7 @@ class HyperparameterUncertainty:
         parameters = {(c.owner, c.name): self._raw(c) for c in self._coordinates}
         totals = {key: torch.zeros_like(parameter) for key, parameter in parameters.items()}
         for batch in self._batches:
-            for rows in checked_rows(self._strategy, batch).split(_CHUNK):
+            for rows in checked_rows(self._strategy, self._likelihood, batch).split(_CHUNK):
                 bound = mll(self._model(rows.x), rows.y, **rows.parameters)
                 bound = bound * len(rows.y)  # the divergence adds up to one
                 found = torch.autograd.grad(bound, list(parameters.values()), allow_unused=True)

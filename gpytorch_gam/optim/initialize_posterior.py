@@ -7,6 +7,7 @@ import torch
 from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 
+from ._likelihood_check import check_number_of_predictors, check_row_parameters
 from ._structured_posterior import modes_kept
 from .natural_gradient import NaturalGradient
 
@@ -38,8 +39,10 @@ def initialize_posterior(
         >>> adam = torch.optim.Adam([*model.parameters(), *likelihood.parameters()], lr=0.1, betas=(0.9, 0.95))
     """
     num_data = len(y) if num_data is None else num_data
+    check_row_parameters(likelihood, row_parameters)
     gradients = [(parameter, parameter.grad) for module in (model, likelihood) for parameter in module.parameters()]
     natural = NaturalGradient(model, num_data=num_data)
+    check_number_of_predictors(model.variational_strategy, likelihood)
     with modes_kept(model, likelihood):
         try:
             for parameter, _ in gradients:

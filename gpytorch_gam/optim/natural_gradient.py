@@ -7,6 +7,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -56,6 +57,10 @@ _USER_LEVEL = 5
 
 # Halvings of a step that does not lower the loss of a closure, by more than this share of it.
 _MAX_HALVINGS, _LOSS_SLACK = 6, 1e-6
+
+# Least size of a step that sees all rows, with several predictors: the full steps that one predictor takes are too
+# long where log-likelihoods are not concave.
+_LEAST_JOINT_STEP = 0.3
 
 # Where the schedule starts for a posterior that is worth keeping: at a step size of a tenth.
 _WARM_STEP = 90
@@ -129,6 +134,7 @@ class NaturalGradient(torch.optim.Optimizer):
     Likelihoods with a scale are not jointly log-concave: in single rows this matrix is indefinite. Steps on minibatches
     keep its diagonal and shrink its correlations as far as need be; steps of size 1 with a dense matrix, as those of
     :func:`polish`, take it as it is, because its sum over all rows is positive definite where the data say something.
+    After the first step, those that see all rows have a size of at least .3 and not of 1, which would be too long.
 
     **Several processes.** With a ``process_group``, processes train one model together, each with its own rows of every
     step, and with the same result as one process with all of these rows. The loss is the average of the processes'
@@ -278,14 +284,16 @@ class NaturalGradient(torch.optim.Optimizer):
         if self._strategy._recorder is not self._recorder:
             raise RuntimeError("this NaturalGradient is detached from its model: make a new one")
         batch = self._take_batch()
-        self._warn_if_out_of_order()
+        with torch.set_grad_enabled(self.param_groups[0]["variance_reduction"]):
+            choleskys = self._strategy.inducing_choleskys()
+        self._warn_if_out_of_order(choleskys)
         self._warn_if_processes_differ()
         if closure is None:
-            features = self._features(batch)
-            self._correct_gradients(batch, features)
-            self._update(batch, features)
+            features = self._features(batch, choleskys)
+            self._correct_gradients(batch, features, choleskys)
+            self._update(batch, features, choleskys)
         else:
-            self._update_if_the_loss_falls(batch, closure, self._loss_of_all(result))
+            self._update_if_the_loss_falls(batch, closure, self._loss_of_all(result), choleskys)
         self._warn_if_curvature_is_negative(batch)
         self._warn_if_rank_is_small()
         return result
@@ -336,8 +344,10 @@ class NaturalGradient(torch.optim.Optimizer):
         if group["averaging"]:
             return like + scheduled
         # The step r at which noise costs r / 4 (N / b - 1) effdim = tolerance.
-        unseen = self._num_data - num_rows
+        unseen = max(0, self._num_data - num_rows)
         floor = 4.0 * group["tolerance"] * num_rows / (unseen * memory["effective_dimension"])
+        if self._has_several_predictors:
+            floor = floor.clamp(max=_LEAST_JOINT_STEP)
         return floor.clamp(scheduled, 1.0)
 
     def _forgets(self, num_rows: int) -> bool:
@@ -345,13 +355,20 @@ class NaturalGradient(torch.optim.Optimizer):
         lr = self.param_groups[0]["lr"]
         if lr is not None:
             return lr == 1
-        return num_rows >= self._num_data or "step" not in self._memory
+        sees_all = num_rows >= self._num_data and not self._has_several_predictors
+        return sees_all or "step" not in self._memory
 
-    def _update_if_the_loss_falls(self, batch: _Batch, closure: Callable[[], Any], loss: float) -> None:
-        q, features = self._distribution, self._features(batch)
+    @property
+    def _has_several_predictors(self) -> bool:
+        return self._strategy.predictor.num_predictors > 1
+
+    def _update_if_the_loss_falls(
+        self, batch: _Batch, closure: Callable[[], Any], loss: float, choleskys: list[Tensor]
+    ) -> None:
+        q, features = self._distribution, self._features(batch, choleskys)
         before, memory = deepcopy(q.state_dict()), dict(self._memory)
         for attempt in range(_MAX_HALVINGS):
-            self._update(batch, features, scale=0.5**attempt)
+            self._update(batch, features, choleskys, scale=0.5**attempt)
             with torch.enable_grad():
                 after = self._loss_of_all(closure())
             again = self._take_batch()
@@ -362,30 +379,31 @@ class NaturalGradient(torch.optim.Optimizer):
             with torch.enable_grad():
                 closure()
             again = self._take_batch()
-        self._correct_gradients(again, self._features(again))
+        self._correct_gradients(again, self._features(again, choleskys), choleskys)
 
     def _restore(self, parameters: dict[str, Tensor], memory: dict[str, Any]) -> None:
         self._distribution.load_state_dict(parameters)
         self._memory.clear()
         self._memory.update(memory)
 
-    def _features(self, batch: _Batch) -> BatchFeatures:
+    def _features(self, batch: _Batch, choleskys: list[Tensor]) -> BatchFeatures:
         rows = batch.x, batch.gradients, batch.curvatures
-        return BatchFeatures(self._strategy.features, *rows, self._chunk_size, self._segments)
+        features = partial(self._strategy.features, choleskys=choleskys)
+        return BatchFeatures(features, *rows, self._chunk_size, self._segments)
 
-    def _correct_gradients(self, batch: _Batch, features: BatchFeatures) -> None:
+    def _correct_gradients(self, batch: _Batch, features: BatchFeatures, choleskys: list[Tensor]) -> None:
         """Of the hyperparameters, at the posterior of the forward."""
         if not self.param_groups[0]["variance_reduction"]:
             return
         chunks = batch.gradients.split(self._chunk_size), batch.curvatures.split(self._chunk_size)
         rows = (chunk.features for chunk in features.chunks())
-        correct_gradients(self._strategy, rows, *chunks, self._num_data, self._processes)
+        correct_gradients(self._strategy, choleskys, rows, *chunks, self._num_data, self._processes)
 
-    def _update(self, batch: _Batch, features: BatchFeatures, scale: float = 1.0) -> None:
+    def _update(self, batch: _Batch, features: BatchFeatures, by_group: list[Tensor], scale: float = 1.0) -> None:
         memory = self._memory
         num_rows = batch.num_rows
         rate, forgets = scale * self._step_size(num_rows), scale == 1 and self._forgets(num_rows)
-        choleskys = self._run_choleskys()
+        choleskys = self._in_runs(by_group)
         old = self._posterior(choleskys)
         posterior = step_together(
             self._processes, features, old, lambda sums: self._natural_step(old, sums, num_rows, rate, forgets)
@@ -434,7 +452,7 @@ class NaturalGradient(torch.optim.Optimizer):
         q, memory = self._distribution, self._memory
         is_first = memory.get("step", 0) == 0
         gram, projected = features.gram()
-        if self._strategy.predictor.num_predictors > 1:
+        if self._has_several_predictors:
             gram = positive_part(gram)
         if q.rank_tolerance is not None and (is_first or self._looks_at_the_rank()):
             q.settle_rank(gram)
@@ -448,7 +466,7 @@ class NaturalGradient(torch.optim.Optimizer):
         """Now and then, because it waits for the device."""
         return (self._memory.get("step", 0) + 1) % _CHECK_EVERY == 0
 
-    def _warn_if_out_of_order(self) -> None:
+    def _warn_if_out_of_order(self, choleskys: list[Tensor]) -> None:
         """Looks at the first few steps only, because it waits for the device."""
         memory = self._memory
         if not self._processes.leads or memory.get("has_warned_of_order") or memory.get("step", 0) >= _NUM_CHECKED:
@@ -459,7 +477,7 @@ class NaturalGradient(torch.optim.Optimizer):
                 "something else changes the posterior between steps: give other optimisers model.hyperparameters(), "
                 "not model.parameters()"
             )
-        elif self._kernels_have_moved():
+        elif self._kernels_have_moved(choleskys):
             reason = "the kernels have changed since the forward: call natural.step() before that of their optimiser"
         if reason is not None:
             memory["has_warned_of_order"] = True
@@ -484,11 +502,11 @@ class NaturalGradient(torch.optim.Optimizer):
         )
 
     @torch.no_grad()
-    def _kernels_have_moved(self) -> bool:
+    def _kernels_have_moved(self, choleskys: list[Tensor]) -> bool:
         at_forward = self._memory.get("choleskys")
         if at_forward is None:
             return False
-        return any(not torch.equal(*pair) for pair in zip(at_forward, self._run_choleskys(), strict=True))
+        return any(not torch.equal(*pair) for pair in zip(at_forward, self._in_runs(choleskys), strict=True))
 
     def _warn_if_curvature_is_negative(self, batch: _Batch) -> None:
         """Looks at the first few batches only, because it waits for the device."""
@@ -522,7 +540,7 @@ class NaturalGradient(torch.optim.Optimizer):
     @torch.no_grad()
     def _follow_kernels(self) -> None:
         """Where the kernels have moved since the last step or forward, carry the posterior along."""
-        choleskys = self._run_choleskys()
+        choleskys = self._in_runs(self._strategy.inducing_choleskys())
         before = self._memory.setdefault("choleskys", choleskys)
         # Comparing waits for the device; in training the kernels move all the time.
         on_hot_path = self._strategy.training and choleskys[0].is_cuda
@@ -549,9 +567,9 @@ class NaturalGradient(torch.optim.Optimizer):
         kept = {name: memory[name] for name in ("block_roots", "directions") if memory.get(name) is not None}
         return posterior._replace(**kept)
 
-    def _run_choleskys(self) -> list[Tensor]:
+    def _in_runs(self, choleskys: list[Tensor]) -> list[Tensor]:
         """Cholesky factors of the prior of the inducing variables, for the runs of equal blocks of the distribution."""
-        by_group = self._strategy.inducing_choleskys()
+        by_group = [cholesky.detach() for cholesky in choleskys]
         if not isinstance(self._distribution, BlockLowRankPrecisionVariationalDistribution):
             return by_group
         runs = [list(run) for _, run in groupby(by_group, key=lambda cholesky: cholesky.shape[-1])]

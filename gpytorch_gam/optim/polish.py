@@ -26,7 +26,7 @@ from ._distributed import (
     step_together,
     take_distribution_of_first,
 )
-from ._likelihood_check import check_number_of_predictors
+from ._likelihood_check import check_number_of_predictors, unwrapped
 from ._mean_step import REACH, Posterior
 from ._natural_step import Family, exact_step
 from ._predictor_rows import positive_part
@@ -152,7 +152,7 @@ class _Polish:
         self._accepted = deepcopy(strategy._variational_distribution.state_dict())
         self._steps: _Steps = _DenseSteps(strategy, processes) if is_dense else _StreamedSteps(strategy, processes)
         # The Gaussian optimum does not depend on where the step starts.
-        self._is_closed_form = is_dense and isinstance(likelihood, GaussianLikelihood)
+        self._is_closed_form = is_dense and isinstance(unwrapped(likelihood), GaussianLikelihood)
 
     def run(self, max_passes: int, tolerance: float) -> list[float]:
         try:

@@ -401,18 +401,20 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
         return _Projection(weights, factors.shared_sign)
 
     @_without_autocast
-    def features(self, x: Tensor) -> Tensor:
+    def features(self, x: Tensor, choleskys: Sequence[Tensor] | None = None) -> Tensor:
         r"""
         Features :math:`\phi_c(\mathbf x) = L_c^{-1} k_c(Z_c, \mathbf x)` of all components, stacked.
 
         They hold Q numbers a row: training and prediction do without them.
 
         :param x: Inputs ``(*batch, n, D)``.
+        :param choleskys: :meth:`inducing_choleskys`, if they are known already.
         :return: ``(*batch, Q, n)``.
         """
+        choleskys = self.inducing_choleskys() if choleskys is None else choleskys
         parts = [
             group.features(x, cholesky).flatten(-3, -2)
-            for group, cholesky in zip(self.predictor.groups, self.inducing_choleskys(), strict=True)
+            for group, cholesky in zip(self.predictor.groups, choleskys, strict=True)
         ]
         batch = torch.broadcast_shapes(*(part.shape[:-2] for part in parts))
         return torch.cat([part.expand(*batch, *part.shape[-2:]) for part in parts], dim=-2)
@@ -514,19 +516,24 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
         if num_predictors == 1:
             return joint
         row_covariance = self.predictor_moments(x).covariance.expand(*joint.mean.shape, num_predictors)
-        return PredictorDistribution(joint.mean, joint.lazy_covariance_matrix, False, row_covariance)
+        return PredictorDistribution(
+            joint.mean, joint.lazy_covariance_matrix, interleaved=False, row_covariance=row_covariance
+        )
 
     @_without_autocast
-    def components(self, x: Tensor, names: Sequence[str] | str | None = None) -> ComponentPosterior:
+    def components(
+        self, x: Tensor, names: Sequence[str] | str | None = None, exclude: Sequence[str] | str | None = None
+    ) -> ComponentPosterior:
         """
         Joint posterior of the components at the rows of ``x``.
 
         :param x: Inputs ``(*batch, n, D)``.
         :param names: Which components; default all.
+        :param exclude: Components to leave out, instead of ``names``.
         :return: Means, variances, covariances and samples of the components, see :class:`ComponentPosterior`.
-        :raises ValueError: If a name is unknown.
+        :raises ValueError: If a name is unknown, or none is left.
         """
-        indices = self.predictor.component_indices(names)
+        indices = self.predictor.component_indices(names, exclude)
         self._prepare_call(x)
         return self._component_posterior(x, indices)
 
@@ -540,7 +547,11 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
 
     @torch.no_grad()
     def predict(
-        self, x: Tensor, components: Sequence[str] | str | bool = True, chunk_size: int | None = None
+        self,
+        x: Tensor,
+        components: Sequence[str] | str | bool = True,
+        chunk_size: int | None = None,
+        exclude: Sequence[str] | str | None = None,
     ) -> Prediction:
         """
         Means and variances of the predictor and of its components at any number of rows: memory beside that of the
@@ -550,10 +561,12 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
         :param components: Which components' moments to give: True for all, False for none, or names. They double the
             time or so.
         :param chunk_size: Rows whose projections exist at a time; by default so many that these take a few megabytes.
+        :param exclude: Components that the predictor is to be without, such as random effects.
         :raises ValueError: If a name is unknown, or ``chunk_size`` not positive.
         """
+        kept = self.predictor.component_indices(None, exclude)
         if isinstance(components, bool | np.bool_):
-            indices = self.predictor.component_indices(None) if components else []
+            indices = kept if components else []
         else:
             indices = self.predictor.component_indices(components)
         if chunk_size is not None and (isinstance(chunk_size, bool) or not isinstance(chunk_size, numbers.Integral)):
@@ -564,7 +577,7 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
             self.check_inputs(x)  # raises
         chunks = x.split(chunk_size or self._rows_at_a_time(x), dim=-2)
         with self._projection_held(x):
-            return joined((self._predict_rows(rows, indices) for rows in chunks), x.shape[-2])
+            return joined((self._predict_rows(rows, indices, kept) for rows in chunks), x.shape[-2])
 
     def _rows_at_a_time(self, x: Tensor) -> int:
         batch_shape = torch.broadcast_shapes(
@@ -585,19 +598,16 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
             self._held_projection = None
 
     @_without_autocast
-    def _predict_rows(self, x: Tensor, indices: list[int]) -> Prediction:
-        rows = x.to(self.predictor.device)
-        parts = self.components(rows) if indices else None
-        if parts is not None and self.predictor.num_predictors == 1:
-            mean, variance = parts.total()
-            moments = PredictorMoments(
-                (mean + self.predictor.prior_means(rows).squeeze(-2)).unsqueeze(-1), variance[..., None, None]
-            )
-        else:
+    def _predict_rows(self, x: Tensor, indices: list[int], kept: list[int]) -> Prediction:
+        rows, all_names = x.to(self.predictor.device), self.predictor.names
+        names = [all_names[index] for index in indices]
+        if not indices and len(kept) == len(all_names):
             self._prepare_call(rows)
-            moments = self.predictor_moments(rows)
-        names = [self.predictor.names[index] for index in indices]
-        return Prediction.from_moments(*moments, names, parts).to(x.device)
+            moments: PredictorMoments = self.predictor_moments(rows)
+            return Prediction.from_moments(*moments, names, None).to(x.device)
+        parts = self.components(rows)
+        moments = parts[[all_names[index] for index in kept]].predictor_moments()
+        return Prediction.from_moments(*moments, names, parts if names else None).to(x.device)
 
     # ------------------------------------------------------------------ calls
 

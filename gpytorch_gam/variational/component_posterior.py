@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+from gpytorch.distributions import MultivariateNormal
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
@@ -22,6 +23,7 @@ from ._centring import (
 )
 from ._posterior_covariance import covariance_in_rows, keep_positive
 from ._precision_algebra import split_groups
+from .row_moments import PredictorMoments, independent_rows
 
 if TYPE_CHECKING:
     from .additive_variational_strategy import AdditiveVariationalStrategy
@@ -239,6 +241,28 @@ class ComponentPosterior:
         mean, own, prior = (self._sum(part, -2) for part in (self.mean, self._own_variance, self._prior_variance))
         variance = own + self._sign * self._sum(self._shared, -3).square().sum(-2)
         return mean, keep_positive(variance, prior)
+
+    def predictor_moments(self) -> PredictorMoments:
+        """
+        Moments in each row of the predictors that consist of these components alone, mean module included.
+
+        :return: Mean ``(*batch, n, P)`` and covariance between predictors ``(*batch, n, P, P)``.
+        """
+        total = self.total()
+        predictor = self._strategy.predictor
+        mean, variance = total if predictor.num_predictors > 1 else (part.unsqueeze(-2) for part in total)
+        mean = mean + predictor.prior_means(self._x)
+        if predictor.num_predictors == 1:
+            return PredictorMoments(mean.mT, variance.mT.unsqueeze(-1))
+        return PredictorMoments(mean.mT, covariance_in_rows(variance, self._sum(self._shared, -3), self._sign))
+
+    @property
+    def distribution(self) -> MultivariateNormal:
+        """
+        The predictor that consists of these components alone, mean module included, with independent rows: what a
+        likelihood takes for predictions without the other components.
+        """
+        return independent_rows(self.predictor_moments())
 
     def _sum(self, parts: Tensor, dim: int) -> Tensor:
         """Sum over the components, for several predictors over those of each, which then stand in the same place."""

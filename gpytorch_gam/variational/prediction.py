@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
-from linear_operator.operators import BlockDiagLinearOperator, DenseLinearOperator, DiagLinearOperator
+from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
+
+from .row_moments import PredictorMoments, independent_rows
 
 if TYPE_CHECKING:
     from .component_posterior import ComponentPosterior
@@ -89,10 +90,9 @@ class Prediction:
     @property
     def distribution(self) -> MultivariateNormal:
         """The predictor with independent rows, which a likelihood takes: ``likelihood(prediction.distribution)``."""
-        if self.covariance is None:
-            return MultivariateNormal(self.mean, DiagLinearOperator(self.variance))
-        rows = BlockDiagLinearOperator(DenseLinearOperator(self.covariance), block_dim=-3)
-        return MultitaskMultivariateNormal(self.mean, rows, interleaved=True)
+        if self.covariance is not None:
+            return independent_rows(PredictorMoments(self.mean, self.covariance))
+        return independent_rows(PredictorMoments(self.mean.unsqueeze(-1), self.variance[..., None, None]))
 
     def component(self, name: str) -> tuple[Tensor, Tensor]:
         """

@@ -12,6 +12,7 @@ from linear_operator import LinearOperator, to_linear_operator
 from linear_operator.operators import (
     BlockDiagLinearOperator,
     BlockInterleavedLinearOperator,
+    DenseLinearOperator,
     DiagLinearOperator,
     ZeroLinearOperator,
 )
@@ -41,24 +42,35 @@ class PredictorDistribution(MultitaskMultivariateNormal):
     :param mean: ``(*batch, n, P)``.
     :param covariance_matrix: Of all predictors at all rows, ``(*batch, n P, n P)``, lazy or dense.
     :param interleaved: Whether its rows run over (row, predictor) or, if False, over (predictor, row).
-    :param row_covariance: The blocks of it that belong to single rows, ``(*batch, n, P, P)``.
+    :param row_covariance: The blocks of it that belong to single rows, ``(*batch, n, P, P)``; default: they are read
+        from the joint covariance when they are asked for, as in distributions that GPyTorch derives from this one.
     :raises ValueError: If the shape of ``row_covariance`` is another.
-
-    :ivar row_covariance: Covariance of the predictors within each row, ``(*batch, n, P, P)``.
     """
 
-    row_covariance: Tensor
-
     def __init__(
-        self, mean: Tensor, covariance_matrix: Tensor | LinearOperator, interleaved: bool, row_covariance: Tensor
+        self,
+        mean: Tensor,
+        covariance_matrix: Tensor | LinearOperator,
+        validate_args: bool = False,
+        interleaved: bool = True,
+        row_covariance: Tensor | None = None,
     ) -> None:
-        super().__init__(mean, covariance_matrix, interleaved=interleaved)
+        super().__init__(mean, covariance_matrix, validate_args=validate_args, interleaved=interleaved)
         expected = self._output_shape + self._output_shape[-1:]
-        if row_covariance.shape != expected:
+        if row_covariance is not None and row_covariance.shape != expected:
             raise ValueError(
                 f"row_covariance must be (*batch, n, P, P), here {tuple(expected)}, got {tuple(row_covariance.shape)}"
             )
-        self.row_covariance = row_covariance
+        self._row_covariance = row_covariance
+
+    @property
+    def row_covariance(self) -> Tensor:
+        """Covariance of the predictors within each row, ``(*batch, n, P, P)``."""
+        if self._row_covariance is None:
+            covariance = self.lazy_covariance_matrix
+            rows = _row_blocks(covariance, self._interleaved, *self._output_shape[-2:])
+            self._row_covariance = rows.expand(self._output_shape + self._output_shape[-1:])
+        return self._row_covariance
 
     @property
     def variance(self) -> Tensor:
@@ -88,8 +100,8 @@ class PredictorDistribution(MultitaskMultivariateNormal):
         return PredictorDistribution(
             self.mean.expand(*batch_shape, *self.mean.shape[-2:]),
             covariance.expand(*batch_shape, *covariance.shape[-2:]),
-            self._interleaved,
-            self.row_covariance.expand(*batch_shape, *self.row_covariance.shape[-3:]),
+            interleaved=self._interleaved,
+            row_covariance=self.row_covariance.expand(*batch_shape, *self.row_covariance.shape[-3:]),
         )
 
     def add_jitter(self, noise: float = 1e-4) -> PredictorDistribution:
@@ -100,7 +112,8 @@ class PredictorDistribution(MultitaskMultivariateNormal):
         """
         identity = torch.eye(self._output_shape[-1], dtype=self.mean.dtype, device=self.mean.device)
         covariance = self.lazy_covariance_matrix.add_jitter(noise)
-        return PredictorDistribution(self.mean, covariance, self._interleaved, self.row_covariance + noise * identity)
+        rows = self.row_covariance + noise * identity
+        return PredictorDistribution(self.mean, covariance, interleaved=self._interleaved, row_covariance=rows)
 
     def __add__(self, other: Any) -> MultitaskMultivariateNormal:
         if isinstance(other, MultitaskMultivariateNormal):
@@ -114,7 +127,10 @@ class PredictorDistribution(MultitaskMultivariateNormal):
         if not isinstance(other, numbers.Real):
             raise TypeError(f"can add a number or a MultitaskMultivariateNormal, got {type(other).__name__}")
         return PredictorDistribution(
-            self.mean + other, self.lazy_covariance_matrix, self._interleaved, self.row_covariance
+            self.mean + other,
+            self.lazy_covariance_matrix,
+            interleaved=self._interleaved,
+            row_covariance=self.row_covariance,
         )
 
     def __mul__(self, other: Any) -> PredictorDistribution:
@@ -122,8 +138,25 @@ class PredictorDistribution(MultitaskMultivariateNormal):
             raise TypeError(f"can multiply by a number only, got {type(other).__name__}")
         square = float(other) ** 2
         return PredictorDistribution(
-            self.mean * other, self.lazy_covariance_matrix * square, self._interleaved, self.row_covariance * square
+            self.mean * other,
+            self.lazy_covariance_matrix * square,
+            interleaved=self._interleaved,
+            row_covariance=self.row_covariance * square,
         )
+
+
+def independent_rows(moments: PredictorMoments) -> MultivariateNormal:
+    """
+    The distribution of predictors that are independent between rows.
+
+    :param moments: In each row.
+    :return: Over n rows; with several predictors a multitask one over n x P.
+    """
+    mean, covariance = moments
+    if mean.shape[-1] == 1:
+        return MultivariateNormal(mean.squeeze(-1), DiagLinearOperator(covariance.flatten(-3)))
+    rows = BlockDiagLinearOperator(DenseLinearOperator(covariance), block_dim=-3)
+    return MultitaskMultivariateNormal(mean, rows, interleaved=True)
 
 
 def row_moments(distribution: MultivariateNormal) -> PredictorMoments:

@@ -100,6 +100,12 @@ def sobol_indices(
     _validate_arguments(x, num_samples, level)
     predictor = strategy.predictor
     indices = predictor.component_indices(names)
+    if x.isnan().any():
+        missing = int(x.isnan().any(-1).sum())
+        raise ValueError(
+            f"x has NaN in {missing} of {x.shape[:-1].numel()} rows, where components vary for want of inputs and not "
+            "with them: leave these rows out"
+        )
     draws = strategy.components(x).sample(torch.Size([num_samples]))
     total = draws.total if predictor.num_predictors > 1 else draws.total.unsqueeze(-2)
     total = _deviations(total.double() + predictor.prior_means(x).double())  # (S, *batch, P, n)

@@ -8,7 +8,7 @@ import torch
 from gpytorch.kernels import LinearKernel, MaternKernel, PeriodicKernel, RBFKernel, RQKernel, ScaleKernel
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
-from gpytorch_gam.components import Levels, as_levels, constant, regular_grid
+from gpytorch_gam.components import Levels, as_levels, constant, factor, regular_grid
 from gpytorch_gam.kernels import CentredKernel, LevelKernel
 from gpytorch_gam.settings import fused_projection
 
@@ -290,3 +290,22 @@ def test_several_draws_of_batched_models_with_unseen_levels() -> None:
     assert draws.shape == (3000, 2, 1, 3)
     torch.testing.assert_close(draws[..., 0, 1].var(0), torch.tensor([1.0, 4.0]), rtol=0.15, atol=0)
     torch.testing.assert_close(model(x).variance[:, 1], torch.tensor([1.0, 4.0]))
+
+
+def test_a_state_with_other_levels_is_refused() -> None:
+    trained, other = factor(0, [-1.0, 0.0, 1.0]), factor(0, [5.0, 6.0, 7.0])
+    with pytest.raises(ValueError, match=r"levels \[-1, 0\] in column 0, but .* has \[5, 6, 7\]"):
+        other.load_state_dict(trained.state_dict())
+    assert other.inducing_points.flatten().tolist() == [5.0, 6.0]
+    factor(0, [-1.0, 0.0, 1.0]).load_state_dict(trained.state_dict())
+
+
+def test_gradients_of_torch_func_reach_through_a_model() -> None:
+    group = ComponentGroup(ScaleKernel(RQKernel()), [[0]], torch.linspace(0, 1, 4).reshape(4, 1))
+    model = AdditiveGP(AdditivePredictor(group), rank=2).double().train()
+    x = torch.rand(3, 5, 1).double()
+    model(x)  # initialises the posterior
+    found = torch.func.grad(lambda rows: model(rows).variance.sum())(x)
+    rows = x.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(model(rows).variance.sum(), rows)
+    torch.testing.assert_close(found, expected)

@@ -283,3 +283,14 @@ def test_a_discretised_fit_of_levels_is_the_fit_of_the_data() -> None:
     scale, noise = group.kernel.outputscale, likelihood.noise
     torch.testing.assert_close(model(x[:3]).mean, means * scale / (scale + noise / 20), rtol=1e-6, atol=1e-6)
     assert model(torch.tensor([[9.0]]).double()).mean.abs().item() == 0
+
+
+def test_repeated_levels_point_to_from_values() -> None:
+    with pytest.raises(ValueError, match=r"got \[1\] more than once; .* Levels.from_values\(column\)"):
+        as_levels([1, 2, 1])
+
+
+def test_fractions_in_single_precision_have_short_labels() -> None:
+    levels = Levels.from_values(torch.tensor([0.1, 0.25]))
+    assert levels.labels == ("0.1", "0.25")
+    assert levels.encode(torch.tensor([0.25, 0.1])).tolist() == [0.25, 0.1]

@@ -296,7 +296,7 @@ def test_a_factor_hardly_shrinks_differences_of_levels() -> None:
     found = components(model, 0.0, codes(SITES), names="x1").mean[0]
     means = torch.stack([y[x[:, 1] == code].mean() for code in SITES.codes])
     torch.testing.assert_close(found, means - means.mean(), rtol=1e-3, atol=1e-3)
-    assert model.predictor.groups[0].kernel.outputscale.item() == pytest.approx(100.0)
+    assert model.predictor.groups[0].kernel.outputscale.item() == pytest.approx(25.0)
 
 
 def test_ordinal_effects_are_those_of_a_dense_prior_and_smooth_over_a_level_with_few_rows() -> None:

@@ -8,10 +8,11 @@ import gpytorch
 import pytest
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
+from torch.utils.data import DataLoader
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
 from gpytorch_gam.components import regular_grid
-from gpytorch_gam.data import drop_missing
+from gpytorch_gam.data import RowDataset, drop_missing
 
 NAN = float("nan")
 
@@ -59,7 +60,7 @@ ERRORS = {
     r"beside 3 rows of x, got \(\)": (torch.rand(3, 1), torch.tensor(1.0)),
     r"beside 3 rows of x, got \(3, 1, 1\)": (torch.rand(3, 1), torch.rand(3, 1, 1)),
     r"x must have shape \(n, D\), got \(3,\)": (torch.rand(3), torch.rand(3)),
-    "no row is left: y is missing in 0 of 0 rows": (torch.rand(0, 1), torch.rand(0)),
+    "no row is left: x has no rows": (torch.rand(0, 1), torch.rand(0)),
 }
 
 
@@ -92,3 +93,21 @@ def test_the_bound_is_that_of_the_rows_that_are_left() -> None:
             likelihood.expected_log_prob(y[rows], model(x[rows])).sum() - model.variational_strategy.kl_divergence()
         )
     torch.testing.assert_close(bound, expected)
+
+
+def test_arguments_that_could_not_be_dropped_along_are_refused() -> None:
+    x, y = torch.rand(3, 1), torch.tensor([1.0, float("nan"), 2.0])
+    with pytest.raises(TypeError, match=r"w must be a torch\.Tensor or a number, got list"):
+        drop_missing(x, y, w=[1.0, 2.0, 3.0])
+    with pytest.raises(ValueError, match="no row is left: x has no rows"):
+        drop_missing(x[:0], y[:0])
+    with pytest.raises(TypeError, match=r"w must be a tensor with one row for each row of the data, got 3\.0"):
+        RowDataset(x, y, w=3.0)
+
+
+def test_row_datasets_make_batches_of_triples() -> None:
+    x, y, exposure = torch.rand(5, 2), torch.arange(5.0), torch.arange(5.0) + 1
+    loader = DataLoader(RowDataset(x, y, exposure=exposure), batch_size=3)
+    (first_x, first_y, row_parameters), _ = loader
+    assert torch.equal(first_x, x[:3]) and torch.equal(first_y, y[:3])
+    assert torch.equal(row_parameters["exposure"], exposure[:3])

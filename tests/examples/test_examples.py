@@ -131,6 +131,61 @@ def test_bounds_of_the_real_data_example_stay_below_the_collapsed_bound(run):
     assert all(numbers[family]["nats_below_optimum"] > -1.0 for family in ("block_low_rank", "mean_field"))
 
 
+@pytest.mark.parametrize("name", ["distributional", "mixed_effects"])
+def test_example_of_terms_and_likelihoods_writes_numbers_and_a_figure(run, name):
+    result = run(name)
+    assert all(math.isfinite(number) for number in _numbers(result.numbers))
+    image = matplotlib.image.imread(result.folder / "out" / f"{name}.png")
+    assert 0.02 < (image[..., :3].min(-1) < 0.95).mean() < 0.6
+    assert f"{name}.png" in result.printed
+
+
+def test_location_scale_model_is_calibrated_where_constant_noise_is_not(run):
+    numbers = run("distributional").numbers["simulated"]
+    assert numbers["rows"] == 600
+    assert numbers["gain"]["mean"] > 0.3  # .41 at the truth
+    # Ten times less data than it takes for errors of three points; constant noise is off by twenty.
+    assert max(abs(share - 0.8) for share in numbers["location_scale"]["coverage_by_decile"]) < 0.15
+    assert max(abs(share - 0.8) for share in numbers["constant_noise"]["coverage_by_decile"]) > 0.15
+    assert set(numbers["effects"]) == {"mean", "log_sd"}
+    assert all(effect["rmse"] < 0.2 for effect in numbers["effects"].values())  # amplitudes are 1
+
+
+def test_distributional_example_reads_real_data_and_says_which_file_is_missing(tmp_path):
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
+    command = [sys.executable, str(ROOT / "examples" / "distributional.py"), "--quick", "--data", "."]
+
+    def start():
+        options = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True, "timeout": 300}
+        return subprocess.run([*command, "--json", "numbers.json"], **options)
+
+    rows = [f"{1 + row / 4},{row % 7}" for row in range(60)]
+    (tmp_path / "head_circumference.csv").write_text("\n".join(["age,head", *rows]))
+    result = start()
+    assert result.returncode == 1 and "there is no file mcycle.csv" in result.stderr
+    (tmp_path / "mcycle.csv").write_text("\n".join(["times,accel", *rows, "3.0,"]))  # one response is missing
+    result = start()
+    assert result.returncode == 0, result.stderr
+    numbers = json.loads((tmp_path / "numbers.json").read_text())
+    for name in ("head circumference", "motorcycle"):
+        assert numbers[name]["rows"] == numbers[name]["held_out_rows"] == 60
+        assert name in result.stdout
+
+
+def test_mixed_effects_example_shrinks_small_groups_and_knows_new_ones(run):
+    numbers = run("mixed_effects").numbers
+    assert numbers["rows"] == {"plants": 30, "fewest": 1, "most": 60, "all": 449}
+    small = numbers["known_plants"]["1 to 3 rows"]
+    assert small["intercepts"] < small["mean_residuals"]
+    for scores in numbers["known_plants"].values():
+        assert scores["model"] < min(scores["common_curve"], scores["shifted_curve"])
+    for deviation in numbers["deviations"].values():
+        assert deviation["low"] < deviation["true"] < deviation["high"]
+    assert numbers["new_plant"]["distance_from_common_curve"] < 1e-9
+    assert 0.9 < numbers["new_plant"]["coverage_95"] < 0.99
+
+
 def test_reloaded_model_of_the_training_loop_predicts_the_same(run):
     numbers = run("training_loop").numbers
     assert numbers["low_rank"]["reload_difference"] == numbers["block_low_rank"]["reload_difference"] == 0.0

@@ -87,6 +87,52 @@ def test_several_predictors() -> None:
     torch.testing.assert_close(prediction.distribution.covariance_matrix, torch.block_diag(*moments.covariance))
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_components_can_be_left_out(family: str) -> None:
+    model, x = make_model(family), torch.rand(9, 3).double()
+    kept = ["x0", "x1*x2"]
+    prediction = model.predict(x, chunk_size=4, exclude=["x0:x1", "constant"])
+    mean, variance = model.components(x, kept).total()
+    torch.testing.assert_close(prediction.mean, mean + model.predictor.prior_means(x).squeeze(-2))
+    torch.testing.assert_close(prediction.variance, variance)
+    assert prediction.names == tuple(kept)
+    bare = model.predict(x, components=False, exclude=["x0:x1", "constant"])
+    torch.testing.assert_close(bare.variance, variance)
+    parts = model.components(x, exclude=["x0:x1", "constant"])
+    assert parts.names == tuple(kept)
+    torch.testing.assert_close(parts.distribution.mean, prediction.mean)
+    torch.testing.assert_close(parts.distribution.variance, prediction.variance)
+    torch.testing.assert_close(model.components(x).distribution.variance, model(x).variance)
+    for arguments, message in (
+        ({"exclude": "x9"}, "unknown components"),
+        ({"names": "x0", "exclude": "x1*x2"}, "not both"),
+        ({"exclude": list(model.predictor.names)}, "exclude leaves none"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model.components(x, **arguments)
+
+
+def test_components_of_several_predictors_make_joint_distributions() -> None:
+    groups = [
+        ComponentGroup(ScaleKernel(RBFKernel()), [[c]], regular_grid(0.0, 1.0, 4), predictor=p, names=[f"f{p}{c}"])
+        for p in range(2)
+        for c in range(2)
+    ]
+    model = AdditiveGP(AdditivePredictor(*groups), rank=3).double().eval()
+    model(torch.rand(1, 2).double())
+    for parameter in model.variational_parameters():
+        parameter.data.add_(0.5 * torch.rand_like(parameter))
+    x = torch.rand(5, 2).double()
+    parts = model.components(x, exclude="f01")
+    cross = parts.cross_covariance()  # n x 3 x 3
+    owner = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]]).double()
+    moments = parts.predictor_moments()
+    torch.testing.assert_close(moments.covariance, owner.mT @ cross @ owner)
+    torch.testing.assert_close(moments.mean, parts.mean.mT @ owner)
+    torch.testing.assert_close(parts.distribution.covariance_matrix, torch.block_diag(*moments.covariance))
+    torch.testing.assert_close(model.predict(x, exclude="f01").covariance, moments.covariance)
+
+
 def test_other_strategies_predict() -> None:
     x = torch.rand(12, 2).double()
     predictor = AdditivePredictor(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 
+import gpytorch
 import pytest
 import torch
 from gpytorch.distributions import Delta, MultitaskMultivariateNormal, MultivariateNormal
@@ -36,7 +37,7 @@ def predictor_distribution(batch_shape: tuple[int, ...], interleaved: bool = Fal
     mean, covariance = joint(batch_shape)
     rows = blocks(covariance, 4, 3)
     order = covariance if interleaved else by_predictor(covariance, 4, 3)
-    return PredictorDistribution(mean, order, interleaved, rows)
+    return PredictorDistribution(mean, order, interleaved=interleaved, row_covariance=rows)
 
 
 @pytest.mark.parametrize("batch_shape", BATCH_SHAPES)
@@ -144,14 +145,14 @@ def test_copies_and_pickles() -> None:
 
 def test_variances_are_not_below_gpytorchs_least() -> None:
     rows = torch.zeros(4, 2, 2)
-    dist = PredictorDistribution(torch.zeros(4, 2), BlockDiagLinearOperator(rows, block_dim=-3), True, rows)
+    dist = PredictorDistribution(torch.zeros(4, 2), BlockDiagLinearOperator(rows, block_dim=-3), row_covariance=rows)
     assert (dist.variance > 0).all()
 
 
 def test_another_shape_of_the_row_covariance_is_an_error() -> None:
     mean, covariance = joint(())
     with pytest.raises(ValueError, match=r"row_covariance must be .*\(4, 3, 3\), got \(3, 4, 4\)"):
-        PredictorDistribution(mean, covariance, True, blocks(covariance, 3, 4))
+        PredictorDistribution(mean, covariance, row_covariance=blocks(covariance, 3, 4))
 
 
 @pytest.mark.parametrize("family", reference.FAMILIES)
@@ -162,3 +163,12 @@ def test_rows_of_a_model_in_train_and_eval_mode(family: str) -> None:
     for is_training in (True, False):
         moments = row_moments(model.train(is_training)(x))
         torch.testing.assert_close(moments.covariance.detach(), reference.tensor(expected), atol=1e-8, rtol=1e-8)
+
+
+def test_gpytorch_makes_distributions_of_the_same_class_and_multitask_likelihoods_predict() -> None:
+    distribution = predictor_distribution((), interleaved=False)
+    derived = distribution.__class__(distribution.mean, distribution.lazy_covariance_matrix, interleaved=False)
+    torch.testing.assert_close(derived.row_covariance, distribution.row_covariance)
+    likelihood = gpytorch.likelihoods.MultitaskGaussianLikelihood(num_tasks=distribution.mean.shape[-1]).double()
+    noisy = likelihood.eval()(distribution)
+    assert (noisy.variance > distribution.variance).all()

@@ -13,7 +13,7 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from torch import Tensor
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
-from gpytorch_gam.components import constant, regular_grid
+from gpytorch_gam.components import constant, regular_grid, smooth
 from gpytorch_gam.kernels import ANOVAKernel, Uniform
 from gpytorch_gam.mlls import CollapsedELBO
 from gpytorch_gam.variational.sobol_indices import SobolIndices, sobol_indices
@@ -212,3 +212,10 @@ def test_errors_name_what_is_wrong() -> None:
         sobol_indices(model, x[:1])
     with pytest.raises(ValueError, match=r"x must be a torch\.Tensor"):
         sobol_indices(model, [1.0])
+
+
+def test_rows_with_missing_inputs_are_refused() -> None:
+    model = AdditiveGP(AdditivePredictor(smooth(0, low=0.0, high=1.0, missing="marginal")), rank=2).eval()
+    x = torch.tensor([[0.1], [float("nan")], [0.9]])
+    with pytest.raises(ValueError, match="x has NaN in 1 of 3 rows"):
+        sobol_indices(model, x)
