@@ -256,7 +256,7 @@ def test_variances_are_initial_values_and_that_of_a_factor_is_fixed() -> None:
     codes = torch.arange(3.0).unsqueeze(-1)
     torch.testing.assert_close(group.prior_variance(codes), torch.full((1, 3), 7.0))
     default = factor(0, 3).prior_covariance(codes).to_dense()
-    torch.testing.assert_close(default, 150 * (torch.eye(3) - 1 / 3).unsqueeze(0))
+    torch.testing.assert_close(default, 37.5 * (torch.eye(3) - 1 / 3).unsqueeze(0))
 
 
 def test_two_levels_are_enough_for_terms_that_sum_to_zero() -> None:
