@@ -101,6 +101,16 @@ class AdditivePredictor(gpytorch.Module):
             raise ValueError(f"predictor must be an integer from 0 to {self.num_predictors - 1}, got {predictor!r}")
         return tuple(name for group in self.groups if group.predictor == predictor for name in group.names)
 
+    def group_of(self, name: str) -> ComponentGroup:
+        """
+        The group that a component belongs to, with its kernel: ``group_of("site").kernel.outputscale``.
+
+        :param name: Of the component.
+        :raises ValueError: If it is unknown.
+        """
+        self.component_indices(name)
+        return next(group for group in self.groups if name in group.names)
+
     @property
     def num_components(self) -> int:
         """Number of components :math:`C`."""

@@ -78,8 +78,7 @@ class _PrecisionVariationalDistribution(_VariationalDistribution):
 
         :param excess: What the target has beyond the identity, ``(*batch, Q, Q)``.
         """
-        enough = self.sufficient_rank(excess)
-        self.resize(max(enough, self.rank) if self._rank_is_settled else enough)
+        self.resize(self.sufficient_rank(excess, self.rank if self._rank_is_settled else 1))
         self._rank_is_settled = True
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any, **kwargs: Any) -> None:
@@ -90,11 +89,12 @@ class _PrecisionVariationalDistribution(_VariationalDistribution):
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     @abstractmethod
-    def sufficient_rank(self, excess: Tensor) -> int:
+    def sufficient_rank(self, excess: Tensor, least: int = 1) -> int:
         """
         The rank that loses at most ``rank_tolerance`` nats.
 
         :param excess: What the optimal precision has beyond the identity, ``(*batch, Q, Q)``.
+        :param least: The smallest rank that is wanted.
         """
 
     @abstractmethod

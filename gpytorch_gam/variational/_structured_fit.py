@@ -194,23 +194,27 @@ def relative_divergence(
     return 0.5 * (trace + logdet)
 
 
-def rank_for_tolerance(excess: Tensor, shapes: Sequence[tuple[int, int]] | None, tolerance: float) -> int:
+def rank_for_tolerance(
+    excess: Tensor, shapes: Sequence[tuple[int, int]] | None, tolerance: float, least: int = 1
+) -> int:
     r"""
     The smallest rank (of a few candidates) that loses at most so much against the optimum.
 
     :param excess: :math:`G`, ``(*batch, Q, Q)``.
     :param shapes: ``(count, size)`` of each run of equal blocks; None for the low-rank family.
     :param tolerance: Nats.
+    :param least: Smaller ranks are not wanted.
     """
     size = excess.shape[-1]
     if shapes is None:
         values = torch.linalg.eigvalsh(excess).clamp_min(0)
         lost = 0.5 * (values - values.log1p()).cumsum(-1)  # of the smallest eigenvalues
-        return max(1, size - int((lost <= tolerance).sum(-1).min()))
+        return max(least, size - int((lost <= tolerance).sum(-1).min()))
     optimum = 0.5 * torch.linalg.slogdet(add_identity(excess)).logabsdet
     targets = diagonal_blocks(excess, shapes)
     fit = _Fit(excess[..., :0], targets, relative_divergence(excess, targets, None, targets))
-    for rank in candidate_ranks(size):
+    candidates = candidate_ranks(size)
+    for rank in candidates if least <= candidates[0] else [least, *(rank for rank in candidates if rank > least)]:
         # Blocks only shrink as the rank grows: each fit goes on from the last.
         start = fit._replace(factor=torch.zeros_like(excess[..., :rank]))
         fit = _iterated(excess, shapes, targets, start, rank, _NUM_ROUNDS)

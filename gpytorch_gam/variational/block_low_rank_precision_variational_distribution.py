@@ -92,13 +92,14 @@ class BlockLowRankPrecisionVariationalDistribution(_PrecisionVariationalDistribu
             start += count
         return parts
 
-    def sufficient_rank(self, excess: Tensor) -> int:
+    def sufficient_rank(self, excess: Tensor, least: int = 1) -> int:
         """
         The smallest of a few ranks whose fit loses at most ``rank_tolerance`` nats. Cost :math:`O(Q^3)` for each.
 
         :param excess: :math:`G`, ``(*batch, Q, Q)``.
+        :param least: The smallest rank that is wanted.
         """
-        return rank_for_tolerance(excess, self.runs, self.rank_tolerance or 1.0)
+        return rank_for_tolerance(excess, self.runs, self.rank_tolerance or 1.0, least)
 
     def _fit_excess(self, excess: Tensor) -> None:
         # Reproduces the diagonal blocks (unless block_rank restricts them), so it is never worse than mean-field.

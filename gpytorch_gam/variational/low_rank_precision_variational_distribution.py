@@ -68,14 +68,15 @@ class LowRankPrecisionVariationalDistribution(_PrecisionVariationalDistribution)
         super().__init__(num_inducing_points, batch_shape, mean_init_std, init_scale)
         self._register_precision_factor(rank, _INITIAL_RANK, rank_tolerance)
 
-    def sufficient_rank(self, excess: Tensor) -> int:
+    def sufficient_rank(self, excess: Tensor, least: int = 1) -> int:
         r"""
         The rank that loses at most ``rank_tolerance`` nats: :math:`\tfrac12 \sum_{i > R} (g_i - \log(1 + g_i))` over
         the eigenvalues of G.
 
         :param excess: :math:`G`, ``(*batch, Q, Q)``.
+        :param least: The smallest rank that is wanted.
         """
-        return rank_for_tolerance(excess, None, self.rank_tolerance or 0.1)
+        return rank_for_tolerance(excess, None, self.rank_tolerance or 0.1, least)
 
     def block_factors(self, group_shapes: Sequence[tuple[int, int]] | None = None) -> list[Tensor] | None:
         """None: outside the low-rank term the precision is the prior's."""

@@ -32,6 +32,10 @@ def test_sizes_names_and_slices() -> None:
     assert (predictor.num_components, predictor.num_inducing_total, predictor.num_predictors) == (5, 23, 1)
     assert predictor.inducing_slices["x0:x2"] == slice(15, 22)
     assert predictor.component_indices(["constant", "x1"]) == [4, 1]
+    assert predictor.component_indices(None, exclude=["constant", "x1"]) == [0, 2, 3]
+    assert predictor.group_of("x0:x2") is predictor.groups[1]
+    with pytest.raises(ValueError, match=r"unknown components \['x9'\]"):
+        predictor.group_of("x9")
 
 
 def test_prior_is_the_sum_of_the_components_plus_the_mean() -> None:

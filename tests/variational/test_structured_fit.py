@@ -192,3 +192,13 @@ def test_an_automatic_rank_keeps_its_promise(tolerance: float, seed: int) -> Non
     rank = rank_for_tolerance(excess, None, tolerance)
     assert truncation_gap(excess, rank) <= tolerance
     assert rank == 1 or truncation_gap(excess, rank - 1) > tolerance
+
+
+def test_an_automatic_rank_starts_from_the_least_one() -> None:
+    sizes, excess = random_blocks(torch.Generator().manual_seed(0))
+    shapes = [(1, size) for size in sizes]
+    for blocks in (shapes, None):
+        enough = rank_for_tolerance(excess, blocks, 1.0)
+        assert rank_for_tolerance(excess, blocks, 1.0, least=enough) == enough
+        assert rank_for_tolerance(excess, blocks, 1.0, least=enough + 1) == enough + 1
+        assert rank_for_tolerance(excess, blocks, 1.0, least=2) >= 2
