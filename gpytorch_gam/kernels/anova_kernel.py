@@ -484,6 +484,9 @@ def _deviation(kernel: Kernel, difference: Tensor, num_data_dims: int) -> Tensor
         alpha = kernel.alpha.double()
         squared = (flat / kernel.lengthscale.double().squeeze(-1)).square()
         deviation = torch.expm1(-alpha * torch.log1p(squared / (2 * alpha)))
+    elif isinstance(kernel, PeriodicKernel) and type(kernel).forward is PeriodicKernel.forward:
+        phase = math.pi * flat / kernel.period_length.double().squeeze(-1)
+        deviation = torch.expm1(-2 * phase.sin().square() / kernel.lengthscale.double().squeeze(-1))
     else:
         # As pairs with the origin, on the diagonal: a kernel matrix would come from an expanded square, with errors
         # of 1e-8.

@@ -11,12 +11,25 @@ import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup, settings
-from gpytorch_gam.components import constant, regular_grid
+from gpytorch_gam.components import (
+    constant,
+    cyclic,
+    factor,
+    factor_smooth,
+    interaction,
+    linear,
+    ordinal,
+    random_effect,
+    regular_grid,
+    smooth,
+    spatial,
+)
 from gpytorch_gam.components._fused_projection import BlockwiseProjection
 from gpytorch_gam.components._triton_projection import TritonProjection
 from gpytorch_gam.kernels import ANOVAKernel
 from gpytorch_gam.kernels._separable_form import Factor, LocalShape
 from gpytorch_gam.kernels.measures import Uniform
+from gpytorch_gam.likelihoods import GaussianLocationScaleLikelihood, PoissonLikelihood
 from gpytorch_gam.models.additive_gp import FAMILIES
 from gpytorch_gam.optim import NaturalGradient, fit, polish
 from tests.components.projection_cases import assert_agrees, converted, evaluate, make_inputs
@@ -96,6 +109,48 @@ def test_natural_gradients_on_the_gpu_equal_those_on_the_cpu(family: str) -> Non
     on_gpu = copy.deepcopy(model).cuda()
     expected, actual = train_naturally(model, x, y), train_naturally(on_gpu, x.cuda(), y.cuda())
     assert actual == pytest.approx(expected, rel=1e-3)
+
+
+def make_terms(predictor: int = 0) -> tuple[ComponentGroup, ...]:
+    x, levels = torch.rand(50, 2), {"levels": 3, "predictor": predictor}
+    ends = {"low": 0.0, "high": 1.0, "predictor": predictor}
+    return (
+        smooth(0, **ends, missing="marginal"),
+        smooth(0, **ends, by=2, levels=3),
+        cyclic(1, period=1.0, predictor=predictor),
+        linear(1, centre=0.5, scale=0.3, names=f"line{predictor}", predictor=predictor),
+        spatial((0, 1), x, num_inducing=9, predictor=predictor),
+        random_effect(2, **levels, names=f"random{predictor}"),
+        factor(2, **levels, names=f"fixed{predictor}"),
+        ordinal(2, **levels, names=f"ordered{predictor}"),
+        factor_smooth(0, 2, num_inducing=4, low=0.0, high=1.0, **levels, names=f"curves{predictor}"),
+        interaction(0, 2, num_inducing=4, low=0.0, high=1.0, **levels),
+        constant(predictor=predictor),
+    )
+
+
+@pytest.mark.parametrize("num_predictors", [1, 2])
+def test_terms_and_likelihoods_on_the_gpu_equal_those_on_the_cpu(num_predictors: int) -> None:
+    torch.manual_seed(0)
+    groups = [group for index in range(num_predictors) for group in make_terms(index)]
+    model = AdditiveGP(AdditivePredictor(*groups), rank=6).double()
+    likelihood = PoissonLikelihood() if num_predictors == 1 else GaussianLocationScaleLikelihood()
+    x = torch.cat([torch.rand(200, 2), torch.randint(0, 3, (200, 1))], dim=-1).double()
+    x[:20, 0] = float("nan") if num_predictors == 1 else 0.5
+    y = torch.poisson(torch.ones(200).double())
+    if num_predictors == 1:  # only the first smooth takes missing values
+        model = AdditiveGP(AdditivePredictor(groups[0], *groups[2:4], *groups[5:8], groups[-1]), rank=6).double()
+    weights = torch.rand(200).double()
+    model.variational_strategy._initialize_once()
+    on_gpu, likelihood_on_gpu = copy.deepcopy(model).cuda(), copy.deepcopy(likelihood).cuda()
+    expected = polish(model, likelihood, [(x, y, {"weights": weights})], max_passes=5)
+    actual = polish(on_gpu, likelihood_on_gpu, [(x.cuda(), y.cuda(), {"weights": weights.cuda()})], max_passes=5)
+    assert actual == pytest.approx(expected, rel=1e-4)
+    cpu, gpu = model.predict(x), on_gpu.predict(x.cuda())
+    torch.testing.assert_close(gpu.mean.cpu(), cpu.mean, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(gpu.component_variance.cpu(), cpu.component_variance, rtol=1e-3, atol=1e-3)
+    with pytest.raises(ValueError, match="is none of its levels"):
+        on_gpu.predict(x.cuda().index_fill(1, torch.tensor([2], device="cuda"), 7.0))
 
 
 @pytest.mark.parametrize("dense_limit", [0, 1024])

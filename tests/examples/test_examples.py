@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FAMILY_KEYS = {
     "real_data": {"elbo", "nats_below_optimum", "rmse", "negative_log_density", "coverage_90", "noise_stddev"},
     "training_loop": {"elbo", "accuracy", "negative_log_density", "reload_difference"},
+    "counts": {"elbo", "negative_log_density", "residual_variance", "coverage_80", "zeros", "log_rate"},
 }
 EXPECTED = {
     "real_data": {
@@ -29,6 +30,12 @@ EXPECTED = {
         "baseline": "true_probability",
         "rows": {"train": 1000, "test": 2000},
         "effects": ["x0", "x1", "x2", "x3"],
+    },
+    "counts": {
+        "families": ["poisson", "negative_binomial"],
+        "baseline": "truth",
+        "rows": {"train": 816, "test": 192},
+        "effects": ["hour, working day", "hour, weekend", "weekday", "temperature"],
     },
 }
 
@@ -189,3 +196,50 @@ def test_mixed_effects_example_shrinks_small_groups_and_knows_new_ones(run):
 def test_reloaded_model_of_the_training_loop_predicts_the_same(run):
     numbers = run("training_loop").numbers
     assert numbers["low_rank"]["reload_difference"] == numbers["block_low_rank"]["reload_difference"] == 0.0
+
+
+def test_negative_binomial_model_of_the_counts_is_calibrated_where_the_poisson_model_is_not(run):
+    numbers = run("counts").numbers
+    poisson, found, truth = (numbers[name] for name in ("poisson", "negative_binomial", "truth"))
+    assert poisson["coverage_80"] < 0.6 < found["coverage_80"] < 0.9
+    assert found["residual_variance"] < 2 < 10 < poisson["residual_variance"]
+    assert truth["negative_log_density"] < found["negative_log_density"] < truth["negative_log_density"] + 0.5
+    assert poisson["negative_log_density"] > truth["negative_log_density"] + 2
+    assert found["log_rate"]["coverage_95"] > 0.7 > poisson["log_rate"]["coverage_95"]
+    assert found["effects"]["hour, working day"]["rmse"] < 0.25  # of an effect from -1.7 to 1.7
+
+
+def test_counts_example_reads_real_data_and_says_which_files_are_missing(tmp_path):
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
+    command = [sys.executable, str(ROOT / "examples" / "counts.py"), "--quick", "--data", ".", "--json", "numbers.json"]
+
+    def start():
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+
+    result = start()
+    assert result.returncode == 1 and "nothing to fit" in result.stderr
+    assert "bicycles.csv is not there" in result.stdout and "chicago.csv is not there" in result.stdout
+
+    # A station without a thermometer, and days of which it lists 16 hours: the other eight are zeros.
+    lines = ["station_name,date,time,count,average_temperature"]
+    for day in range(60):
+        date = f"2019-{3 + day // 28:02d}-{1 + day % 28:02d}"
+        lines += [f"A,{date},{h:02d}:00:00-{h + 1:02d}:00:00,{1 + (h * day) % 9},{day % 11}" for h in range(24)]
+        lines += [f"B,{date},{h:02d}:00:00-{h + 1:02d}:00:00,{1 + (h + day) % 5},0.0" for h in range(6, 22)]
+    (tmp_path / "bicycles.csv").write_text("\n".join(lines))
+    # The air quality of every eighth day is missing, of every second that --quick takes.
+    days = [
+        f"{95 + day * 7 % 40},{'' if day % 8 == 0 else day % 13 - 6},{day - 100}.5,{day % 50}" for day in range(200)
+    ]
+    (tmp_path / "chicago.csv").write_text("\n".join(["death,pm10median,time,tmpd", *days]))
+    result = start()
+    assert result.returncode == 0, result.stderr
+    assert "2400 counts listed; 480 hours" in result.stdout and "missing in 0 rows" in result.stdout
+    assert "keeps 25 of 50 days" in result.stdout
+    numbers = json.loads((tmp_path / "numbers.json").read_text())
+    assert numbers["bicycles"]["rows"] == {"train": 6 * 48, "test": 48}
+    assert numbers["chicago"]["rows"] == {"train": 40, "test": 10}
+    assert all(math.isfinite(number) for number in _numbers(numbers))
+    for name in ("counts_bicycles.png", "counts_chicago.png"):
+        assert (tmp_path / "out" / name).stat().st_size > 10000

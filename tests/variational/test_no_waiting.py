@@ -13,8 +13,19 @@ from gpytorch.kernels import Kernel, MaternKernel, PeriodicKernel, RBFKernel, Sc
 from linear_operator.operators import DiagLinearOperator
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
-from gpytorch_gam.components import constant, regular_grid
+from gpytorch_gam.components import (
+    constant,
+    cyclic,
+    factor,
+    linear,
+    ordinal,
+    random_effect,
+    regular_grid,
+    smooth,
+    tensor,
+)
 from gpytorch_gam.kernels import ANOVAKernel, Empirical, Normal, Uniform
+from gpytorch_gam.likelihoods import GaussianLocationScaleLikelihood, NegativeBinomialLikelihood, PoissonLikelihood
 from gpytorch_gam.models.additive_gp import FAMILIES
 from gpytorch_gam.settings import fused_projection
 from gpytorch_gam.variational._marginal_normal import MarginalNormal
@@ -57,6 +68,40 @@ def test_a_step_reads_nothing_back(family: str, kernel: str) -> None:
     with fused_projection("auto"):
         loss = step(objective)
     assert loss.device.type == "meta"
+    assert all(parameter.grad is not None for parameter in objective.parameters())
+
+
+def test_terms_and_likelihoods_of_counts_read_nothing_back() -> None:
+    bounds = {"low": 0.0, "high": 1.0}
+    predictor = AdditivePredictor(
+        smooth(0, **bounds, missing="marginal"),
+        smooth(0, **bounds, by=2, levels=2),
+        tensor((0, 1), **bounds),
+        cyclic(1, period=1.0),
+        linear(1, centre=0.5, scale=0.3, names="line"),
+        random_effect(2, 2, names="random"),
+        factor(2, 2, names="fixed"),
+        ordinal(2, 2, names="ordered"),
+        constant(),
+    )
+    model = AdditiveGP(predictor, rank=3)
+    model.variational_strategy._initialize_once()
+    for likelihood in (PoissonLikelihood(), NegativeBinomialLikelihood()):
+        objective = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=100).train().to("meta")
+        x, y, exposure = (torch.empty(*shape, device="meta") for shape in ((20, 3), (20,), (20,)))
+        with gpytorch.settings.debug(False):
+            objective(model(x), y, exposure=exposure, weights=exposure).backward()
+        assert all(p.grad is not None for p in objective.parameters() if p.requires_grad)
+        objective.zero_grad()
+
+
+def test_several_predictors_read_nothing_back() -> None:
+    groups = [smooth(0, low=0.0, high=1.0, predictor=p) for p in range(2)]
+    model, likelihood = AdditiveGP(AdditivePredictor(*groups), rank=3), GaussianLocationScaleLikelihood()
+    model.variational_strategy._initialize_once()
+    objective = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=100).train().to("meta")
+    with gpytorch.settings.debug(False):
+        objective(model(torch.empty(20, 1, device="meta")), torch.empty(20, device="meta")).backward()
     assert all(parameter.grad is not None for parameter in objective.parameters())
 
 
