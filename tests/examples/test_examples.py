@@ -235,10 +235,10 @@ def test_counts_example_reads_real_data_and_says_which_files_are_missing(tmp_pat
     (tmp_path / "chicago.csv").write_text("\n".join(["death,pm10median,time,tmpd", *days]))
     result = start()
     assert result.returncode == 0, result.stderr
-    assert "2400 counts listed; 480 hours" in result.stdout and "missing in 0 rows" in result.stdout
+    assert "2400 counts listed; 480 hours without one" in result.stdout and "missing in 0 rows" in result.stdout
     assert "keeps 25 of 50 days" in result.stdout
     numbers = json.loads((tmp_path / "numbers.json").read_text())
-    assert numbers["bicycles"]["rows"] == {"train": 6 * 48, "test": 48}
+    assert numbers["bicycles"]["rows"] == {"train": 5 * 48, "test": 48}
     assert numbers["chicago"]["rows"] == {"train": 40, "test": 10}
     assert all(math.isfinite(number) for number in _numbers(numbers))
     for name in ("counts_bicycles.png", "counts_chicago.png"):
