@@ -63,7 +63,7 @@ def fit(
     of model and likelihood with Adam, whose rate decays along a cosine.
 
     Nothing here is more than the loop of the example of :class:`NaturalGradient`; write that one for anything special.
-    Unless the likelihood is Gaussian, the first hundred steps of the posterior, and those that see all rows, are checked
+    Unless the likelihood is Gaussian, the first hundred steps of the posterior and those that see all rows are checked
     against the loss of their rows, and shortened where they do not lower it, which takes another evaluation of it.
     Model and likelihood are left in eval mode, also when the loop is interrupted or a callback raises.
 

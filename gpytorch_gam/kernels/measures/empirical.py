@@ -18,9 +18,9 @@ class Empirical(Measure):
     itself. Keep J in the tens or low hundreds; :meth:`from_data` thins a column of data to that.
 
     Where a few atoms lie a hundred times further out than the rest, the standard deviation says little about the rest,
-    and float32 errors of an RBF kernel rise to some 2e-4: transform such an input, or clip the atoms. In a long tail the
-    prior of a component is also far wider than on average, from where fits with a log link may not find back: take a
-    uniform measure there, or the logarithm of the input.
+    and float32 errors of an RBF kernel rise to some 2e-4: transform such an input, or clip the atoms. In a long tail
+    the prior of a component is also far wider than on average, from where fits with a log link may not find back: take
+    a uniform measure there, or the logarithm of the input.
 
     :param atoms: The atoms (`*batch x J`), at least two of them distinct.
     :param weights: Their weights, nonnegative (`J` or `*batch x J`); normalised to sum to one. (Default: equal
