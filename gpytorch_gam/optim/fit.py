@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import warnings
 from collections.abc import Callable, Iterable, Sized
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,6 +12,8 @@ import gpytorch
 import torch
 from gpytorch.likelihoods import GaussianLikelihood
 from torch import Tensor
+
+from gpytorch_gam.warnings import TrainingLoopWarning
 
 from ._data_stream import Rows, checked_rows
 from ._distributed import Processes, average_gradients, row_weighted
@@ -117,6 +120,13 @@ def fit(
             loop.set_rate(share_done=(number - 1) / num_epochs)
             elbo = loop.run(batches)
             history.append(Epoch(number, elbo, 0.5 * (elbo + (history[-1].smoothed_elbo if history else elbo))))
+            if loop.processes.leads and _has_diverged(history) and not _has_diverged(history[:-1]):
+                warnings.warn(
+                    f"the ELBO has fallen from {history[0].elbo:.3g} to {elbo:.3g} nats: the posterior is far from the "
+                    "data. Start from narrower priors or a mean module near them, or take larger batches",
+                    TrainingLoopWarning,
+                    stacklevel=2,
+                )
             if callback is not None:
                 callback(history[-1])
             if patience is not None and _has_stalled(history, patience):
@@ -231,6 +241,11 @@ def _number_of_rows(batches: Iterable[Any]) -> int:
 def _has_stalled(history: list[Epoch], patience: int) -> bool:
     smoothed = [epoch.smoothed_elbo for epoch in history]
     return len(smoothed) > patience and max(smoothed[-patience:]) <= max(smoothed[:-patience])
+
+
+def _has_diverged(history: list[Epoch]) -> bool:
+    """Whether the ELBO is out of all proportion to where it began."""
+    return len(history) > 1 and not history[-1].elbo > history[0].elbo - 10.0 * abs(history[0].elbo) - 1000.0
 
 
 def _progress_bar(epochs: range) -> Any:

@@ -274,7 +274,8 @@ class NaturalGradient(torch.optim.Optimizer):
             left out. Gradients of hyperparameters are then those at the new posterior.
         :return: What the closure returned at first.
         :raises RuntimeError: If the model was not called in train mode with gradients since the last step, ``backward``
-            has not run, or a gradient is not finite, in any process. The parameters are then as before.
+            has not run, a gradient is not finite in any process, or the new precision cannot be factorised. The
+            parameters are then as before.
         :raises NotImplementedError: If the inputs had a batch shape.
         """
         result: Any = None
@@ -405,9 +406,15 @@ class NaturalGradient(torch.optim.Optimizer):
         rate, forgets = scale * self._step_size(num_rows), scale == 1 and self._forgets(num_rows)
         choleskys = self._in_runs(by_group)
         old = self._posterior(choleskys)
-        posterior = step_together(
-            self._processes, features, old, lambda sums: self._natural_step(old, sums, num_rows, rate, forgets)
-        )
+        try:
+            posterior = step_together(
+                self._processes, features, old, lambda sums: self._natural_step(old, sums, num_rows, rate, forgets)
+            )
+        except torch.linalg.LinAlgError as error:
+            raise RuntimeError(
+                "the likelihood's curvature is out of all proportion at this posterior, which is far from the data: "
+                f"start from narrower priors, or a mean module near them, and bring it back with polish ({error})"
+            ) from error
         self._follow_first_process()
         self._store(posterior, choleskys)
         memory["step"] = memory.get("step", 0) + 1

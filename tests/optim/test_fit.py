@@ -14,6 +14,7 @@ from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
 from gpytorch_gam.components import constant, regular_grid
 from gpytorch_gam.mlls import CollapsedELBO
 from gpytorch_gam.optim import Epoch, fit, polish
+from gpytorch_gam.optim.fit import _has_diverged
 
 
 def make_problem() -> tuple[AdditiveGP, gpytorch.likelihoods.GaussianLikelihood, torch.Tensor, torch.Tensor]:
@@ -161,3 +162,10 @@ def test_rows_count_alike_in_the_elbo_of_an_epoch() -> None:
     history = fit(model, likelihood, halves, num_data=len(y), num_epochs=1, warm_start=True)
     # The second batch comes after a small step on the first.
     assert history[0].elbo == pytest.approx(sum(first), abs=0.05 * abs(sum(first)))
+
+
+def test_a_fit_diverges_where_its_bound_leaves_all_proportion() -> None:
+    elbos = [-1000.0, -900.0, -5e4, -1e9, -1e3, -1e9]
+    epochs = [Epoch(number, elbo, elbo) for number, elbo in enumerate(elbos, start=1)]
+    assert [_has_diverged(epochs[:number]) for number in range(1, 7)] == [False, False, True, True, False, True]
+    assert _has_diverged([epochs[0], Epoch(2, float("nan"), 0.0)])

@@ -696,3 +696,20 @@ def test_a_closure_gives_the_gradients_of_the_new_posterior() -> None:
     exact = torch.autograd.grad(-CollapsedELBO(likelihood, model)(x, y), list(model.hyperparameters()))
     for parameter, expected in zip(model.hyperparameters(), exact, strict=True):
         torch.testing.assert_close(parameter.grad, expected, rtol=1e-5, atol=1e-7)
+
+
+def test_a_step_that_cannot_be_factorised_says_why_and_leaves_the_posterior(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = gaussian_problem(40)
+    model, likelihood = make_model("block_low_rank", 4), gaussian_likelihood()
+    natural = NaturalGradient(model, num_data=40)
+    backward(model, likelihood, x, y, 40)
+    before = copy.deepcopy(model.state_dict())
+
+    def fail(*arguments: object) -> None:
+        raise torch.linalg.LinAlgError("not positive definite")
+
+    monkeypatch.setattr(natural, "_natural_step", fail)
+    with pytest.raises(RuntimeError, match=r"curvature is out of all proportion .*polish \(not positive definite\)"):
+        natural.step()
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
