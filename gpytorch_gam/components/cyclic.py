@@ -21,6 +21,7 @@ from ._term_arguments import (
     centred_on,
     checked_columns,
     checked_count,
+    checked_variance,
     grid,
     multipliers,
     per_column,
@@ -41,6 +42,7 @@ def cyclic(
     anova: bool | None = None,
     by: int | None = None,
     levels: LevelsLike | None = None,
+    variance: float = 1.0,
     names: Sequence[str] | str | None = None,
     predictor: int = 0,
     missing: Literal["error", "marginal"] = "error",
@@ -67,6 +69,7 @@ def cyclic(
     :param anova: Whether effects have mean zero over a period. Default: unless ``by`` is numeric.
     :param by: Column of a multiplier, or with ``levels`` of a category.
     :param levels: Its levels: :class:`Levels`, or anything that :func:`as_levels` takes.
+    :param variance: Initial prior variance, which is trained. Effects on a log rate often have one far below one.
     :param names: One name a component. Default: such as ``x0``, ``x0*x2`` or ``x0|x3=Oslo``.
     :param predictor: Which additive predictor of a multi-parameter likelihood the components belong to.
     :param missing: What a row with NaN in a column is: an error, or the prior, see :class:`ComponentGroup`.
@@ -90,7 +93,7 @@ def cyclic(
         base = centred_on(base, None, ranges)
     without_end = Ranges(ranges.low, ranges.high - ranges.width / num)
     return ComponentGroup(
-        scaled(base, parts.num_components),
+        scaled(base, parts.num_components, checked_variance("cyclic", variance)),
         columns=parts.columns,
         inducing_points=grid(without_end[:, None], [num]),
         names=as_names(names),

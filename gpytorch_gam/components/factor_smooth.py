@@ -15,6 +15,7 @@ from ._term_arguments import (
     as_names,
     centred_on,
     checked_count,
+    checked_variance,
     column_ranges,
     different_columns,
     grid,
@@ -39,6 +40,7 @@ def factor_smooth(
     kernel: Literal["rbf", "matern12", "matern32", "matern52"] = "rbf",
     anova: bool = False,
     measure: Measure | None = None,
+    variance: float = 1.0,
     names: Sequence[str] | str | None = None,
     predictor: int = 0,
     missing: Literal["error", "marginal"] = "error",
@@ -70,6 +72,7 @@ def factor_smooth(
     :param kernel: Radial basis function, or Matern of smoothness 1/2, 3/2 or 5/2.
     :param anova: Whether each curve has mean zero under the measure.
     :param measure: For ``anova``. Default: uniform on the range.
+    :param variance: Initial prior variance, which is trained. Effects on a log rate often have one far below one.
     :param names: Name of the component. Default: such as ``x0|x3``.
     :param predictor: Which additive predictor of a multi-parameter likelihood the component belongs to.
     :param missing: What a row with NaN in a column is: an error, or the prior, see :class:`ComponentGroup`.
@@ -91,7 +94,7 @@ def factor_smooth(
     codes = level_points(levels)
     product = base * LevelKernel(active_dims=(1,))
     return ComponentGroup(
-        scaled(product, 1),
+        scaled(product, 1, checked_variance("factor_smooth", variance)),
         columns=[[column, by]],
         inducing_points=grid_of_levels(grid(ranges[:, None], [num])[0], codes),
         names=[default_name(f"x{column}|x{by}", predictor)] if names is None else as_names(names),

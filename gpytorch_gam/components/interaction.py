@@ -15,6 +15,7 @@ from ._term_arguments import (
     as_names,
     centred_on,
     checked_count,
+    checked_variance,
     column_ranges,
     different_columns,
     grid,
@@ -38,6 +39,7 @@ def interaction(
     num_inducing: int = 10,
     kernel: Literal["rbf", "matern12", "matern32", "matern52"] = "rbf",
     measure: Measure | None = None,
+    variance: float = 1.0,
     names: Sequence[str] | str | None = None,
     predictor: int = 0,
     missing: Literal["error", "marginal"] = "error",
@@ -65,6 +67,7 @@ def interaction(
     :param num_inducing: Number of inducing points of each level.
     :param kernel: Radial basis function, or Matern of smoothness 1/2, 3/2 or 5/2.
     :param measure: Under which each curve has mean zero. Default: uniform on the range.
+    :param variance: Initial prior variance, which is trained. Effects on a log rate often have one far below one.
     :param names: Name of the component. Default: such as ``x0:x3``.
     :param predictor: Which additive predictor of a multi-parameter likelihood the component belongs to.
     :param missing: What a row with NaN in a column is: an error, or the prior, see :class:`ComponentGroup`.
@@ -84,7 +87,7 @@ def interaction(
     codes = level_points(levels)
     of_levels = CentredKernel(LevelKernel(), codes, active_dims=(1,))
     return ComponentGroup(
-        scaled(centred_on(base, measure, ranges) * of_levels, 1),
+        scaled(centred_on(base, measure, ranges) * of_levels, 1, checked_variance("interaction", variance)),
         columns=[[column, by]],
         inducing_points=grid_of_levels(grid(ranges[:, None], [num])[0], codes[:-1]),
         names=as_names(names),

@@ -16,6 +16,7 @@ from ._term_arguments import (
     centred_on,
     checked_columns,
     checked_count,
+    checked_variance,
     column_ranges,
     grid,
     multipliers,
@@ -38,6 +39,7 @@ def smooth(
     measure: Measure | None = None,
     by: int | None = None,
     levels: LevelsLike | None = None,
+    variance: float = 1.0,
     names: Sequence[str] | str | None = None,
     predictor: int = 0,
     missing: Literal["error", "marginal"] = "error",
@@ -47,8 +49,8 @@ def smooth(
     Smooth effects :math:`f_c(x_c)`, one a column: ``s(x)`` of mgcv, and with ``by`` its ``s(x, by=)``.
 
     **Prior.** :math:`f_c \sim GP(0, \sigma_c^2 k_c)` with variance and lengthscale of each component's own. At first
-    the variance is one and the lengthscale a quarter of the range of the column; training keeps it between a hundredth
-    and ten times the range. Inducing points are a regular grid on the range.
+    the lengthscale is a quarter of the range of the column; training keeps it between a hundredth and ten times the
+    range. Inducing points are a regular grid on the range.
 
     **Identifiability.** With ``anova=True`` an effect has mean zero under ``measure``, and the variance is its mean
     prior variance there: the level is the constant's. With ``anova=False`` effects and constant share one constant, of
@@ -75,6 +77,7 @@ def smooth(
     :param measure: For ``anova``, of batch shape ``()`` or one a column. Default: uniform on the range.
     :param by: Column of a multiplier, or with ``levels`` of a category.
     :param levels: Its levels: :class:`Levels`, or anything that :func:`as_levels` takes.
+    :param variance: Initial prior variance, which is trained. Effects on a log rate often have one far below one.
     :param names: One name a component. Default: such as ``x0``, ``x0*x2`` (by a number), ``x0|x3=Oslo`` (by levels; in
         the order of columns, then levels).
     :param predictor: Which additive predictor of a multi-parameter likelihood the components belong to.
@@ -99,7 +102,7 @@ def smooth(
     if is_centred:
         base = centred_on(base, spread(measure, parts.position, len(columns)), ranges)
     return ComponentGroup(
-        scaled(base, parts.num_components),
+        scaled(base, parts.num_components, checked_variance("smooth", variance)),
         columns=parts.columns,
         inducing_points=grid(ranges[:, None], [num]),
         names=as_names(names),

@@ -15,6 +15,7 @@ from ._term_arguments import (
     as_names,
     checked_columns,
     checked_count,
+    checked_variance,
     column_ranges,
     data_columns,
     scaled,
@@ -34,6 +35,7 @@ def spatial(
     num_inducing: int = 64,
     kernel: Literal["rbf", "matern12", "matern32", "matern52"] = "matern32",
     centred: bool = True,
+    variance: float = 1.0,
     names: Sequence[str] | str | None = None,
     predictor: int = 0,
     missing: Literal["error", "marginal"] = "error",
@@ -57,6 +59,7 @@ def spatial(
     :param num_inducing: Largest number of inducing points.
     :param kernel: Radial basis function, or Matern of smoothness 1/2, 3/2 or 5/2.
     :param centred: Whether the effect has mean zero over the rows.
+    :param variance: Initial prior variance, which is trained. Effects on a log rate often have one far below one.
     :param names: Name of the component. Default: such as ``x0:x1``.
     :param predictor: Which additive predictor of a multi-parameter likelihood the component belongs to.
     :param missing: What a row with NaN in a column is: an error, or the prior, see :class:`ComponentGroup`.
@@ -79,7 +82,7 @@ def spatial(
         chosen = torch.linspace(0, len(rows) - 1, min(len(rows), _MOST_REFERENCE_ROWS), dtype=torch.float64)
         base = CentredKernel(base, rows[chosen.round().long()])
     return ComponentGroup(
-        scaled(base, 1),
+        scaled(base, 1, checked_variance("spatial", variance)),
         columns=[columns],
         inducing_points=kmeans_points(rows, num).unsqueeze(0),
         names=as_names(names),

@@ -20,6 +20,7 @@ from ._term_arguments import (
     checked_column,
     checked_column_sets,
     checked_count,
+    checked_variance,
     column_ranges,
     grid,
     scaled,
@@ -39,6 +40,7 @@ def tensor(
     pure: bool = True,
     measures: Sequence[Measure] | None = None,
     by: int | None = None,
+    variance: float = 1.0,
     names: Sequence[str] | str | None = None,
     predictor: int = 0,
     missing: Literal["error", "marginal"] = "error",
@@ -67,6 +69,7 @@ def tensor(
     :param pure: Whether the component is centred in each argument.
     :param measures: For ``pure``, one a column of a component. Default: uniform on the ranges.
     :param by: Column of a numeric multiplier.
+    :param variance: Initial prior variance, which is trained. Effects on a log rate often have one far below one.
     :param names: One name a component. Default: such as ``x0:x1``.
     :param predictor: Which additive predictor of a multi-parameter likelihood the components belong to.
     :param missing: What a row with NaN in a column is: an error, or the prior, see :class:`ComponentGroup`.
@@ -93,7 +96,7 @@ def tensor(
         factor = stationary_kernel("tensor", kernel, own.width, active_dims=[dim])
         factors.append(centred_on(factor, None if measures is None else measures[dim], own) if pure else factor)
     return ComponentGroup(
-        scaled(functools.reduce(operator.mul, factors), len(sets)),
+        scaled(functools.reduce(operator.mul, factors), len(sets), checked_variance("tensor", variance)),
         columns=sets,
         inducing_points=grid(ranges, nums),
         names=as_names(names),

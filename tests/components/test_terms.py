@@ -251,6 +251,19 @@ def test_linear_effects_are_centred_and_scaled_by_the_data_or_as_given() -> None
 def test_variances_are_initial_values_and_that_of_a_factor_is_fixed() -> None:
     assert random_effect(0, 3, variance=2.5).kernel.outputscale.item() == pytest.approx(2.5)
     assert ordinal(0, 3, variance=2.5).kernel.outputscale.item() == pytest.approx(2.5)
+    ends, levels = {"low": 0.0, "high": 1.0, "variance": 0.5}, {"levels": 3}
+    for term in (
+        smooth([0, 1], **ends),
+        cyclic(0, period=1.0, variance=0.5),
+        tensor((0, 1), **ends),
+        spatial((0, 1), torch.rand(20, 2), num_inducing=4, variance=0.5),
+        factor_smooth(0, 1, **levels, **ends),
+        interaction(0, 1, **levels, **ends),
+    ):
+        torch.testing.assert_close(term.kernel.outputscale, torch.full((term.num_components,), 0.5))
+        assert term.kernel.raw_outputscale.requires_grad
+    with pytest.raises(ValueError, match="variance of smooth must be positive and finite, got 0"):
+        smooth(0, low=0.0, high=1.0, variance=0)
     group = factor(0, 3, variance=7.0)
     assert group.kernel.outputscale.item() == pytest.approx(7.0) and not group.kernel.raw_outputscale.requires_grad
     codes = torch.arange(3.0).unsqueeze(-1)
