@@ -89,7 +89,7 @@ def test_terms_and_likelihoods_of_counts_read_nothing_back() -> None:
     for likelihood in (PoissonLikelihood(), NegativeBinomialLikelihood()):
         objective = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=100).train().to("meta")
         x, y, exposure = (torch.empty(*shape, device="meta") for shape in ((20, 3), (20,), (20,)))
-        with gpytorch.settings.debug(False):
+        with gpytorch.settings.debug(False), fused_projection("auto"):
             objective(model(x), y, exposure=exposure, weights=exposure).backward()
         assert all(p.grad is not None for p in objective.parameters() if p.requires_grad)
         objective.zero_grad()
@@ -100,7 +100,7 @@ def test_several_predictors_read_nothing_back() -> None:
     model, likelihood = AdditiveGP(AdditivePredictor(*groups), rank=3), GaussianLocationScaleLikelihood()
     model.variational_strategy._initialize_once()
     objective = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=100).train().to("meta")
-    with gpytorch.settings.debug(False):
+    with gpytorch.settings.debug(False), fused_projection("auto"):
         objective(model(torch.empty(20, 1, device="meta")), torch.empty(20, device="meta")).backward()
     assert all(parameter.grad is not None for parameter in objective.parameters())
 
