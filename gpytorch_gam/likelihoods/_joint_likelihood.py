@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import gpytorch
@@ -94,11 +95,7 @@ class _JointLikelihood(Likelihood):
         :raises ValueError: If shapes do not fit, the number of predictors is another, or a value is not allowed.
         :raises TypeError: For a row-wise argument that the likelihood does not read.
         """
-        moments = self._moments(function_dist, observations)
-        weights = row_vector("weights", weights, moments.mean[..., 0], nonnegative=True)
-        moments, row = moments._replace(mean=with_offset(moments.mean, offset)), self._read_row(row, moments.mean)
-        observations = observations.to(moments.mean.dtype)
-        return weighted(self._expected_log_prob(observations, moments, **row), weights)
+        return self._weighted_rows(self._expected_log_prob, observations, function_dist, offset, weights, row)
 
     def log_marginal(
         self,
@@ -119,11 +116,7 @@ class _JointLikelihood(Likelihood):
         :param row: Further row-wise arguments that the class names.
         :return: ``(*batch, n)``.
         """
-        moments = self._moments(function_dist, observations)
-        weights = row_vector("weights", weights, moments.mean[..., 0], nonnegative=True)
-        moments, row = moments._replace(mean=with_offset(moments.mean, offset)), self._read_row(row, moments.mean)
-        observations = observations.to(moments.mean.dtype)
-        return weighted(self._log_marginal(observations, moments, **row), weights)
+        return self._weighted_rows(self._log_marginal, observations, function_dist, offset, weights, row)
 
     def marginal(
         self,
@@ -179,6 +172,21 @@ class _JointLikelihood(Likelihood):
         return self.forward(mean + (root @ noise.unsqueeze(-1)).squeeze(-1), *args, **kwargs)
 
     # ------------------------------------------------------------------ reading of arguments
+
+    def _weighted_rows(
+        self,
+        function: Callable[..., Tensor],
+        observations: Tensor,
+        function_dist: MultivariateNormal,
+        offset: Tensor | float | None,
+        weights: Tensor | float | None,
+        row: dict[str, Any],
+    ) -> Tensor:
+        """A function of the observations, the moments of their rows and row-wise arguments, times the weights."""
+        moments = self._moments(function_dist, observations)
+        weights = row_vector("weights", weights, moments.mean[..., 0], nonnegative=True)
+        moments, row = moments._replace(mean=with_offset(moments.mean, offset)), self._read_row(row, moments.mean)
+        return weighted(function(observations.to(moments.mean.dtype), moments, **row), weights)
 
     def _moments(self, function_dist: MultivariateNormal, observations: Tensor | None = None) -> PredictorMoments:
         """Moments of every row that has an observation: batch shapes are broadcast."""

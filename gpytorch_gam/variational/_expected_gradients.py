@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
-from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from gpytorch.distributions import MultivariateNormal
 from gpytorch.likelihoods import Likelihood
-from linear_operator.operators import BlockDiagLinearOperator, DenseLinearOperator, DiagLinearOperator
+from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
+
+from .row_moments import PredictorMoments, independent_rows
 
 
 class ExpectedGradients(NamedTuple):
@@ -69,8 +71,7 @@ def joint_expected_gradients(
     """
     with torch.enable_grad():
         mean, covariance = mean.detach().requires_grad_(), covariance.detach().requires_grad_()
-        rows = BlockDiagLinearOperator(DenseLinearOperator(covariance), block_dim=-3)
-        joint = MultitaskMultivariateNormal(mean, rows, interleaved=True)
+        joint = independent_rows(PredictorMoments(mean, covariance))
         expected = likelihood.expected_log_prob(y, joint, **(row_parameters or {}))
         by_mean, by_covariance = torch.autograd.grad(expected.sum(), (mean, covariance))
     return ExpectedGradients(expected.detach().double(), by_mean.double(), curvature_of(by_covariance, scale=-2.0))

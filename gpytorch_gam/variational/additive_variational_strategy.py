@@ -12,12 +12,11 @@ from typing import Any, NamedTuple
 import gpytorch
 import numpy as np
 import torch
-from gpytorch.distributions import Delta, MultitaskMultivariateNormal, MultivariateNormal
+from gpytorch.distributions import Delta, MultivariateNormal
 from gpytorch.variational import CholeskyVariationalDistribution
 from gpytorch.variational._variational_distribution import _VariationalDistribution
 from gpytorch.variational._variational_strategy import _VariationalStrategy
 from linear_operator.operators import (
-    BlockDiagLinearOperator,
     DenseLinearOperator,
     DiagLinearOperator,
     LinearOperator,
@@ -41,7 +40,7 @@ from .block_low_rank_precision_variational_distribution import BlockLowRankPreci
 from .component_posterior import ComponentPosterior, GroupPosterior
 from .low_rank_precision_variational_distribution import LowRankPrecisionVariationalDistribution
 from .prediction import Prediction, joined
-from .row_moments import PredictorDistribution, PredictorMoments
+from .row_moments import PredictorDistribution, PredictorMoments, independent_rows
 
 # Numbers of the features of a chunk of rows, Q a row, in predictions, and rows at least.
 _PREDICTION_NUMBERS, _LEAST_PREDICTION_ROWS = 2**20, 256
@@ -491,8 +490,7 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
         moments = self.predictor_moments(x)
         if self._recorder is not None:
             self._recorder.record(x, *moments)
-        rows = BlockDiagLinearOperator(DenseLinearOperator(moments.covariance), block_dim=-3)
-        return MultitaskMultivariateNormal(moments.mean, rows, interleaved=True)
+        return independent_rows(moments)
 
     def _joint_distribution(self, x: Tensor) -> MultivariateNormal:
         """Prior covariance (lazy) minus the squares of projections, over the rows of all predictors."""
