@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, RandomSampler, WeightedRandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from ._streamed_batches import StreamedBatches
@@ -16,7 +16,7 @@ def every_row(batches: Iterable[Any]) -> Iterable[Any]:
     The batches, with the rows that a loader drops from its last one.
 
     :param batches: A ``DataLoader``, batches from files, or any other iterable that can be gone through several times.
-    :raises ValueError: For a generator, and for a sampler that repeats or drops rows to give all processes as many.
+    :raises ValueError: For a generator, and for a sampler that repeats or leaves out rows.
     """
     if iter(batches) is batches:
         raise ValueError("batches can be gone through only once: pass a DataLoader or a list, not a generator")
@@ -28,6 +28,11 @@ def every_row(batches: Iterable[Any]) -> Iterable[Any]:
                 f"the DistributedSampler of batches gives {sampler.total_size} rows for {num_rows}, and each row has "
                 "to come once: take Subset(dataset, range(rank, len(dataset), world_size)) in each process"
             )
+    if _draws_rows(sampler):
+        raise ValueError(
+            f"the {type(sampler).__name__} of batches draws rows at random, and each row has to come once: pass "
+            "a DataLoader of the same dataset without it"
+        )
     if isinstance(batches, StreamedBatches):
         return batches.every_row()
     if not isinstance(batches, DataLoader) or not batches.drop_last:
@@ -40,3 +45,10 @@ def every_row(batches: Iterable[Any]) -> Iterable[Any]:
         collate_fn=batches.collate_fn,
         pin_memory=batches.pin_memory,
     )
+
+
+def _draws_rows(sampler: Any) -> bool:
+    """Whether each pass gives other rows."""
+    if isinstance(sampler, RandomSampler):
+        return sampler.replacement or len(sampler) != len(sampler.data_source)
+    return isinstance(sampler, WeightedRandomSampler)

@@ -19,6 +19,7 @@ from ._data_stream import Rows, checked_rows
 from ._distributed import Processes, average_gradients, row_weighted
 from ._graphed_step import GraphedStep
 from ._likelihood_check import check_number_of_predictors, unwrapped
+from ._row_count import number_of_rows, warn_of_other_rows
 from ._structured_posterior import StructuredDistribution, validated_strategy
 from .natural_gradient import NaturalGradient
 from .polish import polish
@@ -76,7 +77,9 @@ def fit(
         list with one pair for full-batch training. Or triples, whose third entry maps names to row-wise arguments of
         the likelihood, such as ``{"exposure": e, "weights": w}``: what a loader of a
         :class:`~gpytorch_gam.data.RowDataset` gives.
-    :param num_data: Number of rows of all the data; default ``batches.num_rows`` or ``len(batches.dataset)``.
+    :param num_data: Number of rows of all the data, which the scale of the posterior comes from; default that of the
+        batches, where it is known: of a list, of batches from files, of a ``DataLoader``'s dataset or of the subset
+        that its sampler shuffles.
     :param num_epochs: Passes over the data.
     :param lr: Adam's rate at the start.
     :param num_held_back: Steps before the hyperparameters move: while the posterior is near the prior, all of the data
@@ -95,15 +98,15 @@ def fit(
         and the likelihood of the first process, and end with the same. ``num_data`` and the ELBO are over the rows of
         all of them. Every process calls its own callback. For ``polish_passes`` see :func:`polish`.
     :return: The epochs.
-    :raises ValueError: If an argument is out of range, ``num_data`` is not known, there is no batch, or the processes
-        have unequal numbers of batches.
+    :raises ValueError: If an argument is out of range, ``num_data`` is not known or not the number of rows of the
+        batches, there is no batch, or the processes have unequal numbers of batches.
     :raises ImportError: If a progress bar is wanted and tqdm is not installed.
 
     Example:
         >>> loader = DataLoader(TensorDataset(x, y), batch_size=500, shuffle=True)
         >>> history = fit(model, likelihood, loader, num_epochs=40)
     """
-    num_data = _number_of_rows(batches) if num_data is None else num_data
+    num_data = number_of_rows(batches, num_data, Processes(process_group))
     if num_epochs > 1 and iter(batches) is batches:
         raise ValueError("batches can be gone through only once: pass a DataLoader or a list, not a generator")
     for name, value in (("num_epochs", num_epochs), ("patience", 1 if patience is None else patience)):
@@ -167,6 +170,7 @@ class _Loop:
         self.lr = lr
         self.num_held_back = num_held_back
         self.num_steps = 0
+        self.has_counted = False
 
     def set_rate(self, share_done: float) -> None:
         if self.adam is not None:
@@ -176,18 +180,32 @@ class _Loop:
         """One pass over the data; the mean of the batches' ELBOs, weighted by their rows, in nats."""
         self._check_lengths(batches)
         self.mll.train()
-        total, num_rows = torch.zeros((), dtype=torch.float64), 0
+        total, num_rows, largest = torch.zeros((), dtype=torch.float64), 0, 0
         for batch in batches:
-            rows = checked_rows(self.mll.model.variational_strategy, self.mll.likelihood, batch)
+            rows = self._checked(batch)
             total, num_rows = total + len(rows.y) * self._step(rows).to(total), num_rows + len(rows.y)
+            largest = max(largest, len(rows.y))
         if not num_rows:
             raise ValueError(
                 "batches is empty: there is no data to fit (a loader with drop_last gives nothing if its batches are "
                 "larger than the data)"
             )
         device = self.mll.model.variational_strategy.predictor.device
-        sums = self.processes.sum([total.to(device), total.new_tensor(num_rows).to(device)])
-        return (sums[0] / sums[1]).item() * self.mll.num_data
+        sums = self.processes.sum([total.to(device), total.new_tensor([num_rows, largest]).to(device)])
+        num_rows, largest = map(int, sums[1].tolist())
+        if self.processes.leads and not self.has_counted:
+            warn_of_other_rows(batches, num_rows, self.mll.num_data, tolerance=largest)
+        self.has_counted = True
+        return sums[0].item() / num_rows * self.mll.num_data
+
+    def _checked(self, batch: Any) -> Rows:
+        rows = checked_rows(self.mll.model.variational_strategy, self.mll.likelihood, batch)
+        if len(rows.y) > self.mll.num_data:
+            raise ValueError(
+                f"num_data is {self.mll.num_data}, but a batch has {len(rows.y)} rows: num_data is the number of rows "
+                "of all the data, not that of the batches"
+            )
+        return rows
 
     def _check_lengths(self, batches: Iterable[Any]) -> None:
         if isinstance(batches, Sized):
@@ -226,16 +244,6 @@ class _Loop:
     def finish(self) -> None:
         self.natural.detach()
         self.mll.eval()
-
-
-def _number_of_rows(batches: Iterable[Any]) -> int:
-    num_rows = getattr(batches, "num_rows", None)
-    if isinstance(num_rows, int):  # batches from files
-        return num_rows
-    dataset = getattr(batches, "dataset", None)
-    if not isinstance(dataset, Sized):
-        raise ValueError("num_data is not given and batches has no dataset of known length: pass num_data=...")
-    return len(dataset)
 
 
 def _has_stalled(history: list[Epoch], patience: int) -> bool:

@@ -33,12 +33,17 @@ def initialize_posterior(
     :param y: Responses ``(b)``.
     :param num_data: Number N of rows of all the data; default b.
     :param row_parameters: Further arguments of the likelihood, such as offsets and weights.
+    :raises ValueError: If ``num_data`` is smaller than the batch.
 
     Example:
         >>> initialize_posterior(model, likelihood, train_x[:1000], train_y[:1000], num_data=len(train_y))
         >>> adam = torch.optim.Adam([*model.parameters(), *likelihood.parameters()], lr=0.1, betas=(0.9, 0.95))
     """
     num_data = len(y) if num_data is None else num_data
+    if num_data < len(y):
+        raise ValueError(
+            f"num_data is {num_data}, but the batch has {len(y)} rows: num_data is the number of rows of all the data"
+        )
     check_row_parameters(likelihood, row_parameters)
     gradients = [(parameter, parameter.grad) for module in (model, likelihood) for parameter in module.parameters()]
     natural = NaturalGradient(model, num_data=num_data)

@@ -87,8 +87,6 @@ def test_an_interrupted_fit_leaves_the_model_usable() -> None:
 
 def test_errors_name_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     model, likelihood, x, y = make_problem()
-    with pytest.raises(ValueError, match="pass num_data="):
-        fit(model, likelihood, [(x, y)])
     with pytest.raises(ValueError, match="num_epochs must be at least 1, got 0"):
         fit(model, likelihood, make_loader(x, y), num_epochs=0)
     with pytest.raises(ValueError, match="batches is empty"):
