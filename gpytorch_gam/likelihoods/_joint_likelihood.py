@@ -16,7 +16,7 @@ from torch.distributions import Distribution
 from gpytorch_gam.variational.row_moments import PredictorMoments, row_moments
 
 from ._joint_expectation import row_cholesky
-from ._row_arguments import check_responses, refuse_unknown, row_vector, weighted
+from ._row_arguments import RowArguments, check_responses, refuse_positional, row_vector, weighted
 
 
 class _JointLikelihood(Likelihood):
@@ -41,6 +41,11 @@ class _JointLikelihood(Likelihood):
     def num_predictors(self) -> int:
         """Number P of predictors."""
         return self._num_predictors
+
+    @property
+    def row_arguments(self) -> tuple[str, ...]:
+        """Names of the row-wise arguments."""
+        return ("offset", "weights", *self._positive_row_arguments)
 
     # ------------------------------------------------------------------ what a subclass says
 
@@ -93,8 +98,9 @@ class _JointLikelihood(Likelihood):
         :param row: Further row-wise arguments that the class names.
         :return: ``(*batch, n)``.
         :raises ValueError: If shapes do not fit, the number of predictors is another, or a value is not allowed.
-        :raises TypeError: For a row-wise argument that the likelihood does not read.
+        :raises TypeError: For a row-wise argument that the likelihood does not read, or that has no name.
         """
+        refuse_positional(type(self).__name__, args)
         return self._weighted_rows(self._expected_log_prob, observations, function_dist, offset, weights, row)
 
     def log_marginal(
@@ -116,6 +122,7 @@ class _JointLikelihood(Likelihood):
         :param row: Further row-wise arguments that the class names.
         :return: ``(*batch, n)``.
         """
+        refuse_positional(type(self).__name__, args)
         return self._weighted_rows(self._log_marginal, observations, function_dist, offset, weights, row)
 
     def marginal(
@@ -135,6 +142,7 @@ class _JointLikelihood(Likelihood):
         :param row: Further row-wise arguments that the class names.
         :return: A distribution with batch shape ``(*batch, n)``.
         """
+        refuse_positional(type(self).__name__, args)
         moments = self._moments(function_dist)
         row = self._read_row(row, moments.mean)
         return self._marginal(moments._replace(mean=with_offset(moments.mean, offset)), **row)
@@ -156,6 +164,7 @@ class _JointLikelihood(Likelihood):
         :param row: Further row-wise arguments that the class names.
         :return: A distribution with batch shape ``(..., n)``.
         """
+        refuse_positional(type(self).__name__, args)
         self._check_num_predictors(function_samples.shape[-1])
         predictors = with_offset(function_samples, offset)
         return self._conditional(*self._parameters_given(predictors, **self._read_row(row, predictors)))
@@ -201,8 +210,7 @@ class _JointLikelihood(Likelihood):
 
     def _read_row(self, row: dict[str, Any], predictors: Tensor) -> dict[str, Tensor]:
         rows = predictors[..., 0]
-        known = self._positive_row_arguments
-        refuse_unknown(type(self).__name__, ("offset", "weights", *known), row)
+        RowArguments(self.row_arguments).refuse_others(type(self).__name__, row)
         values = {name: row_vector(name, value, rows, positive=True) for name, value in row.items()}
         return {name: value for name, value in values.items() if value is not None}
 

@@ -24,7 +24,7 @@ from ._quadrature import (
     product_rule,
 )
 from ._response_mixture import ResponseMixture
-from ._row_arguments import check_responses, refuse_unknown, row_vector, weighted
+from ._row_arguments import RowArguments, check_responses, refuse_positional, row_vector, weighted
 
 # Row-wise arguments and learnt parameters of a likelihood, broadcasting to (*batch, n).
 Values = Mapping[str, Tensor]
@@ -71,11 +71,16 @@ class OnePredictorLikelihood(Likelihood, ABC):
     #: The distribution function of new responses from y, mean, variance and values, where nodes are too few for it.
     _marginal_cdf: Callable[..., Tensor] | None = None
 
+    @property
+    def row_arguments(self) -> tuple[str, ...]:
+        """Names of the row-wise arguments."""
+        return ("offset", "weights", *self._row_arguments)
+
     def expected_log_prob(
         self,
         observations: Tensor,
         function_dist: MultivariateNormal,
-        *,
+        *args: Any,
         offset: Tensor | float | None = None,
         weights: Tensor | float | None = None,
         **rows: Any,
@@ -89,9 +94,10 @@ class OnePredictorLikelihood(Likelihood, ABC):
         :param weights: Of the rows.
         :param rows: Further row-wise arguments.
         :return: ``(*batch, n)``.
-        :raises TypeError: If a row-wise argument is unknown or not a number.
+        :raises TypeError: If a row-wise argument is unknown, has no name, or is not a number.
         :raises ValueError: If shapes, devices or values do not fit.
         """
+        refuse_positional(type(self).__name__, args)
         given = self._rows(observations, function_dist, offset, weights, rows)
         value = self._expected_log_prob(given.y, given.mean, given.variance, given.values)
         return weighted(value.to(function_dist.mean.dtype), given.weights)
@@ -100,7 +106,7 @@ class OnePredictorLikelihood(Likelihood, ABC):
         self,
         observations: Tensor,
         function_dist: MultivariateNormal,
-        *,
+        *args: Any,
         offset: Tensor | float | None = None,
         weights: Tensor | float | None = None,
         **rows: Any,
@@ -115,6 +121,7 @@ class OnePredictorLikelihood(Likelihood, ABC):
         :param rows: Further row-wise arguments.
         :return: ``(*batch, n)``.
         """
+        refuse_positional(type(self).__name__, args)
         given = self._rows(observations, function_dist, offset, weights, rows)
         value = self._log_marginal(given.y, given.mean, given.variance, given.values)
         return weighted(value.to(function_dist.mean.dtype), given.weights)
@@ -122,7 +129,7 @@ class OnePredictorLikelihood(Likelihood, ABC):
     def marginal(
         self,
         function_dist: MultivariateNormal,
-        *,
+        *args: Any,
         offset: Tensor | float | None = None,
         weights: Tensor | float | None = None,
         **rows: Any,
@@ -136,6 +143,7 @@ class OnePredictorLikelihood(Likelihood, ABC):
         :param rows: Further row-wise arguments.
         :return: A distribution of batch shape ``(*batch, n)``.
         """
+        refuse_positional(type(self).__name__, args)
         self._require_one_predictor(function_dist)
         mean, variance = function_dist.mean, function_dist.variance
         values = self._values(mean, rows)
@@ -148,7 +156,7 @@ class OnePredictorLikelihood(Likelihood, ABC):
     def forward(
         self,
         function_samples: Tensor,
-        *,
+        *args: Any,
         offset: Tensor | float | None = None,
         weights: Tensor | float | None = None,
         **rows: Any,
@@ -162,6 +170,7 @@ class OnePredictorLikelihood(Likelihood, ABC):
         :param rows: Further row-wise arguments.
         :return: A distribution of batch shape ``(*sample, *batch, n)``.
         """
+        refuse_positional(type(self).__name__, args)
         values = self._values(function_samples, rows)
         row_vector("weights", weights, function_samples, nonnegative=True)
         shift = row_vector("offset", offset, function_samples)
@@ -208,7 +217,7 @@ class OnePredictorLikelihood(Likelihood, ABC):
             return focused_rule(centre, width, num_nodes)
 
     def _values(self, like: Tensor, rows: Mapping[str, Any]) -> dict[str, Tensor]:
-        refuse_unknown(type(self).__name__, ("offset", "weights", *self._row_arguments), rows)
+        RowArguments(self.row_arguments).refuse_others(type(self).__name__, rows)
         values: dict[str, Tensor] = {}
         for name, default in self._row_arguments.items():
             given = rows.get(name)

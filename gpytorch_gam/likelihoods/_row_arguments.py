@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import numbers
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import gpytorch
 import torch
+from gpytorch.likelihoods import (
+    DirichletClassificationLikelihood,
+    HadamardGaussianLikelihood,
+    Likelihood,
+    MultitaskGaussianLikelihood,
+    _GaussianLikelihoodBase,
+)
+from gpytorch.likelihoods.noise_models import FixedGaussianNoise, HomoskedasticNoise
 from torch import Tensor
+
+from gpytorch_gam._checks import did_you_mean
 
 
 def row_vector(
@@ -61,19 +73,110 @@ def row_vector(
     return converted
 
 
-def refuse_unknown(owner: str, known: Iterable[str], given: Iterable[str]) -> None:
+class RowArguments(NamedTuple):
     """
-    Row-wise arguments must be ones that the likelihood takes.
+    Names of the row-wise arguments that a likelihood reads.
+
+    :ivar names: those that are known.
+    :ivar are_all: False if it may read others, because a method of somebody's own takes ``**kwargs``.
+    """
+
+    names: tuple[str, ...]
+    are_all: bool = True
+
+    def and_also(self, *names: str) -> RowArguments:
+        """
+        Those of a likelihood around this one, and these.
+
+        :param names: That it reads itself.
+        """
+        return RowArguments((*names, *(name for name in self.names if name not in names)), self.are_all)
+
+    def refuse_others(self, owner: str, given: Iterable[str]) -> None:
+        """
+        Row-wise arguments must be ones that the likelihood reads: otherwise they would have no effect, and nobody would
+        know.
+
+        :param owner: Name of the likelihood's class.
+        :param given: Names of what was passed.
+        :raises TypeError: If one is not read, or is a misspelling of one that is.
+        """
+        unknown = [name for name in given if name not in self.names]
+        if not self.are_all:
+            unknown = [name for name in unknown if did_you_mean(name, self.names)]
+        if unknown:
+            known = (
+                f"takes the row-wise arguments {', '.join(self.names)}" if self.names else "takes no row-wise argument"
+            )
+            raise TypeError(
+                f"{owner} {known}, but got {', '.join(name + did_you_mean(name, self.names) for name in unknown)}"
+            )
+
+
+def row_arguments(likelihood: Likelihood) -> RowArguments:
+    """
+    The row-wise arguments that a likelihood reads: one of this package, which says so; one of GPyTorch's, whose methods
+    take any and ignore them; or somebody's own, which names them in the signatures of its methods.
+
+    :param likelihood: Any.
+    """
+    own = getattr(likelihood, "row_arguments", None)
+    if own is not None:
+        return RowArguments(tuple(own))
+    names = dict.fromkeys(_read_by_gpytorch(likelihood))
+    are_all = True
+    for method in _methods_of_others(type(likelihood)):
+        parameters = list(inspect.signature(method).parameters.values())
+        are_all &= not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+        # The first are self, the responses and the predictor, or self and the predictor.
+        first = 3 if method.__name__ in ("expected_log_prob", "log_marginal") else 2
+        named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        names |= dict.fromkeys(parameter.name for parameter in parameters[first:] if parameter.kind in named)
+    return RowArguments(tuple(names), are_all)
+
+
+def refuse_positional(owner: str, given: Sequence[Any]) -> None:
+    """
+    Row-wise arguments have names.
 
     :param owner: Name of the likelihood's class.
-    :param known: Names of what it takes.
-    :param given: Names of what was passed.
-    :raises TypeError: If one is unknown.
+    :param given: Arguments by position after those that every likelihood takes.
+    :raises TypeError: If there is one.
     """
-    known = tuple(known)
-    unknown = [name for name in given if name not in known]
-    if unknown:
-        raise TypeError(f"{owner} takes the row-wise arguments {', '.join(known)}, but got {', '.join(unknown)}")
+    if given:
+        raise TypeError(
+            f"{owner} reads no further argument by position, but got {len(given)}: pass row-wise arguments by name, "
+            "such as weights=..., and no inputs"
+        )
+
+
+def takes_positional_arguments(likelihood: Likelihood) -> bool:
+    """
+    Whether further arguments by position may mean something to a likelihood: inputs to a model of the noise, task
+    indices, or whatever somebody's own takes.
+
+    :param likelihood: Any.
+    """
+    noise = getattr(likelihood, "noise_covar", None)
+    return (
+        any(_methods_of_others(type(likelihood)))
+        or isinstance(likelihood, HadamardGaussianLikelihood)
+        or not isinstance(noise, HomoskedasticNoise | FixedGaussianNoise | None)
+    )
+
+
+def _read_by_gpytorch(likelihood: Likelihood) -> tuple[str, ...]:
+    if isinstance(likelihood, DirichletClassificationLikelihood):
+        return ("noise", "targets")
+    is_gaussian = isinstance(likelihood, _GaussianLikelihoodBase)
+    return ("noise",) if is_gaussian and not isinstance(likelihood, MultitaskGaussianLikelihood) else ()
+
+
+def _methods_of_others(kind: type) -> list[Callable[..., Any]]:
+    """The methods that see row-wise arguments, where somebody's class defines them and not GPyTorch's."""
+    names = ("expected_log_prob", "log_marginal", "marginal", "forward")
+    methods = [getattr(kind, name) for name in names]
+    return [method for method in methods if not method.__module__.startswith("gpytorch.")]
 
 
 def check_responses(owner: str, y: Tensor, like: Tensor) -> None:

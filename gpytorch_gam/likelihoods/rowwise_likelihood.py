@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-import inspect
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
-from gpytorch.likelihoods import Likelihood
+from gpytorch.likelihoods import Likelihood, _OneDimensionalLikelihood
 from torch import Tensor
 from torch.distributions import Distribution
 
+from gpytorch_gam import _checks as checks
+
 from ._joint_likelihood import with_offset
-from ._row_arguments import row_vector, weighted
+from ._row_arguments import (
+    refuse_positional,
+    row_arguments,
+    row_vector,
+    takes_positional_arguments,
+    weighted,
+)
 
 
 class RowwiseLikelihood(Likelihood):
@@ -25,8 +33,8 @@ class RowwiseLikelihood(Likelihood):
       integer weights give the bound of repeated rows in total nats. Predictions do not depend on them.
 
     All else is the likelihood's: how accurate its expectations are, and what it makes of further arguments, which are
-    passed on. (GPyTorch's likelihoods that work by quadrature do not hand them to ``forward`` in ``log_marginal``.)
-    Likelihoods of this package have row-wise arguments of their own.
+    passed on if it reads them: ``noise`` by GPyTorch's Gaussian ones, and whatever the methods of your own name. Others
+    are an error, as are misspelt ones. Likelihoods of this package have row-wise arguments of their own.
 
     :param likelihood: Any likelihood whose expected log-probabilities are one a row.
     :ivar likelihood: The same; its parameters are trained with the model's.
@@ -38,13 +46,14 @@ class RowwiseLikelihood(Likelihood):
     """
 
     def __init__(self, likelihood: Likelihood) -> None:
-        if not isinstance(likelihood, Likelihood):
-            raise TypeError(f"likelihood must be a GPyTorch likelihood, got {type(likelihood).__name__}")
-        if "weights" in inspect.signature(likelihood.expected_log_prob).parameters:
+        checks.likelihood(likelihood)
+        read = row_arguments(likelihood)
+        if "weights" in read.names:
             raise TypeError(f"{type(likelihood).__name__} takes offset and weights itself: use it as it is")
         super().__init__(max_plate_nesting=likelihood.max_plate_nesting)
         self.likelihood = likelihood
         self.has_analytic_marginal = likelihood.has_analytic_marginal
+        self._read, self._reads_positions = read.and_also("offset", "weights"), takes_positional_arguments(likelihood)
 
     def expected_log_prob(
         self,
@@ -65,9 +74,10 @@ class RowwiseLikelihood(Likelihood):
         :param weights: Of the rows.
         :param kwargs: Passed on.
         :return: ``(*batch, n)``.
-        :raises TypeError: If offset or weights are not numbers.
+        :raises TypeError: If offset or weights are not numbers, or another argument is not read by the likelihood.
         :raises ValueError: If their shapes, devices or values do not fit.
         """
+        self._check(args, kwargs)
         shifted = _shifted(function_dist, offset)
         value = self.likelihood.expected_log_prob(observations, shifted, *args, **kwargs)
         return _weighted_rows(value, weights)
@@ -92,8 +102,24 @@ class RowwiseLikelihood(Likelihood):
         :param kwargs: Passed on.
         :return: ``(*batch, n)``.
         """
-        value = self.likelihood.log_marginal(observations, _shifted(function_dist, offset), *args, **kwargs)
+        self._check(args, kwargs)
+        value = self._log_marginal(observations, _shifted(function_dist, offset), *args, **kwargs)
         return _weighted_rows(value, weights)
+
+    def _log_marginal(
+        self, observations: Tensor, function_dist: MultivariateNormal, *args: Any, **kwargs: Any
+    ) -> Tensor:
+        inner = self.likelihood
+        if type(inner).log_marginal is not _OneDimensionalLikelihood.log_marginal or not (args or kwargs):
+            return inner.log_marginal(observations, function_dist, *args, **kwargs)
+        # GPyTorch's own does not hand further arguments to `forward`.
+        return inner.quadrature(lambda f: inner(f, *args, **kwargs).log_prob(observations).exp(), function_dist).log()
+
+    def _check(self, args: Sequence[Any], names: Iterable[str]) -> None:
+        name = f"{type(self).__name__} of {type(self.likelihood).__name__}"
+        if not self._reads_positions:
+            refuse_positional(name, args)
+        self._read.refuse_others(name, names)
 
     def marginal(
         self,
@@ -112,6 +138,7 @@ class RowwiseLikelihood(Likelihood):
         :param weights: Without effect.
         :param kwargs: Passed on.
         """
+        self._check(args, kwargs)
         return self.likelihood(_shifted(function_dist, offset), *args, **kwargs)
 
     def forward(
@@ -131,6 +158,7 @@ class RowwiseLikelihood(Likelihood):
         :param weights: Without effect.
         :param kwargs: Passed on.
         """
+        self._check(args, kwargs)
         shift = row_vector("offset", offset, function_samples)
         return self.likelihood(function_samples if shift is None else function_samples + shift, *args, **kwargs)
 

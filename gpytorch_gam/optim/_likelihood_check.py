@@ -11,7 +11,9 @@ from gpytorch.likelihoods import (
     _OneDimensionalLikelihood,
 )
 
+from gpytorch_gam._checks import did_you_mean
 from gpytorch_gam.likelihoods import RowwiseLikelihood
+from gpytorch_gam.likelihoods._row_arguments import row_arguments
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 
 # Of GPyTorch's likelihoods, which do not say how many predictors they take, those that take one.
@@ -47,21 +49,25 @@ def check_number_of_predictors(strategy: AdditiveVariationalStrategy, likelihood
 
 def check_row_parameters(likelihood: Likelihood, names: Collection[str]) -> None:
     """
-    Raise an error for row-wise arguments that a likelihood of GPyTorch's would swallow without reading them. (Those of
-    this package know theirs, and somebody's own may read anything.)
+    Raise an error for row-wise arguments that the likelihood would swallow without reading them.
 
     :param likelihood: Of the data.
     :param names: Of the arguments.
     :raises TypeError: If there are such.
     """
-    inner = unwrapped(likelihood)
-    if not type(inner).__module__.startswith("gpytorch."):
+    if not names:
         return
-    read = {"noise"} if inner is likelihood else {"noise", "offset", "weights"}
-    ignored = sorted(set(names) - read)
-    if ignored:
-        wrapped = "" if inner is not likelihood else f": wrap it, RowwiseLikelihood({type(inner).__name__}(...))"
-        raise TypeError(
-            f"{type(likelihood).__name__} does not read {', '.join(ignored)}"
-            + (wrapped or f", it takes {', '.join(sorted(read))}")
-        )
+    inner, own = unwrapped(likelihood), ("offset", "weights")
+    read, owner = row_arguments(inner), type(inner).__name__
+    if inner is not likelihood:
+        read, owner = read.and_also(*own), f"{type(likelihood).__name__} of {owner}"
+    try:
+        read.refuse_others(owner, names)
+    except TypeError as error:
+        wrappable = [name for name in names if name not in read.names and (name in own or did_you_mean(name, own))]
+        if inner is likelihood and "weights" not in read.names and wrappable:
+            raise TypeError(
+                f"{owner} does not read {', '.join(name + did_you_mean(name, own) for name in wrappable)}: wrap it, "
+                f"RowwiseLikelihood({owner}(...)), which reads offset and weights"
+            ) from error
+        raise

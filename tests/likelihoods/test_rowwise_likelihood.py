@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
 
 import gpytorch
 import pytest
@@ -136,7 +137,7 @@ def test_what_takes_weights_itself_is_refused() -> None:
     for likelihood in (PoissonLikelihood(), SoftmaxLikelihood(3), rowwise):
         with pytest.raises(TypeError, match="takes offset and weights itself"):
             RowwiseLikelihood(likelihood)
-    with pytest.raises(TypeError, match="must be a GPyTorch likelihood, got ABCMeta"):
+    with pytest.raises(TypeError, match="must be a GPyTorch likelihood, got the class GaussianLikelihood: call it"):
         RowwiseLikelihood(gpytorch.likelihoods.GaussianLikelihood)
 
 
@@ -149,3 +150,74 @@ def test_wrong_arguments_are_refused_by_name() -> None:
         wrapped.expected_log_prob(y, dist, offset=torch.zeros(3))
     with pytest.raises(ValueError, match=r"weights has shape \(3,\)"):
         wrapped.log_marginal(y, dist, weights=torch.zeros(3))
+
+
+CALLS = {
+    "expected_log_prob": lambda likelihood, dist, *args, **kwargs: likelihood.expected_log_prob(
+        torch.zeros(NUM_ROWS), dist, *args, **kwargs
+    ),
+    "log_marginal": lambda likelihood, dist, *args, **kwargs: likelihood.log_marginal(
+        torch.zeros(NUM_ROWS), dist, *args, **kwargs
+    ),
+    "marginal": lambda likelihood, dist, *args, **kwargs: likelihood(dist, *args, **kwargs),
+    "forward": lambda likelihood, dist, *args, **kwargs: likelihood(dist.mean, *args, **kwargs),
+}
+each_call = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+
+
+@each_call
+@pytest.mark.parametrize(
+    "make",
+    [lambda make=make: RowwiseLikelihood(make()) for make in MAKERS.values()] + [PoissonLikelihood],
+    ids=[*MAKERS, "ours"],
+)
+def test_a_misspelt_argument_is_refused(make: Callable[[], Likelihood], call: Callable[..., object]) -> None:
+    with pytest.raises(TypeError, match=r"offset, weights.*, but got weight \(did you mean weights\?\)"):
+        call(make(), predictor(torch.zeros(NUM_ROWS)), weight=torch.ones(NUM_ROWS))
+
+
+@each_call
+def test_arguments_by_position_are_refused(call: Callable[..., object]) -> None:
+    joint = MultitaskMultivariateNormal(torch.zeros(NUM_ROWS, 3), torch.eye(3 * NUM_ROWS))
+    for likelihood, dist in (
+        (RowwiseLikelihood(gpytorch.likelihoods.GaussianLikelihood()), predictor(torch.zeros(NUM_ROWS))),
+        (PoissonLikelihood(), predictor(torch.zeros(NUM_ROWS))),
+        (SoftmaxLikelihood(3), joint),
+    ):
+        with pytest.raises(TypeError, match="reads no further argument by position, but got 1: pass row-wise"):
+            call(likelihood, dist, torch.ones(NUM_ROWS))
+
+
+class _Exposed(gpytorch.likelihoods._OneDimensionalLikelihood):
+    """Somebody's own, with an argument that its signature names."""
+
+    def forward(
+        self, function_samples: torch.Tensor, exposure: float | torch.Tensor = 1.0
+    ) -> torch.distributions.Poisson:
+        return torch.distributions.Poisson(exposure * function_samples.exp())
+
+
+class _Open(_Exposed):
+    """Somebody's own that may read any argument."""
+
+    def forward(self, function_samples: torch.Tensor, **kwargs: torch.Tensor) -> torch.distributions.Poisson:
+        return super().forward(function_samples, kwargs.get("hours", 1.0))
+
+
+@pytest.mark.parametrize(("make", "name"), [(_Exposed, "exposure"), (_Open, "hours")])
+def test_arguments_of_somebodys_own_likelihood_are_read_everywhere(make: type, name: str) -> None:
+    wrapped, ours = RowwiseLikelihood(make()), PoissonLikelihood()
+    y, dist, hours = torch.arange(NUM_ROWS), predictor(torch.linspace(-1.0, 1.0, NUM_ROWS)), torch.rand(NUM_ROWS) + 0.5
+    for method in ("expected_log_prob", "log_marginal"):
+        found = getattr(wrapped, method)(y, dist, weights=2.0, **{name: hours})
+        torch.testing.assert_close(
+            found, getattr(ours, method)(y, dist, weights=2.0, exposure=hours), rtol=1e-3, atol=1e-3
+        )
+
+
+def test_misspellings_are_found_where_any_argument_may_be_read() -> None:
+    dist, y = predictor(torch.zeros(NUM_ROWS)), torch.zeros(NUM_ROWS)
+    with pytest.raises(TypeError, match=r"got offsets \(did you mean offset\?\)"):
+        RowwiseLikelihood(_Open()).expected_log_prob(y, dist, offsets=y)
+    with pytest.raises(TypeError, match=r"got exposures \(did you mean exposure\?\)"):
+        RowwiseLikelihood(_Exposed()).expected_log_prob(y, dist, exposures=y)

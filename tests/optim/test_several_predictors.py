@@ -9,7 +9,7 @@ import gpytorch
 import pytest
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
-from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood
 from torch.utils.data import DataLoader
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
@@ -324,8 +324,12 @@ def test_arguments_that_gpytorch_would_ignore_are_refused() -> None:
     ):
         with pytest.raises(TypeError, match=message):
             run()
-    with pytest.raises(TypeError, match="RowwiseLikelihood does not read weight, it takes noise, offset, weights"):
+    with pytest.raises(
+        TypeError, match=r"takes the row-wise arguments offset, weights, noise, but got weight \(did you"
+    ):
         polish(model, RowwiseLikelihood(likelihood), [(x, y, {"weight": y})])
+    with pytest.raises(TypeError, match="BernoulliLikelihood takes no row-wise argument, but got noise"):
+        polish(model, BernoulliLikelihood().double(), [(x, (y > 0).double(), {"noise": y})])
 
 
 @pytest.mark.parametrize("wrapped", [False, True])

@@ -1,0 +1,193 @@
+"""Checks of arguments that many entries share: which one is wrong, what was given, and what to pass instead."""
+
+from __future__ import annotations
+
+import numbers
+import reprlib
+from collections.abc import Collection, Iterable
+from difflib import get_close_matches
+from typing import Any
+
+import gpytorch
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def integer(name: str, value: Any, *, least: int | None = None) -> int:
+    """
+    A whole number: of Python, NumPy, or an integer tensor without dimensions.
+
+    :param name: Of the argument.
+    :param value: What was given.
+    :param least: The smallest that is allowed.
+    :raises TypeError: If it is something else, such as 1.5 or True.
+    :raises ValueError: If it is too small.
+    """
+    number = _unpacked(value)
+    if isinstance(number, bool) or not isinstance(number, numbers.Integral):
+        raise TypeError(f"{name} must be an integer, got {shown(value)}")
+    if least is not None and number < least:
+        raise ValueError(f"{name} must be at least {least}, got {int(number)}")
+    return int(number)
+
+
+def number(
+    name: str, value: Any, *, above: float | None = None, least: float | None = None, most: float | None = None
+) -> float:
+    """
+    A real number: of Python, NumPy, or a tensor without dimensions. NaN is none.
+
+    :param name: Of the argument.
+    :param value: What was given.
+    :param above: Bound that is not allowed itself.
+    :param least: The smallest that is allowed.
+    :param most: The largest that is allowed.
+    :raises TypeError: If it is something else, such as a string or True.
+    :raises ValueError: If it is out of range.
+    """
+    found = _unpacked(value)
+    if isinstance(found, bool) or not isinstance(found, numbers.Real):
+        raise TypeError(f"{name} must be a number, got {shown(value)}")
+    found = float(found)
+    is_inside = (
+        (above is None or found > above) and (least is None or found >= least) and (most is None or found <= most)
+    )
+    if found != found or not is_inside:
+        raise ValueError(f"{name} must {_range(above, least, most)}, got {found:g}")
+    return found
+
+
+def flag(name: str, value: Any) -> bool:
+    """
+    True or False.
+
+    :param name: Of the argument.
+    :param value: What was given.
+    :raises TypeError: If it is something else, such as "no", which is true.
+    """
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{name} must be True or False, got {shown(value)}")
+    return bool(value)
+
+
+def choice(name: str, value: Any, allowed: Collection[str]) -> str:
+    """
+    One of some strings.
+
+    :param name: Of the argument.
+    :param value: What was given.
+    :param allowed: The strings.
+    :raises TypeError: If it is no string.
+    :raises ValueError: If it is another string.
+    """
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be one of {list(allowed)}, got {shown(value)}")
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {list(allowed)}, got {value!r}{did_you_mean(value, allowed)}")
+    return value
+
+
+def tensor(name: str, value: Any) -> Tensor:
+    """
+    A tensor.
+
+    :param name: Of the argument.
+    :param value: What was given.
+    :raises TypeError: If it is something else, such as an array of NumPy's.
+    """
+    if not torch.is_tensor(value):
+        remedy = f": pass torch.as_tensor({name}, dtype=...)" if isinstance(value, np.ndarray | list | tuple) else ""
+        raise TypeError(f"{name} must be a torch.Tensor, got {_kind(value)}{remedy}")
+    return value
+
+
+def likelihood(value: Any) -> gpytorch.likelihoods.Likelihood:
+    """
+    A likelihood.
+
+    :param value: What was given.
+    :raises TypeError: If it is something else: a class that was not called, or the model.
+    """
+    if not isinstance(value, gpytorch.likelihoods.Likelihood):
+        raise TypeError(f"likelihood must be a GPyTorch likelihood, got {_kind(value)}{_instead(value, 'likelihood')}")
+    return value
+
+
+def approximate_gp(value: Any) -> gpytorch.models.ApproximateGP:
+    """
+    A model with a variational strategy.
+
+    :param value: What was given.
+    :raises TypeError: If it is something else.
+    """
+    if not isinstance(value, torch.nn.Module) or not hasattr(value, "variational_strategy"):
+        raise TypeError(
+            f"model must be an ApproximateGP with a variational_strategy, such as an AdditiveGP, got {_kind(value)}"
+            f"{_instead(value, 'model')}"
+        )
+    return value
+
+
+def function(name: str, value: Any) -> None:
+    """
+    Something to be called, or None.
+
+    :param name: Of the argument.
+    :param value: What was given.
+    :raises TypeError: If it is neither.
+    """
+    if value is not None and not callable(value):
+        raise TypeError(f"{name} must be a function, or None, got {shown(value)}")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """
+    The nearest spelling for the end of a message, or nothing.
+
+    :param name: What was given.
+    :param known: What there is.
+    """
+    nearest = get_close_matches(name, list(known), n=1)
+    return f" (did you mean {nearest[0]}?)" if nearest and nearest[0] != name else ""
+
+
+def shown(value: Any) -> str:
+    """
+    A value for a message, on one line.
+
+    :param value: Any.
+    """
+    if torch.is_tensor(value) or isinstance(value, np.ndarray):
+        return f"{_kind(value)} of shape {tuple(value.shape)}"
+    if isinstance(value, str | numbers.Number | None):
+        return repr(value)
+    return f"{_kind(value)} {' '.join(reprlib.repr(value).split())}"
+
+
+def _kind(value: Any) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+
+
+def _instead(value: Any, wanted: str) -> str:
+    if isinstance(value, type):
+        return f": call it, {value.__name__}(...)"
+    if isinstance(value, gpytorch.likelihoods.Likelihood) or hasattr(value, "variational_strategy"):
+        return f": is the {wanted} in another's place?"
+    return ""
+
+
+def _unpacked(value: Any) -> Any:
+    """The number in a tensor or array without dimensions."""
+    is_array = torch.is_tensor(value) or isinstance(value, np.ndarray | np.generic)
+    return value.item() if is_array and not value.shape else value
+
+
+def _range(above: float | None, least: float | None, most: float | None) -> str:
+    if most is not None:
+        return f"lie in {'(' if least is None else '['}{above if least is None else least:g}, {most:g}]"
+    if above is not None:
+        return "be positive" if above == 0 else f"be above {above:g}"
+    if least is not None:
+        return "not be negative" if least == 0 else f"be at least {least:g}"
+    return "not be NaN"
