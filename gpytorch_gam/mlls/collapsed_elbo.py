@@ -91,8 +91,8 @@ class CollapsedELBO(gpytorch.Module):
         super().__init__()
         if not isinstance(likelihood, GaussianLikelihood):
             raise ValueError(
-                f"likelihood must be a GaussianLikelihood, got {type(likelihood).__name__}: other likelihoods have no "
-                "collapsed bound, use gpytorch.mlls.VariationalELBO"
+                f"likelihood must be a GaussianLikelihood, got {type(likelihood).__name__}: others, and noises by row, "
+                "have no collapsed bound here, use gpytorch.mlls.VariationalELBO"
             )
         strategy = getattr(model, "variational_strategy", None)
         if not isinstance(strategy, AdditiveVariationalStrategy):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
+import torch
 from gpytorch.likelihoods import (
     FixedNoiseGaussianLikelihood,
     GaussianLikelihood,
     Likelihood,
     _OneDimensionalLikelihood,
 )
+from torch import Tensor
 
 from gpytorch_gam._checks import did_you_mean
 from gpytorch_gam.likelihoods import RowwiseLikelihood
@@ -47,14 +50,78 @@ def check_number_of_predictors(strategy: AdditiveVariationalStrategy, likelihood
     raise ValueError(f"{type(inner).__name__} takes {wanted}, but the model has {found}: {hint}")
 
 
+def with_noise_by_row(likelihood: Likelihood, batches: Iterable[Any]) -> Iterable[Any]:
+    """
+    The batches of a :class:`~gpytorch.likelihoods.FixedNoiseGaussianLikelihood` with the noise of each row. One that
+    holds all rows in memory is in the order of the noises that the likelihood holds; of others nobody knows, so that
+    they have to bring theirs, as :func:`check_row_parameters` demands.
+
+    :param likelihood: Any; batches of another likelihood are left as they are.
+    :param batches: Any.
+    :raises ValueError: If there are more or fewer noises than rows.
+    :raises NotImplementedError: If the likelihood learns additional noise.
+    """
+    noise = _stored_noise(likelihood)
+    if noise is None or not isinstance(batches, list | tuple) or len(batches) != 1:
+        return batches
+    (batch,) = batches
+    if not isinstance(batch, list | tuple) or len(batch) not in (2, 3) or not torch.is_tensor(batch[1]):
+        return batches  # what is wrong is told where they are read
+    given = batch[2] if len(batch) == 3 and isinstance(batch[2], Mapping) else {}
+    return [(*batch[:2], {**parameters_with_noise(likelihood, len(batch[1]), given)})]
+
+
+def parameters_with_noise(likelihood: Likelihood, num_rows: int, given: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """
+    Row-wise arguments, to which the noises are added that the likelihood holds, if it does and they are not among them.
+
+    :param likelihood: Any.
+    :param num_rows: Number of rows, all of them, in the order of the likelihood's noises.
+    :param given: Row-wise arguments.
+    :raises ValueError: If there are more or fewer noises than rows.
+    :raises NotImplementedError: If the likelihood learns additional noise.
+    """
+    noise = _stored_noise(likelihood)
+    if noise is None or "noise" in given:
+        return given
+    if noise.shape != (num_rows,):
+        raise ValueError(
+            f"{type(unwrapped(likelihood)).__name__} holds noises of shape {tuple(noise.shape)}, but there are "
+            f"{num_rows} rows: pass the noise of these rows as their row-wise argument noise"
+        )
+    return {**given, "noise": noise}
+
+
+def _stored_noise(likelihood: Likelihood) -> Tensor | None:
+    inner = unwrapped(likelihood)
+    noise = getattr(getattr(inner, "noise_covar", None), "noise", None)
+    if not isinstance(inner, FixedNoiseGaussianLikelihood) or noise is None:
+        return None
+    if inner.second_noise_covar is not None:
+        raise NotImplementedError(
+            f"{type(inner).__name__} with learn_additional_noise=True: GPyTorch counts the noise of single rows twice "
+            "then, and not what is learnt. Leave it out, or write a loop in which each step sees all rows, in their "
+            "order"
+        )
+    return noise
+
+
 def check_row_parameters(likelihood: Likelihood, names: Collection[str]) -> None:
     """
-    Raise an error for row-wise arguments that the likelihood would swallow without reading them.
+    Raise an error for row-wise arguments that the likelihood would swallow without reading them, and for missing
+    noises, in place of which it would take those of other rows.
 
     :param likelihood: Of the data.
     :param names: Of the arguments.
     :raises TypeError: If there are such.
+    :raises ValueError: If the likelihood holds noises, and there are none by row.
     """
+    if "noise" not in names and _stored_noise(likelihood) is not None:
+        raise ValueError(
+            f"{type(unwrapped(likelihood)).__name__} holds the noises of all rows in their order, and does not know "
+            "which rows a batch has: pass the noise of each row with it, as in batches = DataLoader(RowDataset(x, y, "
+            "noise=noise), ...), or all rows as the one batch of a list, [(x, y)]"
+        )
     if not names:
         return
     inner, own = unwrapped(likelihood), ("offset", "weights")

@@ -18,7 +18,7 @@ from gpytorch_gam.warnings import TrainingLoopWarning
 from ._data_stream import Rows, checked_rows
 from ._distributed import Processes, average_gradients, row_weighted
 from ._graphed_step import GraphedStep
-from ._likelihood_check import check_number_of_predictors, unwrapped
+from ._likelihood_check import check_number_of_predictors, unwrapped, with_noise_by_row
 from ._row_count import number_of_rows, warn_of_other_rows
 from ._structured_posterior import StructuredDistribution, validated_strategy
 from .natural_gradient import NaturalGradient
@@ -114,6 +114,7 @@ def fit(
             raise ValueError(f"{name} must be at least 1, got {value}")
     if polish_passes < 0:
         raise ValueError(f"polish_passes must not be negative, got {polish_passes}")
+    batches = with_noise_by_row(likelihood, batches)
     loop = _Loop(model, likelihood, num_data, lr, num_held_back, warm_start, process_group, cuda_graph)
     with_bar = progress and loop.processes.leads
     epochs = _progress_bar(range(1, num_epochs + 1)) if with_bar else range(1, num_epochs + 1)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import gpytorch
 import torch
-from gpytorch.likelihoods import GaussianLikelihood, Likelihood
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood, Likelihood
 from gpytorch.means import ConstantMean, ZeroMean
 from gpytorch.variational import CholeskyVariationalDistribution
 from linear_operator.utils.errors import NanError, NotPSDError
@@ -25,6 +25,7 @@ from gpytorch_gam.variational._expected_gradients import ExpectedGradients, expe
 
 from ._discretized_data import DiscretizedData, LevelTables, MomentTables, sampled
 from ._level_statistics import LevelStatistics, interpolated, moment_tables
+from ._likelihood_check import unwrapped
 from ._quasi_newton import ObjectiveError, QuasiNewton
 from ._structured_posterior import StructuredDistribution, validated_strategy
 from ._tabulated_gradients import distinct_responses, tabulated
@@ -187,6 +188,11 @@ def _check_supported(strategy: AdditiveVariationalStrategy, likelihood: Likeliho
         raise NotImplementedError(
             f"the mean module, a {type(mean).__name__}, has trainable parameters, and of these only a ConstantMean "
             "can be trained on discretised data: set requires_grad_(False) to keep it as it is"
+        )
+    if isinstance(unwrapped(likelihood), FixedNoiseGaussianLikelihood):
+        raise NotImplementedError(
+            "FixedNoiseGaussianLikelihood has a noise of each row, but fit_discretized takes no row-wise argument: use "
+            "fit and polish"
         )
     trainable = [name for name, parameter in likelihood.named_parameters() if parameter.requires_grad]
     if trainable and not isinstance(likelihood, GaussianLikelihood):

@@ -18,6 +18,7 @@ from gpytorch_gam.variational import AdditiveVariationalStrategy
 from gpytorch_gam.variational._precision_algebra import split_groups
 
 from ._data_stream import checked_rows
+from ._likelihood_check import with_noise_by_row
 from .polish import polish
 
 # Rows whose graph exists at a time.
@@ -90,8 +91,12 @@ class HyperparameterUncertainty:
             if not value > 0:
                 raise ValueError(f"{name} must be positive, got {value!r}")
         self._model, self._likelihood = deepcopy(model), deepcopy(likelihood)
-        self._batches, self._max_passes, self._step = every_row(batches), max_passes, step
-        polish(self._model, self._likelihood, batches, max_passes=max_passes)
+        self._batches, self._max_passes, self._step = (
+            with_noise_by_row(likelihood, every_row(batches)),
+            max_passes,
+            step,
+        )
+        polish(self._model, self._likelihood, self._batches, max_passes=max_passes)
         self._origin = deepcopy((self._model.state_dict(), self._likelihood.state_dict()))
         self._coordinates = [c for c in self._all_coordinates() if self._may_move(c)]
         if not self._coordinates:

@@ -7,7 +7,7 @@ import torch
 from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 
-from ._likelihood_check import check_number_of_predictors, check_row_parameters
+from ._likelihood_check import check_number_of_predictors, check_row_parameters, parameters_with_noise
 from ._structured_posterior import modes_kept
 from .natural_gradient import NaturalGradient
 
@@ -44,7 +44,8 @@ def initialize_posterior(
         raise ValueError(
             f"num_data is {num_data}, but the batch has {len(y)} rows: num_data is the number of rows of all the data"
         )
-    check_row_parameters(likelihood, row_parameters)
+    parameters = parameters_with_noise(likelihood, len(y), row_parameters)
+    check_row_parameters(likelihood, parameters)
     gradients = [(parameter, parameter.grad) for module in (model, likelihood) for parameter in module.parameters()]
     natural = NaturalGradient(model, num_data=num_data)
     check_number_of_predictors(model.variational_strategy, likelihood)
@@ -54,7 +55,7 @@ def initialize_posterior(
                 parameter.grad = None
             mll = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=num_data).train()
             with torch.enable_grad():
-                loss = -mll(model(x), y, **row_parameters)
+                loss = -mll(model(x), y, **parameters)
                 loss.backward()
             natural.step()
         finally:

@@ -26,7 +26,7 @@ from ._distributed import (
     step_together,
     take_distribution_of_first,
 )
-from ._likelihood_check import check_number_of_predictors, unwrapped
+from ._likelihood_check import check_number_of_predictors, unwrapped, with_noise_by_row
 from ._mean_step import REACH, Posterior
 from ._natural_step import Family, exact_step
 from ._predictor_rows import positive_part
@@ -110,7 +110,7 @@ def polish(
         model, (*StructuredDistribution, CholeskyVariationalDistribution), several_predictors=True
     )
     check_number_of_predictors(strategy, likelihood)
-    batches, processes = every_row(batches), Processes(process_group)
+    batches, processes = with_noise_by_row(likelihood, every_row(batches)), Processes(process_group)
     with torch.no_grad(), modes_kept(model, likelihood):
         model.train()
         likelihood.train()
