@@ -15,3 +15,7 @@ class TrainingLoopWarning(UserWarning):
 
 class ProjectionWarning(UserWarning):
     """The fastest way to compute projections does not work on a device."""
+
+
+class ConvergenceWarning(UserWarning):
+    """A fit ends short of its optimum."""
