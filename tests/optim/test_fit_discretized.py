@@ -20,6 +20,7 @@ from gpytorch_gam.kernels import ANOVAKernel, Uniform
 from gpytorch_gam.mlls import CollapsedELBO
 from gpytorch_gam.optim import fit_discretized, polish
 from gpytorch_gam.optim._discretized_data import DiscretizedData, MomentTables
+from gpytorch_gam.optim._discretized_problem import DiscretizedProblem
 from gpytorch_gam.optim._level_statistics import LevelStatistics, interpolated
 from gpytorch_gam.optim._quasi_newton import QuasiNewton
 from gpytorch_gam.optim._tabulated_gradients import TabulatedGradients, distinct_responses, tabulated
@@ -122,7 +123,7 @@ def test_bound_and_gradients_equal_those_of_the_data() -> None:
     x = make_inputs(400, repeated=True)
     y = truth(x) + 1.0 + 0.4 * torch.randn(400).double()
     levels = ColumnLevels.from_data(x, model.predictor)
-    problem = fit_module._Problem(model, likelihood, levels, 400)
+    problem = DiscretizedProblem(model, likelihood, levels, 400)
     data = DiscretizedData.from_batches(
         [(x[:150], y[:150]), (x[150:], y[150:])], levels, model.variational_strategy, None
     )
@@ -141,7 +142,7 @@ def test_weighted_statistics_equal_dense_sums() -> None:
     strategy._initialize_once()
     x, weights, targets = make_inputs(300, repeated=True), torch.rand(300).double(), torch.randn(300).double()
     levels = ColumnLevels.from_data(x, model.predictor)
-    problem = fit_module._Problem(model, BernoulliLikelihood(), levels, 300)
+    problem = DiscretizedProblem(model, BernoulliLikelihood(), levels, 300)
     data = DiscretizedData.from_batches([(x, targets)], levels, strategy, None)
     tables = data.tables(weights, targets, torch.zeros((), dtype=torch.float64))
     found = LevelStatistics(strategy, problem.terms, tables)()
@@ -236,7 +237,7 @@ def test_fewer_levels_stand_for_many() -> None:
     x = torch.rand(3000, 4).double()
     y = truth(x) + 0.5 * torch.randn(3000).double()
     levels = ColumnLevels.from_data(x, model.predictor, max_levels=(256, 50))
-    problem = fit_module._Problem(model, likelihood, levels, 3000)
+    problem = DiscretizedProblem(model, likelihood, levels, 3000)
     data = DiscretizedData.from_batches([(x, y)], levels, model.variational_strategy, None)
     tables = data.tables(None, y, y.square().sum())
     few = interpolated(tables, [not levels.is_exact(term) for term in levels.terms], (48, 16))
@@ -484,7 +485,7 @@ def test_moves_that_lower_the_bound_are_taken_back(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(QuasiNewton, "maximise", spoil)
     before = [parameter.detach().clone() for parameter in model.hyperparameters()]
     levels = ColumnLevels.from_data(x, model.predictor)
-    problem = fit_module._Problem(model, likelihood, levels, len(x))
+    problem = DiscretizedProblem(model, likelihood, levels, len(x))
     data = DiscretizedData.from_batches([(x, torch.sin(6 * x[:, 0]))], levels, model.variational_strategy, None, 1)
     tables = data.tables(None, data.responses, data.responses.square().sum())
     statistics = LevelStatistics(model.variational_strategy, problem.terms, tables)
