@@ -461,10 +461,10 @@ def works_on(device: torch.device) -> bool:
 @torch.no_grad()
 def _largest_error(device: torch.device) -> float:
     """Against float64, of values and gradients relative to the largest entry of each."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator("cpu").manual_seed(0)
 
     def random(*sizes: int) -> Tensor:
-        return torch.rand(*sizes, generator=generator).to(device)
+        return torch.rand(*sizes, generator=generator, device="cpu").to(device)
 
     def rbf(dtype: torch.dtype) -> ProjectionInputs:
         factor = Factor(LocalShape.RBF, *(tensor.to(dtype) for tensor in (z, x, log_scale, rate)))

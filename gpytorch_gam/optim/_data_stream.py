@@ -18,6 +18,7 @@ from gpytorch_gam.variational._expected_gradients import (
 from gpytorch_gam.variational._posterior_covariance import covariance_in_rows, keep_positive
 from gpytorch_gam.variational._precision_algebra import CovarianceFactors, split_groups
 
+from ._grad_mode import trainable
 from ._likelihood_check import check_row_parameters
 from ._predictor_rows import predictor_segments, seen_by_rows
 from ._weighted_features import FeatureChunk, Totals, WeightedFeatures
@@ -74,7 +75,8 @@ class DataStream(WeightedFeatures):
 
     def chunks(self) -> Iterator[FeatureChunk]:
         """All rows."""
-        expected, is_empty = torch.zeros((), dtype=torch.float64), True
+        device = self._strategy.predictor.device
+        expected, is_empty = torch.zeros((), dtype=torch.float64, device=device), True
         for batch in self._batches:
             for rows in checked_rows(self._strategy, self._likelihood, batch).split(self._chunk_size):
                 chunk, value = self._differentiate(rows)
@@ -194,7 +196,7 @@ def checked_rows(strategy: AdditiveVariationalStrategy, likelihood: Likelihood |
     parameters = _checked_parameters(batch[2], x) if len(batch) == 3 else {}
     if likelihood is not None:
         check_row_parameters(likelihood, parameters)
-    return Rows(x, y, parameters)
+    return Rows(trainable(x), trainable(y), {name: trainable(value) for name, value in parameters.items()})
 
 
 def _checked_parameters(parameters: Any, x: Tensor) -> dict[str, Tensor]:

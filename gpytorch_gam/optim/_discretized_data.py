@@ -235,12 +235,12 @@ def sampled(batches: Iterable[tuple[Tensor, Tensor]], share: float) -> Iterator[
     :param batches: Pairs of inputs and responses.
     :param share: Of the rows.
     """
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator("cpu").manual_seed(0)  # whatever the default device is
     for x, y in batches:
         if share * len(x) < 100:  # many small batches: each row by a coin of its own
-            rows = (torch.rand(len(x), generator=generator) < share).nonzero().squeeze(-1)
+            rows = (torch.rand(len(x), generator=generator, device="cpu") < share).nonzero().squeeze(-1)
         else:
-            rows = torch.randint(len(x), (round(share * len(x)),), generator=generator).unique()
+            rows = torch.randint(len(x), (round(share * len(x)),), generator=generator, device="cpu").unique()
         if len(rows):
             yield x[rows.to(x.device)], y[rows.to(y.device)]
 

@@ -16,6 +16,7 @@ from gpytorch_gam.variational import (
 )
 from gpytorch_gam.variational._structured_fit import leading_root
 
+from ._grad_mode import check_trainable
 from ._mean_step import Posterior
 from ._natural_step import Family, with_more_directions
 
@@ -111,6 +112,7 @@ def validated_strategy(
             f"model has {strategy.predictor.num_predictors} predictors, and this works for one: use fit or "
             "NaturalGradient, then polish"
         )
+    check_trainable(model)
     batch_shape = strategy._variational_distribution.batch_shape or strategy.predictor.batch_shape
     if batch_shape:
         raise NotImplementedError(

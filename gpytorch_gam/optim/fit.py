@@ -17,6 +17,7 @@ from gpytorch_gam.warnings import TrainingLoopWarning
 
 from ._data_stream import Rows, checked_rows
 from ._distributed import Processes, average_gradients, row_weighted
+from ._grad_mode import gradients_on
 from ._graphed_step import GraphedStep
 from ._likelihood_check import check_number_of_predictors, unwrapped, with_noise_by_row
 from ._row_count import number_of_rows, warn_of_other_rows
@@ -122,7 +123,8 @@ def fit(
     try:
         for number in epochs:
             loop.set_rate(share_done=(number - 1) / num_epochs)
-            elbo = loop.run(batches)
+            with gradients_on():
+                elbo = loop.run(batches)
             history.append(Epoch(number, elbo, 0.5 * (elbo + (history[-1].smoothed_elbo if history else elbo))))
             if loop.processes.leads and _has_diverged(history) and not _has_diverged(history[:-1]):
                 warnings.warn(
@@ -181,7 +183,8 @@ class _Loop:
         """One pass over the data; the mean of the batches' ELBOs, weighted by their rows, in nats."""
         self._check_lengths(batches)
         self.mll.train()
-        total, num_rows, largest = torch.zeros((), dtype=torch.float64), 0, 0
+        device = self.mll.model.variational_strategy.predictor.device
+        total, num_rows, largest = torch.zeros((), dtype=torch.float64, device=device), 0, 0
         for batch in batches:
             rows = self._checked(batch)
             total, num_rows = total + len(rows.y) * self._step(rows).to(total), num_rows + len(rows.y)
@@ -191,8 +194,7 @@ class _Loop:
                 "batches is empty: there is no data to fit (a loader with drop_last gives nothing if its batches are "
                 "larger than the data)"
             )
-        device = self.mll.model.variational_strategy.predictor.device
-        sums = self.processes.sum([total.to(device), total.new_tensor([num_rows, largest]).to(device)])
+        sums = self.processes.sum([total, total.new_tensor([num_rows, largest])])
         num_rows, largest = map(int, sums[1].tolist())
         if self.processes.leads and not self.has_counted:
             warn_of_other_rows(batches, num_rows, self.mll.num_data, tolerance=largest)

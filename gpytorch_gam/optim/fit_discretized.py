@@ -120,7 +120,7 @@ def fit_discretized(
     _check_supported(strategy, likelihood)
     batches, num_threads = every_row(batches), torch.get_num_threads()
     try:
-        with _one_thread(strategy.predictor.num_inducing_total <= _SMALL):
+        with torch.inference_mode(False), _one_thread(strategy.predictor.num_inducing_total <= _SMALL):
             if levels is None:
                 levels = ColumnLevels.from_batches(batches, strategy.predictor, max_levels=max_levels)
             _check_sizes(levels)

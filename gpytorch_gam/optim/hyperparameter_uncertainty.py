@@ -18,6 +18,7 @@ from gpytorch_gam.variational import AdditiveVariationalStrategy
 from gpytorch_gam.variational._precision_algebra import split_groups
 
 from ._data_stream import checked_rows
+from ._grad_mode import gradients_on
 from ._likelihood_check import with_noise_by_row
 from .polish import polish
 
@@ -90,17 +91,21 @@ class HyperparameterUncertainty:
         for name, value in (("prior_stddev", prior_stddev), ("step", step)):
             if not value > 0:
                 raise ValueError(f"{name} must be positive, got {value!r}")
-        self._model, self._likelihood = deepcopy(model), deepcopy(likelihood)
-        self._batches, self._max_passes, self._step = (
-            with_noise_by_row(likelihood, every_row(batches)),
-            max_passes,
-            step,
-        )
-        polish(self._model, self._likelihood, self._batches, max_passes=max_passes)
+        self._batches, self._max_passes, self._step = every_row(batches), max_passes, step
+        self._batches = with_noise_by_row(likelihood, self._batches)
+        with torch.inference_mode(False):
+            self._model, self._likelihood = deepcopy(model), deepcopy(likelihood)
+            #: Covariance V of the hyperparameters :attr:`names` on the logarithmic scale, ``(p, p)``, float64.
+            self.covariance = self._explored_covariance(prior_stddev)
+
+    def _explored_covariance(self, prior_stddev: float) -> Tensor:
+        """V, after a visit to all neighbours of the estimates."""
+        polish(self._model, self._likelihood, self._batches, max_passes=self._max_passes)
         self._origin = deepcopy((self._model.state_dict(), self._likelihood.state_dict()))
         self._coordinates = [c for c in self._all_coordinates() if self._may_move(c)]
         if not self._coordinates:
             raise ValueError("no hyperparameter is free to move: all are fixed, without a constraint, or at a bound")
+        step = self._step
         pairs = [(self._explore(c, step), self._explore(c, -step)) for c in self._coordinates]
         self._load(*self._origin)
         self._states = [(ahead.state, behind.state) for ahead, behind in pairs]
@@ -108,8 +113,7 @@ class HyperparameterUncertainty:
         precision = 0.5 * (curvature + curvature.mT)
         precision.diagonal().add_(prior_stddev**-2)
         values, vectors = torch.linalg.eigh(precision)
-        #: Covariance V of the hyperparameters :attr:`names` on the logarithmic scale, ``(p, p)``, float64.
-        self.covariance = (vectors / values.clamp_min(prior_stddev**-2)) @ vectors.mT
+        return (vectors / values.clamp_min(prior_stddev**-2)) @ vectors.mT
 
     @property
     def names(self) -> list[str]:
@@ -228,8 +232,9 @@ class HyperparameterUncertainty:
         totals = {key: torch.zeros_like(parameter) for key, parameter in parameters.items()}
         for batch in self._batches:
             for rows in checked_rows(self._strategy, self._likelihood, batch).split(_CHUNK):
-                bound = mll(self._model(rows.x), rows.y, **rows.parameters)
-                bound = bound * len(rows.y)  # the divergence adds up to one
+                with gradients_on():
+                    bound = mll(self._model(rows.x), rows.y, **rows.parameters)
+                    bound = bound * len(rows.y)  # the divergence adds up to one
                 found = torch.autograd.grad(bound, list(parameters.values()), allow_unused=True)
                 for key, gradient in zip(parameters, found, strict=True):
                     totals[key] += 0.0 if gradient is None else gradient
@@ -239,8 +244,8 @@ class HyperparameterUncertainty:
 
     def _slope(self, coordinate: _Coordinate) -> Tensor:
         """Derivative of the raw parameter in the coordinate."""
-        raw = self._raw(coordinate).detach().double().requires_grad_()
-        with torch.enable_grad():
+        with gradients_on():
+            raw = self._raw(coordinate).detach().double().requires_grad_()
             value = self._constraint(coordinate).transform(raw).flatten()[coordinate.entry]
             (derivative,) = torch.autograd.grad(value, raw)
         scale = value.detach() if coordinate.is_log else torch.ones_like(value)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import gpytorch
-import torch
 from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 
+from ._grad_mode import gradients_on
 from ._likelihood_check import check_number_of_predictors, check_row_parameters, parameters_with_noise
 from ._structured_posterior import modes_kept
 from .natural_gradient import NaturalGradient
@@ -49,14 +49,13 @@ def initialize_posterior(
     gradients = [(parameter, parameter.grad) for module in (model, likelihood) for parameter in module.parameters()]
     natural = NaturalGradient(model, num_data=num_data)
     check_number_of_predictors(model.variational_strategy, likelihood)
-    with modes_kept(model, likelihood):
+    with gradients_on(), modes_kept(model, likelihood):
         try:
             for parameter, _ in gradients:
                 parameter.grad = None
             mll = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=num_data).train()
-            with torch.enable_grad():
-                loss = -mll(model(x), y, **parameters)
-                loss.backward()
+            loss = -mll(model(x), y, **parameters)
+            loss.backward()
             natural.step()
         finally:
             natural.detach()

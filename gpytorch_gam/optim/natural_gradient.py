@@ -278,6 +278,8 @@ class NaturalGradient(torch.optim.Optimizer):
             parameters are then as before.
         :raises NotImplementedError: If the inputs had a batch shape.
         """
+        if torch.is_inference_mode_enabled():
+            raise RuntimeError("step() needs gradients, which torch.inference_mode() rules out: call it outside")
         result: Any = None
         if closure is not None:
             with torch.enable_grad():

@@ -111,7 +111,7 @@ def polish(
     )
     check_number_of_predictors(strategy, likelihood)
     batches, processes = with_noise_by_row(likelihood, every_row(batches)), Processes(process_group)
-    with torch.no_grad(), modes_kept(model, likelihood):
+    with torch.inference_mode(False), torch.no_grad(), modes_kept(model, likelihood):
         model.train()
         likelihood.train()
         strategy._initialize_once()

@@ -1,0 +1,143 @@
+"""Fits give the same inside of torch's switches: gradients off, inference, other default dtypes and devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import gpytorch
+import pytest
+import torch
+from gpytorch.likelihoods import GaussianLikelihood
+
+from gpytorch_gam import AdditiveGP
+from gpytorch_gam.components import AdditivePredictor, constant, smooth
+from gpytorch_gam.mlls import CollapsedELBO
+from gpytorch_gam.optim import (
+    HyperparameterUncertainty,
+    NaturalGradient,
+    fit,
+    fit_discretized,
+    initialize_posterior,
+    polish,
+)
+from gpytorch_gam.optim._discretized_data import sampled
+from gpytorch_gam.variational import concurvity, sobol_indices
+
+Problem = tuple[AdditiveGP, GaussianLikelihood, torch.Tensor, torch.Tensor]
+
+
+def make_problem() -> Problem:
+    torch.manual_seed(0)
+    x = torch.rand(40, 2, dtype=torch.float64)
+    y = torch.sin(6 * x[:, 0]) + 0.2 * torch.randn(40, dtype=torch.float64)
+    model = AdditiveGP(AdditivePredictor(smooth([0, 1], x, num_inducing=6), constant()), rank=4)
+    return model.double(), GaussianLikelihood().double(), x, y
+
+
+class _DefaultDtype:
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+
+    def __enter__(self) -> None:
+        self._before = torch.get_default_dtype()
+        torch.set_default_dtype(self._dtype)
+
+    def __exit__(self, *error: object) -> None:
+        torch.set_default_dtype(self._before)
+
+
+def mean_after(train: Callable) -> Callable[..., torch.Tensor]:
+    def run(model: AdditiveGP, likelihood: GaussianLikelihood, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        train(model, likelihood, x, y)
+        return model.predict(x).mean
+
+    return run
+
+
+def optimum(model: AdditiveGP, likelihood: GaussianLikelihood, x: torch.Tensor, y: torch.Tensor) -> None:
+    found = CollapsedELBO(likelihood, model).optimum(x, y)
+    model.variational_strategy.set_whitened_posterior(found.mean, found.precision)
+
+
+def added_variance(model: AdditiveGP, likelihood: GaussianLikelihood, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    model.predictor.requires_grad_(False)  # so that the noise alone is uncertain
+    return HyperparameterUncertainty(model, likelihood, [(x, y)], max_passes=1).variance(x)
+
+
+TRAINED: dict[str, Callable[..., torch.Tensor]] = {
+    "fit": mean_after(lambda model, likelihood, *data: fit(model, likelihood, [data], num_epochs=2, num_held_back=1)),
+    "polish": mean_after(lambda model, likelihood, *data: polish(model, likelihood, [data])),
+    "initialize": mean_after(initialize_posterior),
+    "discretized": mean_after(lambda model, likelihood, *data: fit_discretized(model, likelihood, [data])),
+    "collapsed": mean_after(optimum),
+    "uncertainty": added_variance,
+    "sobol": lambda model, likelihood, x, y: sobol_indices(model, x).share,
+    "concurvity": lambda model, likelihood, x, y: concurvity(model, x).estimate,
+}
+CONTEXTS: dict[str, Callable[[], AbstractContextManager]] = {
+    "no_grad": torch.no_grad,
+    "grad off": lambda: torch.set_grad_enabled(False),
+    "inference": torch.inference_mode,
+    "float32 by default": lambda: _DefaultDtype(torch.float32),
+    "float64 by default": lambda: _DefaultDtype(torch.float64),
+}
+
+
+@pytest.mark.parametrize("context", CONTEXTS.values(), ids=CONTEXTS.keys())
+@pytest.mark.parametrize("run", TRAINED.values(), ids=TRAINED.keys())
+def test_results_do_not_depend_on_switches(run: Callable[..., torch.Tensor], context: Callable) -> None:
+    problem = make_problem()
+    expected = run(*make_problem())
+    make_problem()  # seeds
+    with context():
+        found = run(*problem)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    gpytorch.mlls.VariationalELBO(problem[1], problem[0], 40).train()(problem[0](problem[2]), problem[3]).backward()
+
+
+# Where a tensor is made on the default device instead of the data's, it has no values here.
+@pytest.mark.parametrize("name", ["fit", "polish", "initialize", "collapsed", "sobol", "concurvity", "uncertainty"])
+def test_results_do_not_depend_on_the_default_device(name: str) -> None:
+    problem = make_problem()
+    expected = TRAINED[name](*make_problem())
+    make_problem()  # seeds
+    with torch.device("meta"):
+        found = TRAINED[name](*problem)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_samples_of_rows_do_not_depend_on_the_default_device() -> None:
+    batches = [(torch.rand(size, 1), torch.rand(size)) for size in (50, 500)]
+    expected = list(sampled(batches, 0.5))
+    with torch.device("meta"):
+        found = list(sampled(batches, 0.5))
+    assert len(found) == len(expected) == 2
+    assert all(torch.equal(ours[0], theirs[0]) for ours, theirs in zip(found, expected, strict=True))
+
+
+def test_data_of_inference_mode_can_be_trained_on() -> None:
+    model, likelihood, x, y = make_problem()
+    with torch.inference_mode():
+        data = x.clone(), y.clone()
+    assert data[0].is_inference()
+    fit(model, likelihood, [data], num_epochs=2)
+    initialize_posterior(model, likelihood, *data)
+    polish(model, likelihood, [data])
+    expected, fresh = make_problem()[0], make_problem()[1]
+    fit(expected, fresh, [(x, y)], num_epochs=2)
+    polish(expected, fresh, [(x, y)])
+    torch.testing.assert_close(model.predict(x).mean, expected.predict(x).mean, atol=1e-6, rtol=1e-6)
+
+
+def test_what_cannot_be_trained_is_refused() -> None:
+    with torch.inference_mode():
+        model = make_problem()[0]
+    _, likelihood, x, y = make_problem()
+    for train in (fit, polish):
+        with pytest.raises(ValueError, match=r"AdditiveGP were made in torch.inference_mode\(\) and cannot be trained"):
+            train(model, likelihood, [(x, y)])
+    model = make_problem()[0]
+    natural = NaturalGradient(model, num_data=40)
+    with torch.inference_mode(), pytest.raises(RuntimeError, match="inference_mode"):
+        natural.step(lambda: model(x).mean.sum())
