@@ -8,20 +8,27 @@ import torch
 from gpytorch.kernels import (
     CosineKernel,
     Kernel,
-    MaternKernel,
     PeriodicKernel,
     ProductKernel,
-    RBFKernel,
     RQKernel,
     ScaleKernel,
 )
 from torch import Tensor
 
 from gpytorch_gam.kernels import ANOVAKernel, CentredKernel, LevelKernel, OrdinalKernel
+from gpytorch_gam.kernels._bounded_kernels import MATERN_KERNELS, RBF_KERNELS
 from gpytorch_gam.kernels._separable_form import separable_form
 
 # Kernels whose diagonal is one.
-_CORRELATIONS = (RBFKernel, MaternKernel, PeriodicKernel, RQKernel, CosineKernel, LevelKernel, OrdinalKernel)
+_CORRELATIONS = (
+    *RBF_KERNELS,
+    *MATERN_KERNELS,
+    PeriodicKernel,
+    RQKernel,
+    CosineKernel,
+    LevelKernel,
+    OrdinalKernel,
+)
 
 
 def is_product_of_scales(kernel: Kernel, num_columns: int) -> bool:

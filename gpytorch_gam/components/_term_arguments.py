@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
-from gpytorch.constraints import Interval
-from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import Kernel, ScaleKernel
 from torch import Tensor
 
 from gpytorch_gam.kernels import ANOVAKernel, Measure, Uniform
+from gpytorch_gam.kernels._bounded_kernels import BoundedMaternKernel, BoundedRBFKernel, PrintableInterval
 
 from .levels import Levels, as_levels, listed
 
@@ -236,15 +236,16 @@ def stationary_kernel(term: str, kind: str, width: Tensor, active_dims: Sequence
     """
     if kind not in KERNELS:
         raise ValueError(f"kernel of {term} must be one of {list(KERNELS)}, got {kind!r}")
-    unit = width.to(torch.get_default_dtype())
-    # GPyTorch prints numbers alone, and does not index bounds when it indexes a kernel.
-    unit = unit[0] if bool((unit == unit[0]).all()) else unit.reshape(-1, 1, 1)
+    unit = width.to(torch.get_default_dtype()).reshape(-1, 1, 1)
     options: dict[str, Any] = {
         "batch_shape": torch.Size([len(width)]),
-        "lengthscale_constraint": Interval(SHORTEST_LENGTHSCALE * unit, LONGEST_LENGTHSCALE * unit),
+        "lengthscale_constraint": PrintableInterval(SHORTEST_LENGTHSCALE * unit, LONGEST_LENGTHSCALE * unit),
         "active_dims": None if active_dims is None else tuple(active_dims),
     }
-    kernel = RBFKernel(**options) if kind == "rbf" else MaternKernel(nu=_MATERN_SMOOTHNESS[kind], **options)
+    if kind == "rbf":
+        kernel: Kernel = BoundedRBFKernel(**options)
+    else:
+        kernel = BoundedMaternKernel(nu=_MATERN_SMOOTHNESS[kind], **options)
     kernel.lengthscale = INITIAL_LENGTHSCALE * unit
     return kernel
 
@@ -254,10 +255,14 @@ def centred_on(kernel: Kernel, measure: Measure | None, ranges: Ranges) -> ANOVA
     A kernel of one column, centred.
 
     :param kernel: Of batch shape ``(C,)``.
-    :param measure: Under which; default uniform on the ranges.
+    :param measure: Under which, one for all components or one each; default uniform on the ranges.
     :param ranges: Of the column in each component, ``(C,)``.
     """
-    return ANOVAKernel(kernel, Uniform(ranges.low, ranges.high) if measure is None else measure)
+    if measure is None:
+        measure = Uniform(ranges.low, ranges.high)
+    elif measure.batch_shape == torch.Size([]):
+        measure = measure.expand(ranges.low.shape)
+    return ANOVAKernel(kernel, measure)
 
 
 def scaled(kernel: Kernel, num_components: int, variance: float = 1.0, is_fixed: bool = False) -> ScaleKernel:
@@ -321,6 +326,24 @@ def grid_of_levels(points: Tensor, codes: Tensor) -> Tensor:
     return torch.cartesian_prod(points.squeeze(-1), codes.squeeze(-1)).unsqueeze(0)
 
 
+def open_levels(levels: LevelsLike) -> Levels:
+    """
+    Levels of a term for which an unseen one is no error.
+
+    :param levels: Anything that :func:`as_levels` takes.
+    """
+    return replace(as_levels(levels), allows_unseen=True)
+
+
+def closed_levels(levels: LevelsLike) -> Levels:
+    """
+    Levels of a term for which any other value is an error.
+
+    :param levels: Anything that :func:`as_levels` takes.
+    """
+    return replace(as_levels(levels), allows_unseen=False)
+
+
 def several_levels(term: str, column: int, levels: LevelsLike) -> Levels:
     """
     Levels of a term that sums to zero over them.
@@ -330,7 +353,7 @@ def several_levels(term: str, column: int, levels: LevelsLike) -> Levels:
     :param levels: Anything that :func:`as_levels` takes.
     :raises ValueError: If there is only one.
     """
-    levels = as_levels(levels)
+    levels = closed_levels(levels)
     if len(levels) < 2:
         raise ValueError(
             f"{term} of column {column} has the single level {listed(levels.labels)}: effects that sum to zero over it "
@@ -382,7 +405,7 @@ def multipliers(term: str, columns: Sequence[int], by: int | None, levels: Level
         by = checked_column(term, by, "by")
         repeats, group_arguments["by"] = 1, by
     else:
-        by, levels = checked_column(term, by, "by"), as_levels(levels)
+        by, levels = checked_column(term, by, "by"), closed_levels(levels)
         if by in columns:
             raise ValueError(f"by of {term} is column {by}, which is among its columns {list(columns)}")
         repeats = len(levels)

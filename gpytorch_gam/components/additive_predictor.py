@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import gpytorch
 import torch
@@ -165,6 +166,21 @@ class AdditivePredictor(gpytorch.Module):
         """Device that inputs must be on."""
         return self.groups[0].inducing_points.device
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        self.check_state(state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def check_state(self, state_dict: Mapping[str, Any], prefix: str = "") -> None:
+        """
+        Raise an error if a state is not one of the same components, see :meth:`ComponentGroup.check_state`.
+
+        :param state_dict: That holds the predictor's.
+        :param prefix: Of the names of the predictor's entries.
+        :raises ValueError: If it is of others.
+        """
+        for index, group in enumerate(self.groups):
+            group.check_state(state_dict, f"{prefix}groups.{index}.")
+
     def component_indices(
         self, names: Sequence[str] | str | None, exclude: Sequence[str] | str | None = None
     ) -> list[int]:
@@ -204,7 +220,7 @@ class AdditivePredictor(gpytorch.Module):
         :raises ValueError: For a wrong type, dtype, device or shape, an empty batch, too few columns; for NaN and
             infinity in a column that a component uses (NaN only unless all components that read the column allow it by
             ``missing="marginal"``) or that a mean module reads; and for values in columns with ``levels`` that are none
-            of these.
+            of these, unless they allow unseen ones.
         """
         if not torch.is_tensor(x):
             raise ValueError(f"x must be a torch.Tensor, got {type(x).__name__}")
@@ -293,6 +309,8 @@ class AdditivePredictor(gpytorch.Module):
         names: dict[tuple[int, Levels], list[str]] = {}
         for group in self.groups:
             for column, levels in group.levels.items():
+                if levels.allows_unseen:
+                    continue
                 names.setdefault((column, levels), []).extend(group.names_reading(column))
         found = [_unseen(x[..., column], column, levels, readers) for (column, levels), readers in names.items()]
         problems = [problem for problem in found if problem is not None]

@@ -26,6 +26,7 @@ from gpytorch_gam.operators._cholesky import safe_cholesky
 
 from ._fused_projection import is_transformed, plain_kernel
 from ._mean_variance import is_product_of_scales, mean_diagonal, product_of_scales
+from ._structure import STATE_KEY, Structure, as_bytes, difference, from_bytes, kernel_structure
 from .levels import Levels, listed
 
 
@@ -55,8 +56,8 @@ class ComponentGroup(gpytorch.Module):
         kernel :math:`g_c` has mean zero, which leaves the linear effect of the multiplier itself to another component.
     :param by_levels: For each component the level (a code) of its ``by`` column in whose rows it is; elsewhere it is
         zero. None for a component whose ``by`` column is a multiplier, or which has none.
-    :param levels: Levels of those of the columns for which any other value is an error. Kernels that know what to do
-        with unseen levels leave their column out.
+    :param levels: Levels of those of the columns that are categories. Any other value is an error, unless they allow
+        unseen levels because the kernel knows what to do with these.
     :param missing: What NaN in a component's own columns means. "error": it is refused. "marginal": in such a row the
         component has mean zero and its mean prior variance, independently of all other rows, whatever the data: the
         output scale with normalised ANOVA kernels, and otherwise the mean over the inducing points, which is exact for
@@ -114,6 +115,7 @@ class ComponentGroup(gpytorch.Module):
         self.exact = exact
         self.missing = missing
         self.kernel = kernel
+        self._columns_read, self._multipliers_read = columns, by
         self.register_buffer(
             "columns", torch.tensor(columns, dtype=torch.long).reshape(len(columns), -1), persistent=False
         )
@@ -226,23 +228,54 @@ class ComponentGroup(gpytorch.Module):
         """Largest column index in use, -1 if none is."""
         return self._max_column
 
-    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
-        self._refuse_other_levels(state_dict.get(prefix + "inducing_points"))
+    def get_extra_state(self) -> Tensor:
+        """What the group is apart from the numbers in its state: names, columns, levels, kinds of kernels."""
+        return as_bytes(self._structure())
+
+    def set_extra_state(self, state: Any) -> None:
+        """
+        Nothing is left to do: :meth:`check_state` was called before anything was loaded.
+
+        :param state: From :meth:`get_extra_state`.
+        """
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        self.check_state(state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
-    def _refuse_other_levels(self, points: Tensor | None) -> None:
-        """Levels are no parameters: a state of other ones belongs to another model."""
-        if points is None or points.shape != self.inducing_points.shape:
-            return  # torch has its own errors
-        for column, levels in self.levels.items():
-            known = torch.tensor(levels.codes, dtype=torch.float32)
-            for component, position in (self.columns == column).nonzero().tolist():
-                loaded = points[..., component, :, position].float().unique().cpu()
-                if not torch.isin(loaded, known).all():
-                    raise ValueError(
-                        f"the state is of a model with levels {listed(loaded.tolist())} in column {column}, but "
-                        f"{self._label} has {levels.describe()}: make it with the levels it was trained with"
-                    )
+    def check_state(self, state_dict: Mapping[str, Any], prefix: str = "") -> None:
+        """
+        Raise an error if a state is not one of a group with the same names, columns, levels and kinds of kernels.
+
+        :param state_dict: That holds the group's.
+        :param prefix: Of the names of the group's entries.
+        :raises ValueError: If it is another group's.
+        """
+        key = prefix + STATE_KEY
+        if key not in state_dict:
+            return  # torch's own error, unless strict=False
+        found = difference(from_bytes(state_dict[key]), self._structure())
+        if found is not None:
+            raise ValueError(
+                f"the state is that of other components than {list(self.names)}: {found}. Make the model with the "
+                f"terms that were trained. (Without the entry {key!r}, a state is loaded unseen with strict=False.)"
+            )
+
+    def _structure(self) -> Structure:
+        return {
+            "names": list(self.names),
+            "predictor": self.predictor,
+            "columns": self._columns_read,
+            "by": self._multipliers_read,
+            "by_levels": list(self._by_levels),
+            "levels": {
+                str(column): [list(pair) for pair in zip(levels.codes, levels.labels, strict=True)]
+                for column, levels in self.levels.items()
+            },
+            "exact": self.exact,
+            "num_inducing": self.num_inducing,
+            "kernel": kernel_structure(self.kernel),
+        }
 
     def names_reading(self, column: int) -> list[str]:
         """

@@ -21,11 +21,11 @@ from ._term_arguments import (
     grid,
     grid_of_levels,
     level_points,
+    open_levels,
     scaled,
     stationary_kernel,
 )
 from .component_group import ComponentGroup, default_name
-from .levels import as_levels
 
 
 def factor_smooth(
@@ -83,7 +83,7 @@ def factor_smooth(
         >>> factor_smooth(0, by=3, levels=subjects, x=x)   # s(time, subject, bs = "fs")
     """
     column, by = different_columns("factor_smooth", column, by)
-    levels = as_levels(levels)
+    levels = open_levels(levels)
     (num,) = checked_count("factor_smooth", num_inducing, 1)
     if measure is not None and not anova:
         raise ValueError("factor_smooth has a measure, but is not centred under it: give anova=True as well")
@@ -98,6 +98,7 @@ def factor_smooth(
         columns=[[column, by]],
         inducing_points=grid_of_levels(grid(ranges[:, None], [num])[0], codes),
         names=[default_name(f"x{column}|x{by}", predictor)] if names is None else as_names(names),
+        levels={by: levels},
         predictor=predictor,
         missing=missing,
     )

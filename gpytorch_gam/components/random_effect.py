@@ -7,9 +7,16 @@ from typing import Literal
 
 from gpytorch_gam.kernels import LevelKernel
 
-from ._term_arguments import LevelsLike, as_names, checked_column, checked_variance, level_points, scaled
+from ._term_arguments import (
+    LevelsLike,
+    as_names,
+    checked_column,
+    checked_variance,
+    level_points,
+    open_levels,
+    scaled,
+)
 from .component_group import ComponentGroup
-from .levels import as_levels
 
 
 def random_effect(
@@ -50,13 +57,14 @@ def random_effect(
     """
     column = checked_column("random_effect", column)
     by = None if by is None else checked_column("random_effect", by, "by")
-    points = level_points(as_levels(levels)).unsqueeze(0)
+    levels = open_levels(levels)
     return ComponentGroup(
         scaled(LevelKernel(), 1, checked_variance("random_effect", variance)),
         columns=[[column]],
-        inducing_points=points,
+        inducing_points=level_points(levels).unsqueeze(0),
         names=as_names(names),
         by=by,
+        levels={column: levels},
         predictor=predictor,
         missing=missing,
         exact=True,

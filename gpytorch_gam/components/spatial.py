@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -12,12 +13,15 @@ from torch import Tensor
 from gpytorch_gam.kernels import CentredKernel
 
 from ._term_arguments import (
+    PerColumn,
+    Ranges,
     as_names,
     checked_columns,
     checked_count,
     checked_variance,
     column_ranges,
     data_columns,
+    grid,
     scaled,
     stationary_kernel,
 )
@@ -27,11 +31,16 @@ from .inducing_points import kmeans_points
 # Rows over which the effect has mean zero: an evaluation of the kernel costs as much for each.
 _MOST_REFERENCE_ROWS = 256
 
+# Places among which an inducing point is chosen where there are too few rows.
+_CANDIDATES = 4
+
 
 def spatial(
     columns: Sequence[int],
-    x: Tensor,
+    x: Tensor | None = None,
     *,
+    low: PerColumn | None = None,
+    high: PerColumn | None = None,
     num_inducing: int = 64,
     kernel: Literal["rbf", "matern12", "matern32", "matern52"] = "matern32",
     centred: bool = True,
@@ -48,15 +57,19 @@ def spatial(
 
     **Prior.** :math:`f \sim GP(0, \sigma^2 k(|\mathbf x - \mathbf x'|))`, with one lengthscale for all columns: a
     quarter of the larger range at first, and between a hundredth and ten times it. Inducing points are centres of
-    k-means clusters of the rows.
+    k-means clusters of the rows; where there are fewer different rows, others between them.
 
     **Identifiability.** With ``centred=True`` the prior is conditioned on the mean over the rows of ``x`` being zero
-    (256 equally spaced ones of more), and the variance is its mean prior variance there: the level is the constant's.
-    Main effects of the columns are contained. With ``centred=False`` the effect and the constant share one constant.
+    (256 equally spaced ones of more; without ``x`` over the box), and the variance is its mean prior variance there:
+    the level is the constant's. Main effects of the columns are contained. With ``centred=False`` the effect and the
+    constant share one constant.
 
     :param columns: Two columns, or three.
-    :param x: Training inputs ``(n, D)``; rows with values that are not finite are left out.
-    :param num_inducing: Largest number of inducing points.
+    :param x: Training inputs ``(n, D)``; rows with values that are not finite are left out. Not needed with ``low`` and
+        ``high``, between which the inducing points are then spread evenly.
+    :param low: Lower end of the ranges, or one a column. Only without ``x``.
+    :param high: Upper end of the ranges, or one a column. Only without ``x``.
+    :param num_inducing: Number of inducing points.
     :param kernel: Radial basis function, or Matern of smoothness 1/2, 3/2 or 5/2.
     :param centred: Whether the effect has mean zero over the rows.
     :param variance: Initial prior variance, which is trained. Effects on a log rate often have one far below one.
@@ -74,22 +87,49 @@ def spatial(
     if len(set(columns)) not in (2, 3) or len(set(columns)) < len(columns):
         raise ValueError(f"columns of spatial must be two different columns, or three, got {columns}")
     (num,) = checked_count("spatial", num_inducing, 1)
-    rows = _finite_rows(columns, data_columns("spatial", x, columns))
-    ranges = column_ranges("spatial", columns, x, rows.amin(0), rows.amax(0))
+    if x is None:
+        ranges = column_ranges("spatial", columns, x, low, high)
+        rows = _box(ranges, max(_MOST_REFERENCE_ROWS, _CANDIDATES * num))
+        reference = _box(ranges, _MOST_REFERENCE_ROWS)
+    else:
+        if low is not None or high is not None:
+            raise ValueError("spatial takes its ranges from x, or low and high instead of it: leave one of them out")
+        rows = _finite_rows(columns, data_columns("spatial", x, columns)).to(torch.get_default_dtype())
+        ranges = Ranges(rows.amin(0), rows.amax(0))
+        reference = rows[
+            torch.linspace(0, len(rows) - 1, min(len(rows), _MOST_REFERENCE_ROWS), dtype=torch.float64).round().long()
+        ]
     base: Kernel = stationary_kernel("spatial", kernel, ranges.width.amax().unsqueeze(0))
-    rows = rows.to(torch.get_default_dtype())
     if centred:
-        chosen = torch.linspace(0, len(rows) - 1, min(len(rows), _MOST_REFERENCE_ROWS), dtype=torch.float64)
-        base = CentredKernel(base, rows[chosen.round().long()])
+        base = CentredKernel(base, reference)
+    points = kmeans_points(rows, num)
+    if len(points) < num:
+        points = _filled_up(points, _box(ranges, _CANDIDATES * num), num)
     return ComponentGroup(
         scaled(base, 1, checked_variance("spatial", variance)),
         columns=[columns],
-        inducing_points=kmeans_points(rows, num).unsqueeze(0),
+        inducing_points=points.unsqueeze(0),
         names=as_names(names),
         predictor=predictor,
         missing=missing,
         learn_inducing_locations=learn_inducing_locations,
     )
+
+
+def _box(ranges: Ranges, least: int) -> Tensor:
+    """A grid of ``least`` points or a few more, ``(m, d)``."""
+    num_columns = len(ranges.low)
+    return grid(ranges[None], [math.ceil(least ** (1 / num_columns) - 1e-9)] * num_columns)[0]
+
+
+def _filled_up(points: Tensor, candidates: Tensor, num: int) -> Tensor:
+    """The points, and those candidates that are furthest from all before them: ``num`` in all."""
+    distance = torch.cdist(candidates, points).amin(-1)
+    while len(points) < num:
+        new = candidates[distance.argmax()].unsqueeze(0)
+        points = torch.cat([points, new])
+        distance = torch.minimum(distance, torch.cdist(candidates, new).squeeze(-1))
+    return points
 
 
 def _finite_rows(columns: list[int], rows: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Batch dimensions of kernels that hold more than parameters."""
+"""Batch dimensions and states of kernels that hold more than parameters."""
 
 from __future__ import annotations
 
@@ -59,6 +59,22 @@ def index_kernel(kernel: Kernel, batch_shape: torch.Size, index: tuple[Any, ...]
         owner._modules[name] = index_kernel(part, batch_shape, index)
     new_kernel.batch_shape = torch.empty(()).expand(batch_shape)[index].shape
     return new_kernel
+
+
+def resize_for_state(module: torch.nn.Module, dims: dict[str, int], state_dict: dict[str, Any], prefix: str) -> None:
+    """Make room in buffers for as many points as a state has of them: their number may depend on the data.
+
+    :param module: That owns the buffers.
+    :param dims: The dimension of each buffer that counts the points.
+    :param state_dict: The state.
+    :param prefix: Of the names of the module's entries.
+    """
+    for name, dim in dims.items():
+        buffer, saved = getattr(module, name), state_dict.get(prefix + name)
+        if saved is not None and saved.dim() == buffer.dim():
+            shape = list(buffer.shape)
+            shape[dim] = saved.shape[dim]
+            setattr(module, name, buffer.new_zeros(shape) if buffer.shape != torch.Size(shape) else buffer)
 
 
 def _children(kernel: Kernel) -> Iterator[tuple[torch.nn.Module, str, Kernel]]:

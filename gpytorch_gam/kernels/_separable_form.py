@@ -16,12 +16,15 @@ import math
 from typing import Any, NamedTuple
 
 import torch
-from gpytorch.kernels import Kernel, MaternKernel, PeriodicKernel, ProductKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import Kernel, PeriodicKernel, ProductKernel, RBFKernel, ScaleKernel
 from gpytorch.settings import trace_mode
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from ._bounded_kernels import MATERN_KERNELS, RBF_KERNELS
 from .anova_kernel import ANOVAKernel, CentredParts
+
+_KNOWN_KERNELS = (*RBF_KERNELS, *MATERN_KERNELS, PeriodicKernel)
 
 # Rows, and numbers a function, up to which functions of the data are kept for the backward pass.
 _CHUNK_SIZE = 8192
@@ -139,7 +142,7 @@ def _take_apart(kernel: Kernel, z: Tensor, x: Tensor, parts: list[_Part], scales
         return False
     if type(kernel) is ProductKernel:
         return all(_take_apart(factor, z, x, parts, scales) for factor in kernel.kernels)
-    if type(kernel) is RBFKernel or (x.shape[-1] == 1 and _is_known(kernel)):
+    if type(kernel) in RBF_KERNELS or (x.shape[-1] == 1 and _is_known(kernel)):
         parts.append(_Part(kernel, z, x))
         return True
     return False
@@ -150,8 +153,8 @@ def _is_known(kernel: Kernel) -> bool:
         base = kernel.base_kernel
         while type(base) is ScaleKernel:
             base = base.base_kernel
-        return "forward" not in vars(base) and type(base) in (RBFKernel, MaternKernel, PeriodicKernel)
-    return type(kernel) in (RBFKernel, MaternKernel, PeriodicKernel)
+        return "forward" not in vars(base) and type(base) in _KNOWN_KERNELS
+    return type(kernel) in _KNOWN_KERNELS
 
 
 def _factor(part: _Part, column: int) -> tuple[Factor, Tensor]:

@@ -19,6 +19,7 @@ from gpytorch.kernels import CosineKernel, Kernel, MaternKernel, PeriodicKernel,
 from gpytorch.settings import debug, trace_mode
 from torch import Tensor
 
+from ._bounded_kernels import MATERN_KERNELS
 from .measures import Measure
 from .measures.measure import largest_scaled_offset, rbf_without_factor
 
@@ -281,7 +282,7 @@ class ANOVAKernel(Kernel):
 
     def _embedding(self, kernel: Kernel, x: Tensor) -> Tensor:
         """The mean over s of k(x, s) / k(0) - 1, of shape `(*batch, n)`."""
-        if type(kernel) is MaternKernel:
+        if type(kernel) in MATERN_KERNELS:
             rate = math.sqrt(2 * kernel.nu) / kernel.lengthscale.double().squeeze(-1)
             embedding = self.measure.matern_deviation(x, rate, kernel.nu)
             if embedding is not None:

@@ -17,7 +17,7 @@ from gpytorch.kernels import Kernel, ProductKernel, ScaleKernel
 from linear_operator import to_dense
 from torch import Tensor
 
-from ._batch_shapes import batch_index, batch_sizes, index_kernel
+from ._batch_shapes import batch_index, batch_sizes, index_kernel, resize_for_state
 from .level_kernel import result_dtype
 from .measures.measure import as_parameter
 
@@ -99,6 +99,10 @@ class CentredKernel(Kernel):
         self.normalize = normalize
         self.register_buffer("points", points)
         self.register_buffer("weights", weights)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        resize_for_state(self, {"points": -2, "weights": -1}, state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     @property
     def batch_shape(self) -> torch.Size:

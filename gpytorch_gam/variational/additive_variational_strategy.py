@@ -25,6 +25,7 @@ from linear_operator.operators import (
 from torch import Tensor
 
 from gpytorch_gam.components import AdditivePredictor, ComponentGroup
+from gpytorch_gam.components._structure import STATE_KEY, as_bytes, from_bytes
 from gpytorch_gam.components.additive_predictor import join_covariances, predictor_distribution
 from gpytorch_gam.components.projection import project_components, project_sum, whitened_weights
 from gpytorch_gam.operators import BlockDiagonalCholeskyLinearOperator, LowRankPrecisionInverseLinearOperator
@@ -93,8 +94,8 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
     component's inducing variables; an explicit ``jitter_val`` is absolute. It leaves a share of about its size of each
     component's prior variance that no amount of data removes. That is nothing in float64 (1e-6), but the 1e-4 of
     float32, which rounding on the data's side calls for, shows in the bands of large data sets: use float64 for those.
-    The value is fixed when the posterior is initialised and travels with the state dict, because the whitened variables
-    depend on it: converting a trained model to another dtype does not change its fit.
+    The value is fixed when the posterior is initialised and travels with the state dict, as an absolute one does,
+    because the whitened variables depend on it: converting a trained model to another dtype does not change its fit.
 
     :param model: The model that owns the strategy; its ``forward`` serves ``prior=True``.
     :param predictor: The components and their prior. Registered here: ``strategy.predictor``.
@@ -120,6 +121,9 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
     variational_params_initialized: Tensor
     whitening_jitter: Tensor
     predictor: AdditivePredictor
+
+    # What the parameters of the posterior describe.
+    _posterior_kind = "inducing variables"
 
     # Whether the posterior depends on nothing but the variational distribution and the inducing variables' covariance.
     _may_keep_projections = True
@@ -164,10 +168,33 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
         if self._recorder is not None:
             self._recorder.prepare()
 
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        super()._load_from_state_dict(*args, **kwargs)
+    def get_extra_state(self) -> Tensor:
+        """What the numbers of the posterior mean something together with."""
+        return as_bytes({"posterior": self._posterior_kind, "jitter_val": self._jitter_val})
+
+    def set_extra_state(self, state: Any) -> None:
+        """
+        Take over the absolute jitter of a state; its kind was compared before anything was loaded.
+
+        :param state: From :meth:`get_extra_state`.
+        """
+        self._jitter_val = from_bytes(state)["jitter_val"]
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        self._check_state(state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args)
         self._initialized = bool(self.variational_params_initialized)
         self._read_whitening_jitter()
+
+    def _check_state(self, state_dict: dict[str, Any], prefix: str) -> None:
+        saved = state_dict.get(f"{prefix}{STATE_KEY}")
+        kind = self._posterior_kind if saved is None else from_bytes(saved)["posterior"]
+        if kind != self._posterior_kind:
+            raise ValueError(
+                f"the state is that of a posterior over {kind}, but {type(self).__name__} has one over "
+                f"{self._posterior_kind}: load it into the strategy that it was trained with"
+            )
+        self.predictor.check_state(state_dict, f"{prefix}predictor.")
 
     def _read_whitening_jitter(self) -> None:
         stored = float(self.whitening_jitter)

@@ -89,6 +89,8 @@ class FullAdditiveVariationalStrategy(_SiteVariationalStrategy):
         >>> model.variational_strategy.fit_sites(likelihood, train_y)
     """
 
+    _posterior_kind = "sites without inducing variables"
+
     def __init__(
         self,
         model: gpytorch.models.ApproximateGP,

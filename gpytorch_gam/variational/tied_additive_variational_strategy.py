@@ -55,6 +55,8 @@ class TiedAdditiveVariationalStrategy(_SiteVariationalStrategy):
         >>> model.variational_strategy.fit_sites(likelihood, train_y)
     """
 
+    _posterior_kind = "sites tied to inducing variables"
+
     def _data_features(self) -> Tensor:
         """Features of the training inputs in float64, ``(*batch, Q, N)``."""
         inputs = self.inputs.double()

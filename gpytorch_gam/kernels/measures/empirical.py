@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._batch_shapes import resize_for_state
 from .measure import Measure, as_parameter
 
 
@@ -78,6 +79,10 @@ class Empirical(Measure):
         bins = torch.tensor_split(data.double().sort(-1).values, num_atoms, dim=-1)
         counts = torch.tensor([float(part.size(-1)) for part in bins], dtype=torch.float64, device=data.device)
         return cls(torch.stack([part.mean(-1) for part in bins], -1), counts)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        resize_for_state(self, {"atoms": -1, "weights": -1}, state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     @property
     def mean(self) -> Tensor:
