@@ -11,6 +11,7 @@ from torch.distributions import Binomial
 
 from ._one_predictor_likelihood import OnePredictorLikelihood, Values
 from ._row_arguments import refuse_rows
+from ._settings_in_state import SettingsInState
 from .poisson_likelihood import refuse_non_counts
 
 # Widths of the bends of log sigmoid, which is singular at a distance of pi from zero, and of the logarithm of the
@@ -18,7 +19,7 @@ from .poisson_likelihood import refuse_non_counts
 _BEND_WIDTHS = {"logit": 3.0, "probit": 2.0}
 
 
-class BinomialLikelihood(OnePredictorLikelihood):
+class BinomialLikelihood(SettingsInState, OnePredictorLikelihood):
     r"""
     Numbers of successes :math:`y_n` among :math:`T_n` trials,
 
@@ -39,6 +40,7 @@ class BinomialLikelihood(OnePredictorLikelihood):
         >>> loss = -mll(model(x), successes, trials=trials)
     """
 
+    _settings: ClassVar[tuple[str, ...]] = ("link",)
     _row_arguments: ClassVar[Mapping[str, float]] = {"trials": 1.0}
 
     def __init__(self, link: Literal["logit", "probit"] = "logit") -> None:

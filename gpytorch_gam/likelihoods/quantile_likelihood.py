@@ -13,9 +13,10 @@ from torch import Tensor
 from ._asymmetric_laplace import AsymmetricLaplace
 from ._blurred_asymmetric_laplace import BlurredAsymmetricLaplace, blurred_log_prob
 from ._one_predictor_likelihood import OnePredictorLikelihood, Values
+from ._settings_in_state import SettingsInState
 
 
-class QuantileLikelihood(OnePredictorLikelihood):
+class QuantileLikelihood(SettingsInState, OnePredictorLikelihood):
     r"""
     The predictor as the :math:`\tau`-quantile of the response, by an asymmetric Laplace density of learnt scale s:
 
@@ -48,6 +49,7 @@ class QuantileLikelihood(OnePredictorLikelihood):
         >>> loss = -gpytorch.mlls.VariationalELBO(likelihood, model, num_data=len(y))(model(x), y)
     """
 
+    _settings: ClassVar[tuple[str, ...]] = ("quantile",)
     _parameter_names: ClassVar[tuple[str, ...]] = ("scale",)
 
     def __init__(

@@ -196,6 +196,18 @@ def test_cutpoints_start_at_quantiles_of_equal_classes_and_can_be_set() -> None:
     torch.testing.assert_close(likelihood.cutpoints, torch.tensor([-2.0, 0.5, 3.0]))
 
 
+@pytest.mark.parametrize(
+    ("saved", "other", "message"),
+    [
+        (QuantileLikelihood(0.1), QuantileLikelihood(0.9), "quantile=0.1, but this one has quantile=0.9"),
+        (BinomialLikelihood(), BinomialLikelihood("probit"), "link='logit', but this one has link='probit'"),
+    ],
+)
+def test_a_state_of_other_settings_is_refused(saved: torch.nn.Module, other: torch.nn.Module, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        other.load_state_dict(saved.state_dict())
+
+
 @each_case
 def test_copies_and_states(case: Case) -> None:
     mean, variances = marginals(1.0)

@@ -1,0 +1,35 @@
+"""Settings of a likelihood that no parameter holds, in its state."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from gpytorch_gam.components._structure import as_bytes, from_bytes
+
+
+class SettingsInState(torch.nn.Module):
+    """A likelihood whose state is refused by one of other settings: beside these, its numbers mean something else."""
+
+    #: Names of the attributes.
+    _settings: ClassVar[tuple[str, ...]] = ()
+
+    def get_extra_state(self) -> Tensor:
+        """The settings, as bytes."""
+        return as_bytes({name: getattr(self, name) for name in self._settings})
+
+    def set_extra_state(self, state: Any) -> None:
+        """
+        Compare the settings of a state with those of the likelihood.
+
+        :param state: From :meth:`get_extra_state`.
+        :raises ValueError: If they differ.
+        """
+        for name, value in from_bytes(state).items():
+            if value != getattr(self, name):
+                raise ValueError(
+                    f"the state is that of a {type(self).__name__} with {name}={value!r}, but this one has "
+                    f"{name}={getattr(self, name)!r}: make it as it was trained"
+                )
