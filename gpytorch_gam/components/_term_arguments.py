@@ -14,6 +14,7 @@ from torch import Tensor
 from gpytorch_gam.kernels import ANOVAKernel, Measure, Uniform
 from gpytorch_gam.kernels._bounded_kernels import BoundedMaternKernel, BoundedRBFKernel, PrintableInterval
 
+from .component_group import default_names
 from .levels import Levels, as_levels, listed
 
 LevelsLike = Levels | int | Sequence[float] | Sequence[str] | Tensor
@@ -65,6 +66,18 @@ class Multipliers(NamedTuple):
     def num_components(self) -> int:
         """Number of components."""
         return len(self.columns)
+
+    def names(self, term: str, predictor: int) -> tuple[str, ...]:
+        """
+        Names of the components that say the kind of the term, such as ``linear(x0)``.
+
+        :param term: The kind.
+        :param predictor: The predictor that the components belong to.
+        """
+        none = [None] * self.num_components
+        by, by_levels = self.group_arguments.get("by"), self.group_arguments.get("by_levels", none)
+        levels = self.group_arguments.get("levels", {})
+        return default_names(self.columns, [by] * self.num_components, by_levels, levels, predictor, term)
 
 
 def checked_columns(term: str, columns: int | Sequence[int], argument: str = "columns") -> list[int]:
@@ -124,15 +137,40 @@ def data_columns(term: str, x: Tensor, columns: Sequence[int]) -> Tensor:
     :param x: ``(*batch, n, D)``, or ``(n,)`` for a single column.
     :param columns: Which.
     :return: ``(n, C)``, the rows of all batches.
+    :raises TypeError: If ``x`` is no tensor or array of numbers.
     :raises ValueError: If ``x`` has no rows or too few columns.
     """
-    values = torch.as_tensor(x).detach().cpu()
+    values = as_numbers(term, "x", x).detach().cpu()
     values = values.unsqueeze(-1) if values.dim() == 1 else values
     if values.dim() < 2 or values.numel() == 0:
         raise ValueError(f"x of {term} must be inputs (n, D) with one row or more, got shape {tuple(values.shape)}")
     if max(columns) >= values.shape[-1]:
         raise ValueError(f"{term} reads column {max(columns)}, but x has {values.shape[-1]} columns")
     return values.flatten(0, -2)[:, list(columns)].double()
+
+
+def as_numbers(term: str, name: str, value: Any, dtype: torch.dtype | None = None) -> Tensor:
+    """
+    Numbers as a tensor. Data frames have names where terms have numbers of columns, and do not pass for an array.
+
+    :param term: Name of the factory, for messages.
+    :param name: Name of the argument, for messages.
+    :param value: A tensor, an array, a number, or a list.
+    :param dtype: Of the result; default that of the value.
+    :raises TypeError: If it is something else.
+    """
+    if hasattr(value, "to_numpy"):
+        raise TypeError(
+            f"{name} of {term} must be a tensor or an array, got a {type(value).__name__}: pass the tensor that the "
+            "model is called with, such as torch.as_tensor(frame.to_numpy(), dtype=torch.float64), whose columns are "
+            "0, 1, ..."
+        )
+    try:
+        return torch.as_tensor(value, dtype=dtype)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(
+            f"{name} of {term} must be a tensor or an array of numbers, got {type(value).__name__}: {error}"
+        ) from error
 
 
 def column_ranges(
@@ -181,7 +219,7 @@ def per_column(term: str, name: str, value: PerColumn, columns: Sequence[int]) -
     :return: ``(C,)``.
     :raises ValueError: If the number of entries is another, or one is not finite.
     """
-    tensor = torch.as_tensor(value, dtype=torch.float64).detach().cpu()
+    tensor = as_numbers(term, name, value, torch.float64).detach().cpu()
     if tensor.dim() > 1 or (tensor.dim() == 1 and tensor.numel() not in (1, len(columns))):
         raise ValueError(f"{name} of {term} must be one number, or one for each of columns {list(columns)}: {value!r}")
     if not bool(torch.isfinite(tensor).all()):

@@ -69,7 +69,8 @@ class AdditivePredictor(gpytorch.Module):
         repeated = [name for name, count in Counter(self.names).items() if count > 1]
         if repeated:
             raise ValueError(
-                f"component names must be unique, got {repeated} more than once; pass names=... to ComponentGroup"
+                f"component names must be unique, got {repeated} more than once: give these terms names of their own, "
+                "such as smooth(0, x, names='trend'), linear(0, x, names='slope') or constant(name='level')"
             )
 
     def _validate_predictors(self) -> None:

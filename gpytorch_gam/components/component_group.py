@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import gpytorch
+import numpy as np
 import torch
 from gpytorch.kernels import Kernel
 from gpytorch.settings import trace_mode
@@ -138,6 +139,8 @@ class ComponentGroup(gpytorch.Module):
         self._has_known_mean_variance = is_product_of_scales(kernel, self.input_dim)
 
     def _validated_inducing_points(self, inducing_points: Tensor | Sequence[Tensor]) -> Tensor:
+        if isinstance(inducing_points, np.ndarray):
+            inducing_points = torch.as_tensor(inducing_points)
         if not torch.is_tensor(inducing_points):
             sizes = [tuple(points.shape) for points in inducing_points]
             if len(set(sizes)) > 1:
@@ -602,16 +605,37 @@ def _validated_names(
     predictor: int,
 ) -> tuple[str, ...]:
     if names is None:
-        return tuple(
-            default_name(_name_of(row, column, level, levels), predictor)
-            for row, column, level in zip(columns, by, by_levels, strict=True)
-        )
+        return default_names(columns, by, by_levels, levels, predictor)
     if isinstance(names, str):
         raise ValueError(f"names must be a sequence with one name for each component, got the string {names!r}")
     names = tuple(names)
     if len(names) != len(columns):
         raise ValueError(f"names has {len(names)} entries for {len(columns)} components: {list(names)}")
     return names
+
+
+def default_names(
+    columns: Sequence[Sequence[int]],
+    by: Sequence[int | None],
+    by_levels: Sequence[float | None],
+    levels: Mapping[int, Levels],
+    predictor: int,
+    term: str | None = None,
+) -> tuple[str, ...]:
+    """
+    The names of components unless their user gave others, see :class:`ComponentGroup`.
+
+    :param columns: Of each component.
+    :param by: The multiplier column of each.
+    :param by_levels: The level of that column, for each.
+    :param levels: Of categorical columns.
+    :param predictor: The predictor that they belong to.
+    :param term: Kind of the term, where a smooth one of the same columns is called by these alone.
+    """
+    return tuple(
+        default_name(_name_of(row, column, level, levels, term), predictor)
+        for row, column, level in zip(columns, by, by_levels, strict=True)
+    )
 
 
 def default_name(name: str, predictor: int) -> str:
@@ -624,8 +648,11 @@ def default_name(name: str, predictor: int) -> str:
     return name if predictor == 0 else f"{name}.{predictor}"
 
 
-def _name_of(row: list[int], by: int | None, by_level: float | None, levels: dict[int, Levels]) -> str:
+def _name_of(
+    row: Sequence[int], by: int | None, by_level: float | None, levels: Mapping[int, Levels], term: str | None
+) -> str:
     name = ":".join(f"x{column}" for column in row) or "constant"
+    name = name if term is None else f"{term}({name})"
     if by is None:
         return name
     if by_level is None:

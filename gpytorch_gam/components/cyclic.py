@@ -70,7 +70,8 @@ def cyclic(
     :param by: Column of a multiplier, or with ``levels`` of a category.
     :param levels: Its levels: :class:`Levels`, or anything that :func:`as_levels` takes.
     :param variance: Initial prior variance, which is trained. Effects on a log rate often have one far below one.
-    :param names: One name a component. Default: such as ``x0``, ``x0*x2`` or ``x0|x3=Oslo``.
+    :param names: One name a component. Default: such as ``cyclic(x0)``, ``cyclic(x0)*x2`` or
+        ``cyclic(x0)|x3=Oslo``.
     :param predictor: Which additive predictor of a multi-parameter likelihood the components belong to.
     :param missing: What a row with NaN in a column is: an error, or the prior, see :class:`ComponentGroup`.
     :return: A group of one component a column, or one a column and level.
@@ -96,7 +97,7 @@ def cyclic(
         scaled(base, parts.num_components, checked_variance("cyclic", variance)),
         columns=parts.columns,
         inducing_points=grid(without_end[:, None], [num]),
-        names=as_names(names),
+        names=parts.names("cyclic", predictor) if names is None else as_names(names),
         predictor=predictor,
         missing=missing,
         **parts.group_arguments,

@@ -12,6 +12,8 @@ import torch
 from scipy.cluster.vq import kmeans2
 from torch import Tensor
 
+from ._term_arguments import as_numbers
+
 Bounds = float | Sequence[float] | Tensor | np.ndarray
 
 
@@ -24,7 +26,10 @@ def regular_grid(low: Bounds, high: Bounds, num: int | Sequence[int]) -> Tensor:
     :param num: Number of points along each dimension (one integer, or one for each dimension).
     :return: ``(M, d)`` with ``M`` the product of the numbers.
     """
-    lows, highs = _as_floats(low), _as_floats(high)
+    lows, highs = (
+        as_numbers("regular_grid", name, end, torch.float64).reshape(-1).tolist()
+        for name, end in (("low", low), ("high", high))
+    )
     nums = [_as_count(n) for n in num] if isinstance(num, Sequence) else [_as_count(num)] * len(lows)
     if not len(lows) == len(highs) == len(nums):
         raise ValueError(f"low, high and num must have one entry a dimension, got {low!r}, {high!r} and {num!r}")
@@ -86,10 +91,6 @@ def kmeans_points(values: Tensor, num: int, seed: int = 0) -> Tensor:
     return (centres * scale + distinct.double().mean(dim=0)).to(rows.dtype).unique(dim=0)
 
 
-def _as_floats(value: Bounds) -> list[float]:
-    return torch.as_tensor(value, dtype=torch.float64).reshape(-1).tolist()
-
-
 def _as_count(num: object) -> int:
     if isinstance(num, bool) or not isinstance(num, numbers.Integral):
         raise ValueError(f"num must be an integer, got {num!r}")
@@ -97,7 +98,7 @@ def _as_count(num: object) -> int:
 
 
 def _validated_data(values: Tensor, num: int) -> Tensor:
-    values = torch.as_tensor(values)
+    values = as_numbers("inducing points", "values", values)
     if _as_count(num) < 1:
         raise ValueError(f"num must be at least 1, got {num}")
     if values.dim() == 1:

@@ -56,7 +56,8 @@ def linear(
     :param variance: Initial prior variance of the slopes per unit.
     :param by: Column of a multiplier, or with ``levels`` of a category.
     :param levels: Its levels: :class:`Levels`, or anything that :func:`as_levels` takes.
-    :param names: One name a component. Default: such as ``x0``, ``x0*x2`` or ``x0|x3=Oslo``.
+    :param names: One name a component. Default: such as ``linear(x0)``, ``linear(x0)*x2`` or
+        ``linear(x0)|x3=Oslo``.
     :param predictor: Which additive predictor of a multi-parameter likelihood the components belong to.
     :param missing: What a row with NaN in a column is: an error, or the prior, see :class:`ComponentGroup`.
     :return: A group of one component a column, or one a column and level.
@@ -81,7 +82,7 @@ def linear(
         scaled(CentredLinearKernel(centres, scales), parts.num_components, checked_variance("linear", variance)),
         columns=parts.columns,
         inducing_points=points.reshape(-1, 1, 1),
-        names=as_names(names),
+        names=parts.names("linear", predictor) if names is None else as_names(names),
         predictor=predictor,
         missing=missing,
         exact=True,

@@ -6,6 +6,10 @@ are linear in the component, so theirs are averages over the reference rows; tho
 k_c(\mathbf x) = \sum_j w_j k_c(\mathbf x, \mathbf r_j)` and :math:`\bar{\bar k}_c = \sum_j w_j \bar k_c(\mathbf r_j)`.
 
 Averages are taken of differences to the first row, so that what does not vary comes out exactly.
+
+The average :math:`\bar{\bar k}_c` costs the square of the number of rows. Of many rows, only what the inducing
+variables explain, :math:`\phi_c(\mathbf x)^\top \phi_c(\mathbf x')`, is averaged over all: the rest is small, and a
+part of the rows tells its average.
 """
 
 from __future__ import annotations
@@ -23,7 +27,8 @@ if TYPE_CHECKING:
     from .additive_variational_strategy import AdditiveVariationalStrategy
     from .component_posterior import GroupPosterior
 
-# The prior variance of an average over m rows costs m^2 kernel evaluations a component.
+# The prior variance of an average over m rows costs m^2 kernel evaluations a component: of more rows, equally spaced
+# ones stand for what inducing variables do not explain.
 _MOST_ROWS = 4096
 
 # Nodes a panel of a measure, of which there are two: in one dimension, and in each of two.
@@ -40,10 +45,12 @@ class Reference(NamedTuple):
 
     :ivar rows: inputs ``(*batch, m, D)``; None for the rows of the posterior itself.
     :ivar weights: for each component of the predictor, ``(C, m)``, float64, of sum one.
+    :ivar is_thinned: whether a part of the rows stands for what inducing variables do not explain.
     """
 
     rows: Tensor | None
     weights: Tensor
+    is_thinned: bool = False
 
 
 class GroupCentre(NamedTuple):
@@ -90,14 +97,9 @@ def make_reference(
     rows, name = (x, "x") if over is None else (over, "over")
     if over is not None:
         _check_rows(predictor, x, over)
-    if rows.shape[-2] > _MOST_ROWS:
-        raise ValueError(
-            f"{name} has {rows.shape[-2]} rows, but centring costs the square of the number of reference rows and takes"
-            f" at most {_MOST_ROWS}: pass a sample of rows, such as over=x[torch.randperm(len(x))[:1000]]"
-        )
     _check_complete(predictor, rows, indices, name)
     weights = torch.full((1, rows.shape[-2]), 1.0 / rows.shape[-2], dtype=torch.float64, device=rows.device)
-    return Reference(over, weights.expand(predictor.num_components, -1))
+    return Reference(over, weights.expand(predictor.num_components, -1), rows.shape[-2] > _MOST_ROWS)
 
 
 def _check_rows(predictor: AdditivePredictor, x: Tensor, over: Tensor) -> None:
@@ -214,10 +216,12 @@ def group_centres(
     centres, start = [], 0
     for group, average, weight in zip(groups, averages, weights, strict=True):
         stop = start + group.num_components
-        if any(start <= index < stop for index in indices):
-            prior = _prior_averages(group, x, reference.rows, weight)
-        else:
+        if not any(start <= index < stop for index in indices):
             prior = (weight.new_zeros(stop - start, 1), weight.new_zeros(stop - start, 1))
+        elif reference.is_thinned:
+            prior = _thinned_prior_averages(strategy, group, x, x if reference.rows is None else reference.rows)
+        else:
+            prior = _prior_averages(group, x, reference.rows, weight)
         centres.append(GroupCentre(average, *prior))
         start = stop
     return centres
@@ -316,6 +320,36 @@ def _prior_averages(group: ComponentGroup, x: Tensor, rows: Tensor | None, weigh
     reference, weights = _with_weight(_inputs(group, rows), weights)
     at_reference = _prior_average(group, reference, reference, weights)
     return _prior_average(group, own, reference, weights), _weighted_mean(at_reference.unsqueeze(-2), weights)
+
+
+def _thinned_prior_averages(
+    strategy: AdditiveVariationalStrategy, group: ComponentGroup, x: Tensor, rows: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Those of :func:`_prior_averages` over equally weighted rows, in linear time."""
+    chosen = torch.linspace(0, rows.shape[-2] - 1, _MOST_ROWS, dtype=torch.float64, device=rows.device).round().long()
+    some = rows[..., chosen, :]
+    weights = torch.full((group.num_components, _MOST_ROWS), 1.0 / _MOST_ROWS, dtype=torch.float64, device=rows.device)
+    cross, variance = _prior_averages(group, x, some, weights)
+    cholesky = strategy.inducing_cholesky(group)
+    over_all, over_some = (_mean_features(group, part, cholesky) for part in (rows, some))  # (*batch, C_g, M, 1)
+    difference = over_all - over_some
+    explained = [(part.mT @ difference).squeeze(-1) for part in _features_in_chunks(group, x, cholesky)]
+    more = (difference * (over_all + over_some)).sum(-2)
+    return cross + torch.cat(explained, dim=-1), variance + more
+
+
+def _mean_features(group: ComponentGroup, rows: Tensor, cholesky: Tensor) -> Tensor:
+    sums = [part.sum(-1, keepdim=True) for part in _features_in_chunks(group, rows, cholesky)]
+    return torch.stack(sums).sum(0) / rows.shape[-2]
+
+
+def _features_in_chunks(group: ComponentGroup, x: Tensor, cholesky: Tensor) -> Iterator[Tensor]:
+    """Features in float64, multipliers included, ``(*batch, C_g, M, n)``."""
+    points = group.inducing_points.double()
+    for rows in x.split(_MOST_ROWS, dim=-2):
+        inputs = _inputs(group, rows)
+        features = torch.linalg.solve_triangular(cholesky, group.evaluate_kernel(points, inputs.columns), upper=False)
+        yield features if inputs.multiplier is None else features * inputs.multiplier.unsqueeze(-2)
 
 
 def _inputs(group: ComponentGroup, x: Tensor) -> _Inputs:

@@ -209,8 +209,9 @@ class ComponentPosterior:
         Multipliers (``by``) are a part of the component; where one is the indicator of a level, take rows of that level
         alone, for x and as reference.
 
-        The prior's share of the average costs :math:`O(m^2)` kernel evaluations a component for m reference rows, and
-        samples draw the components at the n rows and the reference rows together, :math:`O((n + m)^3)`.
+        The prior's share of the average costs :math:`O(m^2)` kernel evaluations a component for m reference rows; of
+        more than 4096, equally spaced ones stand for that part of it which the inducing variables do not explain.
+        Samples draw the components at the n rows and the reference rows together, :math:`O((n + m)^3)`.
 
         :param over: The reference inputs. None: the rows of this posterior. A tensor ``(m, D)``: its rows. A
             :class:`~gpytorch_gam.kernels.Measure`: every column of a component has this distribution, independently,
@@ -218,8 +219,8 @@ class ComponentPosterior:
         :return: The same interface: means, variances, covariances, choice by name, samples. Centred effects sum to the
             predictor without its mean module and without the means of the components.
         :raises TypeError: If ``over`` is none of these.
-        :raises ValueError: If there are more than 4096 reference rows, if columns of these components are missing in
-            one, or if there is a measure and a component has a multiplier or reads more than two columns.
+        :raises ValueError: If columns of these components are missing in a reference row, or if there is a measure and
+            a component has a multiplier or reads more than two columns.
 
         Example:
             >>> effects = model.components(grid).centred(over=train_x[:1000])
@@ -347,7 +348,14 @@ class _CentredComponentPosterior(ComponentPosterior):
 
         :param sample_shape: Shape of independent draws.
         :return: Draws of the centred components and of their sum.
+        :raises ValueError: If there are more than 4096 reference rows.
         """
+        if self._reference.is_thinned:
+            count = self._reference.weights.shape[-1]
+            raise ValueError(
+                f"samples are drawn at the reference rows as well, and {count} are too many: centre over a "
+                "part of them, such as over=x[torch.randperm(len(x))[:1000]], for samples"
+            )
         rows, weights = self._reference.rows, self._reference.weights[self._indices].to(self.mean.dtype)
         if rows is None:
             drawn = self._base.rsample(sample_shape).components

@@ -231,18 +231,18 @@ def test_cyclic_effects_close_at_a_seam_without_data(start: float) -> None:
     y = y + 0.1 * torch.randn(200, dtype=torch.float64)
     model, _ = fitted(hour.unsqueeze(-1), y, cyclic(0, 24.0, start=start), constant(), noise=0.01, num_steps=20)
     ends = torch.tensor([[0.0], [24.0]], dtype=torch.float64, requires_grad=True)
-    mean = model.components(ends, "x0").mean[0]
+    mean = model.components(ends, "cyclic(x0)").mean[0]
     (slope,) = torch.autograd.grad(mean.sum(), ends)
     step = 1e-4
     around = torch.tensor([-step, step, 24 - step, 24 + step], dtype=torch.float64)
-    values = components(model, around, names="x0").mean[0]
+    values = components(model, around, names="cyclic(x0)").mean[0]
     differences = (values[1::2] - values[::2]) / (2 * step)
     assert abs(mean[0] - mean[1]).item() < 1e-5
     for slopes in (slope[:, 0], differences):
         assert abs(slopes[0] - slopes[1]).item() < 1e-5
         assert slopes[0].item() == pytest.approx(math.pi / 12 * math.cos(math.pi / 4), abs=0.05)
     nodes = torch.arange(0, 24, 0.25)
-    assert components(model, nodes, names="x0").mean.mean().abs() < 1e-6  # trapezia are exact for smooth periodic ones
+    assert components(model, nodes, names="cyclic(x0)").mean.mean().abs() < 1e-6  # trapezia are exact for smooth periodic ones
 
 
 def test_a_period_that_float32_rounds_closes_as_well() -> None:
@@ -250,7 +250,7 @@ def test_a_period_that_float32_rounds_closes_as_well() -> None:
     x = torch.rand(50, 1, dtype=torch.float64) * 5
     optimum = CollapsedELBO(GaussianLikelihood().double(), model).optimum(x, x[:, 0].sin())
     model.variational_strategy.set_whitened_posterior(optimum.mean, optimum.precision)
-    values = components(model, torch.tensor([0.0, 2 * math.pi], dtype=torch.float64), names="x0").mean[0]
+    values = components(model, torch.tensor([0.0, 2 * math.pi], dtype=torch.float64), names="cyclic(x0)").mean[0]
     assert abs(values[0] - values[1]).item() < 1e-5
 
 
@@ -381,8 +381,8 @@ def test_strings_become_levels_of_a_column() -> None:
         (ordinal(1, SITES, names="site"), "site"),
         (interaction(0, 1, SITES, low=0.0, high=1.0), "x0:x1"),
         (smooth(0, low=0.0, high=1.0, by=1, levels=SITES), "x0|x1="),
-        (linear(0, by=1, levels=SITES), "x0|x1="),
-        (cyclic(0, 1.0, by=1, levels=SITES), "x0|x1="),
+        (linear(0, by=1, levels=SITES), "linear(x0)|x1="),
+        (cyclic(0, 1.0, by=1, levels=SITES), "cyclic(x0)|x1="),
     ],
 )
 def test_unseen_levels_of_fixed_terms_are_errors_that_name_column_and_level(group: ComponentGroup, name: str) -> None:

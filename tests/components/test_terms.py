@@ -6,6 +6,7 @@ import copy
 import math
 import pickle
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,9 @@ from gpytorch_gam.components import (
     interaction,
     linear,
     ordinal,
+    quantile_points,
     random_effect,
+    regular_grid,
     smooth,
     spatial,
     tensor,
@@ -145,8 +148,10 @@ def test_terms_survive_pickle_deepcopy_and_state_dict(term: str) -> None:
         (tensor((0, 1), low=0, high=1), ["x0:x1"]),
         (tensor((0, 1), low=0, high=1, by=2, predictor=1), ["x0:x1*x2.1"]),
         (tensor(((0, 1), (4, 2)), low=0, high=1), ["x0:x1", "x4:x2"]),
-        (linear([0, 2]), ["x0", "x2"]),
-        (cyclic(1, 24), ["x1"]),
+        (linear([0, 2]), ["linear(x0)", "linear(x2)"]),
+        (linear(0, by=2, predictor=1), ["linear(x0)*x2.1"]),
+        (linear(0, by=3, levels=["Bergen", "Oslo"]), ["linear(x0)|x3=Bergen", "linear(x0)|x3=Oslo"]),
+        (cyclic(1, 24), ["cyclic(x1)"]),
         (random_effect(3, 4), ["x3"]),
         (random_effect(3, 4, by=1, predictor=2), ["x3*x1.2"]),
         (factor(3, 4, names=["site"]), ["site"]),
@@ -158,6 +163,51 @@ def test_terms_survive_pickle_deepcopy_and_state_dict(term: str) -> None:
 )
 def test_default_names_say_what_a_component_reads(group: ComponentGroup, names: list[str] | None) -> None:
     assert list(group.names) == (names or ["x0|x3=Bergen", "x0|x3=Oslo", "x1|x3=Bergen", "x1|x3=Oslo"])
+
+
+def test_terms_of_one_column_that_belong_together_have_names_of_their_own() -> None:
+    x = inputs()
+    groups = smooth(0, x), linear(0, x), cyclic(0, 0.1), random_effect(3, SITES), factor_smooth(0, 3, SITES, x)
+    assert AdditivePredictor(*groups, constant()).num_components == 6
+    with pytest.raises(ValueError, match=r"got \['x0'\] more than once: give .* smooth\(0, x, names='trend'\)"):
+        AdditivePredictor(smooth(0, x), smooth(0, x, kernel="matern12"))
+
+
+class DataFrame:
+    """What components know of one: pandas is not needed to say what is wrong."""
+
+    def to_numpy(self) -> np.ndarray:
+        return np.zeros((3, 2))
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("x of smooth", lambda data: smooth(1, data)),
+        ("x of tensor", lambda data: tensor((0, 1), data)),
+        ("x of spatial", lambda data: spatial((0, 1), data)),
+        ("x of linear", lambda data: linear(0, data)),
+        ("x of factor_smooth", lambda data: factor_smooth(0, 1, 2, data)),
+        ("x of interaction", lambda data: interaction(0, 1, 2, data)),
+        ("low of smooth", lambda data: smooth(0, low=data, high=1)),
+        ("period of cyclic", lambda data: cyclic(0, data)),
+        ("values of inducing points", lambda data: quantile_points(data, 3)),
+        ("low of regular_grid", lambda data: regular_grid(data, 1, 3)),
+    ],
+)
+def test_data_frames_and_strings_are_refused_with_what_to_pass(name: str, call: Callable[[Any], object]) -> None:
+    with pytest.raises(TypeError, match=rf"{name} must be a tensor or an array, got a DataFrame: .*to_numpy\(\)"):
+        call(DataFrame())
+    with pytest.raises(TypeError, match=rf"{name} must be a tensor or an array of numbers, got list"):
+        call(["a", "b"])
+
+
+def test_arrays_are_taken_like_tensors() -> None:
+    x = inputs(dtype=torch.float64)
+    for term in TERMS.values():
+        assert torch.equal(term(x.numpy()).inducing_points, term(x).inducing_points)
+    group = smooth(0, x)
+    assert ComponentGroup(group.kernel, [[0]], group.inducing_points.numpy()).num_inducing == 16
 
 
 def test_smooths_of_columns_are_batched_with_lengthscales_in_proportion_to_their_ranges() -> None:

@@ -12,7 +12,7 @@ from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from torch import Tensor
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
-from gpytorch_gam.components import constant, regular_grid
+from gpytorch_gam.components import constant, regular_grid, smooth
 from gpytorch_gam.kernels import ANOVAKernel, Empirical, Measure, Normal, Uniform
 from gpytorch_gam.mlls import CollapsedELBO
 from gpytorch_gam.models.additive_gp import FAMILIES
@@ -326,6 +326,25 @@ def test_averages_in_chunks_are_those_in_one_go(monkeypatch: pytest.MonkeyPatch)
         torch.testing.assert_close(parts.variance, whole.variance)
 
 
+def test_averages_over_many_rows_take_the_unexplained_part_of_the_prior_from_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    terms = smooth(0, low=0, high=1, anova=False), smooth(1, low=0, high=1, by=2)
+    model = with_random_posterior(AdditiveGP(AdditivePredictor(*terms, constant()), rank=2).double())
+    x, rows = torch.rand(11, 3).double(), torch.rand(400, 3).double()
+    chosen = rows[torch.linspace(0, 399, 40).round().long()]
+    calls = [lambda: model.components(x).centred(rows), lambda: model.components(rows).centred()]
+    expected = [call() for call in calls]
+    of_chosen = model.components(x).centred(chosen)
+    monkeypatch.setattr(_centring, "_MOST_ROWS", 40)
+    for call, whole in zip(calls, expected, strict=True):
+        parts = call()
+        torch.testing.assert_close(parts.mean, whole.mean)
+        # 1e-5: the residual prior variance of 16 inducing points, jitter included
+        torch.testing.assert_close(parts.variance, whole.variance, rtol=1e-5, atol=1e-5)
+    assert (of_chosen.variance - expected[0].variance).abs().max() > 1e-3
+
+
 def test_a_single_row_is_its_own_mean() -> None:
     parts = make_model().components(torch.rand(1, 3).double()).centred()
     assert (parts.mean == 0).all() and (parts.variance == 0).all()
@@ -363,10 +382,10 @@ def test_an_indicator_of_a_level_is_a_part_of_the_component() -> None:
 def test_errors_name_what_is_wrong() -> None:
     model, x = make_model(by=[None, 2]), torch.rand(5, 3).double()
     parts = model.components(x)
-    with pytest.raises(ValueError, match=r"over has 4097 rows, .* at most 4096: pass a sample"):
-        parts.centred(torch.rand(4097, 3).double())
-    with pytest.raises(ValueError, match=r"x has 5000 rows"):
-        model.components(torch.rand(5000, 3).double()).centred()
+    with pytest.raises(
+        ValueError, match=r"drawn at the reference rows as well, and 4097 are too many: centre over a part"
+    ):
+        parts.centred(torch.rand(4097, 3).double()).sample()
     with pytest.raises(TypeError, match=r"over must be None .* got list"):
         parts.centred([1.0])
     with pytest.raises(ValueError, match=r"over cannot be used: x has dtype torch.float32"):
