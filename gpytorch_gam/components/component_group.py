@@ -397,16 +397,17 @@ class ComponentGroup(gpytorch.Module):
                 return plain_kernel(form.factors)
         return self.evaluate_kernel(points)
 
-    def evaluate_kernel(self, left: Tensor, right: Tensor | None = None) -> Tensor:
+    def evaluate_kernel(self, left: Tensor, right: Tensor | None = None, diag: bool = False) -> Tensor:
         """
         The kernel matrix in the dtype of the inputs, whatever that of the hyperparameters.
 
         :param left: Selected inputs ``(*batch, C_g, n, d)``.
         :param right: Selected inputs ``(*batch, C_g, m, d)``; default ``left``.
-        :return: ``(*batch, C_g, n, m)``.
+        :param diag: Only its diagonal.
+        :return: ``(*batch, C_g, n, m)``, or the diagonal ``(*batch, C_g, n)``.
         """
         try:
-            return self.kernel(left, right).to_dense().to(left.dtype)
+            return _dense(self.kernel(left, right, diag=diag)).to(left.dtype)
         except RuntimeError:
             # Most kernels promote their hyperparameters to the dtype of the inputs; those with matrix products inside
             # (random features, neural networks) do not, and are called with hyperparameters that were.
@@ -416,7 +417,7 @@ class ComponentGroup(gpytorch.Module):
             }
             if all(tensor.dtype == left.dtype for tensor in self.kernel.parameters()):
                 raise
-            return torch.func.functional_call(_DenseKernel(self.kernel), converted, (left, right))
+            return torch.func.functional_call(_DenseKernel(self.kernel), converted, (left, right, diag))
 
     def cross_covariance(self, x: Tensor) -> Tensor:
         """
@@ -425,7 +426,7 @@ class ComponentGroup(gpytorch.Module):
         :param x: Inputs ``(*batch, n, D)``.
         :return: ``(*batch, C_g, M, n)``.
         """
-        covariance = self.kernel(self.inducing_points, self.select(x)).to_dense()
+        covariance = self.evaluate_kernel(self.inducing_points.to(x.dtype), self.select(x))
         multiplier = self.multiplier(x)
         return covariance if multiplier is None else covariance * multiplier.unsqueeze(-2)
 
@@ -455,7 +456,7 @@ class ComponentGroup(gpytorch.Module):
         # Kernels take a diagonal for a matrix where a batch of components happens to be as long as the rows, unless the
         # inputs have all of the batch dimensions.
         batch_shape = torch.broadcast_shapes(self.kernel.batch_shape, inputs.shape[:-2])
-        variance = self.kernel(inputs.expand(*batch_shape, *inputs.shape[-2:]), diag=True)
+        variance = self.evaluate_kernel(inputs.expand(*batch_shape, *inputs.shape[-2:]), diag=True)
         multiplier = self.multiplier(x)
         return variance if multiplier is None else variance * multiplier.square()
 
@@ -482,12 +483,16 @@ class ComponentGroup(gpytorch.Module):
             # Training does not wait for a device to say that a row has an unseen level.
             if (self.training and x.device.type != "cpu") or not self._undetermined(x, features).any():
                 return RootLinearOperator(features.mT)
-        covariance = to_linear_operator(self.kernel(self.select(x)))
+        covariance = to_linear_operator(self._lazy_kernel(self.select(x)))
         multiplier = self.multiplier(x)
         if multiplier is None:
             return covariance
         scale = DiagLinearOperator(multiplier)
         return MatmulLinearOperator(scale, MatmulLinearOperator(covariance, scale))
+
+    def _lazy_kernel(self, inputs: Tensor) -> LinearOperator | Tensor:
+        """The kernel matrix in the dtype of the inputs, lazily where the hyperparameters have that dtype."""
+        return self.kernel(inputs) if inputs.dtype == self.inducing_points.dtype else self.evaluate_kernel(inputs)
 
     def undetermined_rows(self, x: Tensor, cholesky: Tensor) -> Tensor:
         """
@@ -518,8 +523,12 @@ class _DenseKernel(torch.nn.Module):
         super().__init__()
         self.kernel = kernel
 
-    def forward(self, left: Tensor, right: Tensor | None) -> Tensor:
-        return self.kernel(left, right).to_dense()
+    def forward(self, left: Tensor, right: Tensor | None, diag: bool) -> Tensor:
+        return _dense(self.kernel(left, right, diag=diag))
+
+
+def _dense(matrix: LinearOperator | Tensor) -> Tensor:
+    return matrix if torch.is_tensor(matrix) else matrix.to_dense()
 
 
 def _validated_columns(columns: Sequence[Sequence[int]]) -> list[list[int]]:

@@ -66,7 +66,7 @@ def _fused_inputs(
     """What the fused projection needs, and the prior variance ``(*batch, n)``; None where the plain path is right."""
     if settings.fused_projection.value() == "off" or is_transformed():
         return None
-    form = separable_form(group.kernel, group.inducing_points, group.select(x))
+    form = separable_form(group.kernel, group.inducing_points.to(x.dtype), group.select(x))
     if form is None:
         return None
     batch_shape = form.variance.shape[:-1]  # with components
@@ -164,7 +164,7 @@ def _covariance_and_variance(group: ComponentGroup, x: Tensor) -> tuple[Tensor, 
     form = None
     # With gradients, the kernels' own functions keep less for the backward pass.
     if not torch.is_grad_enabled() and settings.fused_projection.value() != "off":
-        form = separable_form(group.kernel, group.inducing_points, group.select(x))
+        form = separable_form(group.kernel, group.inducing_points.to(x.dtype), group.select(x))
     if form is None:
         return group.cross_covariance(x), group.prior_variance(x)
     covariance, variance, multiplier = plain_kernel(form.factors), form.variance, group.multiplier(x)

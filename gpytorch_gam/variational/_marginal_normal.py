@@ -9,14 +9,15 @@ from torch import Tensor
 
 class MarginalNormal(MultivariateNormal):
     """
-    A multivariate normal whose variances on a GPU are held at ``gpytorch.settings.min_variance`` without a look at
-    whether one is below: GPyTorch looks, to warn, and waits for the device to do so.
+    A multivariate normal whose variances are held at ``gpytorch.settings.min_variance`` without a look at whether one
+    is below. GPyTorch looks, waits for a GPU to do so, and warns of negative variances; these ones are positive, and in
+    training it is no matter whether one is a millionth or less.
     """
 
     @property
     def variance(self) -> Tensor:
         """The variances, ``(*batch, n)``."""
-        if self.mean.device.type == "cpu" or not self.islazy:
+        if not self.islazy:
             return super().variance
         diagonal = self.lazy_covariance_matrix.diagonal(dim1=-1, dim2=-2)
         variance = diagonal.expand(self.batch_shape + self.event_shape)

@@ -221,7 +221,7 @@ class _SiteVariationalStrategy(AdditiveVariationalStrategy):
         """The bound at the present sites, and the gradients of its first term in the marginals of the rows."""
         with torch.autocast(self.inputs.device.type, enabled=False):
             mean, variance, *_ = self._marginals(self.inputs)
-            mean, variance = mean.squeeze(-2), variance.squeeze(-2)
+            mean, variance = (part.squeeze(-2).to(self.inputs.dtype) for part in (mean, variance))
             if mean.shape != self._variational_distribution.shape():
                 raise NotImplementedError(
                     f"fit_sites needs sites of each model's own: the predictor has batch shape "

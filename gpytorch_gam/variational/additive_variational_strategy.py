@@ -31,6 +31,7 @@ from gpytorch_gam.components.projection import project_components, project_sum, 
 from gpytorch_gam.operators import BlockDiagonalCholeskyLinearOperator, LowRankPrecisionInverseLinearOperator
 
 from ._forward_recorder import ForwardRecorder
+from ._jitter import relative_jitter
 from ._marginal_normal import MarginalNormal
 from ._posterior_covariance import PosteriorCovariance, covariance_in_rows, keep_positive, posterior_covariance
 from ._precision_algebra import CovarianceFactors, split_groups
@@ -90,12 +91,16 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
     model batch shapes, and inside the multitask wrappers. In train mode calls return variances only (unless
     ``diag=False``), in eval mode the full covariance, lazily.
 
-    The jitter, ``gpytorch.settings.variational_cholesky_jitter``, is relative to the mean prior variance of each
-    component's inducing variables; an explicit ``jitter_val`` is absolute. It leaves a share of about its size of each
-    component's prior variance that no amount of data removes. That is nothing in float64 (1e-6), but the 1e-4 of
-    float32, which rounding on the data's side calls for, shows in the bands of large data sets: use float64 for those.
+    The jitter is relative to the mean prior variance of each component's inducing variables; an explicit ``jitter_val``
+    is absolute. It leaves a share of about its size of each component's prior variance that no amount of data removes:
+    too little to see up to a hundred thousand rows or so. It is ``gpytorch.settings.variational_cholesky_jitter`` of
+    float64 (1e-6) for models in float32 as well, because the factorisation that it serves is in float64: GPyTorch's
+    1e-4 would widen the bands of 20000 rows by a half. A ``float_value`` other than that 1e-4 is honoured.
     The value is fixed when the posterior is initialised and travels with the state dict, as an absolute one does,
     because the whitened variables depend on it: converting a trained model to another dtype does not change its fit.
+
+    Training computes what grows with the rows in the dtype of the model, whose rounding errors average out over them;
+    the variances of results, small differences of large numbers, are computed in float64 and given in that dtype.
 
     :param model: The model that owns the strategy; its ``forward`` serves ``prior=True``.
     :param predictor: The components and their prior. Registered here: ``strategy.predictor``.
@@ -213,13 +218,13 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
         The jitter: absolute if it was given, otherwise relative to each component's mean variance.
 
         The relative one is ``gpytorch.settings.variational_cholesky_jitter`` at the time the posterior was initialised:
-        another jitter, such as that of another dtype, would change what the whitened variables stand for.
+        another jitter would change what the whitened variables stand for.
         """
         if self._jitter_val is not None:
             return self._jitter_val
         if self._whitening_jitter is not None:
             return self._whitening_jitter
-        return gpytorch.settings.variational_cholesky_jitter.value(self.predictor.dtype)
+        return relative_jitter(self.predictor.dtype)
 
     @jitter_val.setter
     def jitter_val(self, jitter_val: float | None) -> None:
@@ -455,12 +460,23 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
         """
         self.check_inputs(x)
         mean, variance, shared, sign = self._marginals(x)
-        if self.predictor.num_predictors == 1:
-            return PredictorMoments(mean.mT, variance.mT.unsqueeze(-1))
-        return PredictorMoments(mean.mT, covariance_in_rows(variance, shared, sign))
+        single = self.predictor.num_predictors == 1
+        covariance = variance.mT.unsqueeze(-1) if single else covariance_in_rows(variance, shared, sign)
+        return PredictorMoments(mean.mT.to(x.dtype), covariance.to(x.dtype))
+
+    def _in_working_precision(self, x: Tensor) -> Tensor:
+        """
+        Rows in float64 for results, whose variances are small differences of large numbers. In training, the rounding
+        errors of many rows cancel in the sum.
+        """
+        return x if self.training and self._held_projection is None else x.double()
 
     def _marginals(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
-        """Mean and variance ``(*batch, P, n)``, shared projections ``(*batch, P, R, n)`` and their sign."""
+        """
+        Mean and variance ``(*batch, P, n)``, shared projections ``(*batch, P, R, n)`` and their sign; in the precision
+        in which they are computed.
+        """
+        x_given, x = x, self._in_working_precision(x)
         weights, sign = self._projection(x.dtype)
         shared: list[Any] = [0] * self.predictor.num_predictors
         prior: list[Any] = [0] * self.predictor.num_predictors
@@ -473,7 +489,7 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
                 removed[group.predictor] = removed[group.predictor] + projection.squares
         columns = torch.stack(torch.broadcast_tensors(*shared), dim=-3)  # (*batch, P, R + 1, n)
         coupled = columns[..., :-1, :]
-        mean = self.predictor.prior_means(x) + columns[..., -1, :]
+        mean = self.predictor.prior_means(x_given) + columns[..., -1, :]
         prior_variance = _stack_predictors(prior, mean)
         variance = prior_variance - _stack_predictors(removed, mean) + sign * coupled.square().sum(-2)
         return mean, keep_positive(variance, prior_variance), coupled, sign
@@ -495,7 +511,7 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
         return self._joint_distribution(x)
 
     def _mean_only(self, x: Tensor) -> MultivariateNormal:
-        means = self._marginals(x)[0]
+        means = self._marginals(x)[0].to(x.dtype)
         size = means.shape[-2] * means.shape[-1]
         zero = ZeroLinearOperator(*means.shape[:-2], size, size, dtype=means.dtype, device=means.device)
         return self._predictor_distribution(means, zero)
@@ -521,20 +537,21 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
 
     def _joint_distribution(self, x: Tensor) -> MultivariateNormal:
         """Prior covariance (lazy) minus the squares of projections, over the rows of all predictors."""
-        weights, sign = self._projection(x.dtype)
+        rows = self._in_working_precision(x)
+        weights, sign = self._projection(rows.dtype)
         num_predictors = self.predictor.num_predictors
         shared: list[Any] = [0] * num_predictors
         removed = []  # rows over (predictor, row of x)
         for group, weight in zip(self.predictor.groups, weights, strict=True):
-            projected, block, _ = project_components(group, x, weight.shared, weight.block)
+            projected, block, _ = project_components(group, rows, weight.shared, weight.block)
             shared[group.predictor] = shared[group.predictor] + projected.sum(-3)
             if block is not None:
                 before, after = group.predictor, num_predictors - 1 - group.predictor
                 n = x.shape[-2]
-                removed.append(torch.nn.functional.pad(block.flatten(-3, -2), (before * n, after * n)))
+                removed.append(torch.nn.functional.pad(block.flatten(-3, -2), (before * n, after * n)).to(x.dtype))
         columns = torch.stack(torch.broadcast_tensors(*shared), dim=-3)  # (*batch, P, R + 1, n)
-        means = self.predictor.prior_means(x) + columns[..., -1, :]
-        coupled = columns[..., :-1, :].movedim(-3, -2).flatten(-2, -1)  # (*batch, R, P n)
+        means = (self.predictor.prior_means(x) + columns[..., -1, :]).to(x.dtype)
+        coupled = columns[..., :-1, :].movedim(-3, -2).flatten(-2, -1).to(x.dtype)  # (*batch, R, P n)
         prior = join_covariances(self.predictor.prior_covariances(x))
         covariance = posterior_covariance(prior, removed, coupled, sign)
         joint = self._predictor_distribution(means, covariance)
@@ -563,10 +580,11 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
         return self._component_posterior(x, indices)
 
     def _component_posterior(self, x: Tensor, indices: list[int]) -> ComponentPosterior:
-        weights, sign = self._projection(x.dtype)
+        rows = self._in_working_precision(x)
+        weights, sign = self._projection(rows.dtype)
         groups = []
         for group, weight in zip(self.predictor.groups, weights, strict=True):
-            projected, block, prior_variance = project_components(group, x, weight.shared, weight.block)
+            projected, block, prior_variance = project_components(group, rows, weight.shared, weight.block)
             groups.append(GroupPosterior(projected[..., -1, :], prior_variance, projected[..., :-1, :], block))
         return ComponentPosterior(self, x, indices, groups, sign)
 
@@ -616,7 +634,7 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
         """The weights are computed, or found to be unchanged, once for all chunks."""
         with gpytorch.settings.debug(False):  # values are looked at with their chunk
             self._prepare_call(x[..., :1, :].to(self.predictor.device))
-        self._held_projection = self._projection(x.dtype)
+        self._held_projection = self._projection(torch.float64)
         try:
             yield
         finally:

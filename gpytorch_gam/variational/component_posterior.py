@@ -100,13 +100,16 @@ class ComponentPosterior:
         self._indices = list(indices)
         names = strategy.predictor.names
         self.names = tuple(names[index] for index in self._indices)
-        self.mean = self._gather([group.mean for group in groups])
+        # Computed in the precision of the projections, and given in that of x.
+        self._mean = self._gather([group.mean for group in groups])
+        self.mean = self._mean.to(x.dtype)
         self._prior_variance = self._gather([group.prior_variance for group in groups])
         self._shared = self._gather([group.shared for group in groups], dim=-3)  # (*batch, C, R, n)
         own = [_own_variance(group) for group in groups]
         self._own_variance = self._gather(own)
         variance = self._own_variance + shared_sign * self._shared.square().sum(-2)
-        self.variance = keep_positive(variance, self._prior_variance)
+        self._variance = keep_positive(variance, self._prior_variance)
+        self.variance = self._variance.to(x.dtype)
 
     def _gather(self, parts: Sequence[Tensor], dim: int = -2) -> Tensor:
         """Join a quantity of all groups along the component dimension and take the chosen components."""
@@ -163,7 +166,7 @@ class ComponentPosterior:
 
         :return: ``(*batch, n, C, C)``.
         """
-        return covariance_in_rows(self.variance, self._shared, self._sign)
+        return covariance_in_rows(self._variance, self._shared, self._sign).to(self._x.dtype)
 
     def covariance(self) -> Tensor:
         """
@@ -171,7 +174,7 @@ class ComponentPosterior:
 
         :return: ``(*batch, C, n, n)``.
         """
-        return self._own_covariance() + self._sign * (self._shared.mT @ self._shared)
+        return (self._own_covariance() + self._sign * (self._shared.mT @ self._shared)).to(self._x.dtype)
 
     def full_cross_covariance(self) -> Tensor:
         """
@@ -184,7 +187,7 @@ class ComponentPosterior:
         full = (self._sign * (stacked @ stacked.mT)).unflatten(-2, (num_components, num_rows))
         full = full.unflatten(-1, (num_components, num_rows))
         own = torch.diag_embed(self._own_covariance().movedim(-3, -1), dim1=-4, dim2=-2)
-        return full + own
+        return (full + own).to(self._x.dtype)
 
     def _own_covariance(self) -> Tensor:
         """Covariance over the rows without the coupled part, ``(*batch, C, n, n)``."""
@@ -195,7 +198,8 @@ class ComponentPosterior:
 
     def _prior_covariances(self) -> list[Tensor]:
         """Prior covariance of each group over the rows, ``(*batch, C_g, n, n)``."""
-        return [group.prior_covariance(self._x).to_dense() for group in self._strategy.predictor.groups]
+        x = self._x.to(self._shared.dtype)
+        return [group.prior_covariance(x).to_dense() for group in self._strategy.predictor.groups]
 
     def centred(self, over: Tensor | Measure | None = None) -> ComponentPosterior:
         r"""
@@ -239,7 +243,11 @@ class ComponentPosterior:
 
         :return: ``(*batch, n)`` each; with P > 1 predictors ``(*batch, P, n)``.
         """
-        mean, own, prior = (self._sum(part, -2) for part in (self.mean, self._own_variance, self._prior_variance))
+        mean, variance = self._total()
+        return mean.to(self._x.dtype), variance.to(self._x.dtype)
+
+    def _total(self) -> tuple[Tensor, Tensor]:
+        mean, own, prior = (self._sum(part, -2) for part in (self._mean, self._own_variance, self._prior_variance))
         variance = own + self._sign * self._sum(self._shared, -3).square().sum(-2)
         return mean, keep_positive(variance, prior)
 
@@ -249,13 +257,15 @@ class ComponentPosterior:
 
         :return: Mean ``(*batch, n, P)`` and covariance between predictors ``(*batch, n, P, P)``.
         """
-        total = self.total()
-        predictor = self._strategy.predictor
-        mean, variance = total if predictor.num_predictors > 1 else (part.unsqueeze(-2) for part in total)
+        total, predictor = self._total(), self._strategy.predictor
+        single = predictor.num_predictors == 1
+        mean, variance = (part.unsqueeze(-2) for part in total) if single else total
         mean = mean + predictor.prior_means(self._x)
-        if predictor.num_predictors == 1:
-            return PredictorMoments(mean.mT, variance.mT.unsqueeze(-1))
-        return PredictorMoments(mean.mT, covariance_in_rows(variance, self._sum(self._shared, -3), self._sign))
+        if single:
+            covariance = variance.mT.unsqueeze(-1)
+        else:
+            covariance = covariance_in_rows(variance, self._sum(self._shared, -3), self._sign)
+        return PredictorMoments(mean.mT.to(self._x.dtype), covariance.to(self._x.dtype))
 
     @property
     def distribution(self) -> MultivariateNormal:
