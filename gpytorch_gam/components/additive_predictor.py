@@ -13,9 +13,14 @@ from gpytorch.means import Mean, ZeroMean
 from linear_operator.operators import LinearOperator, SumBatchLinearOperator
 from torch import Tensor
 
+from gpytorch_gam.operators._deferred_linear_operator import DeferredLinearOperator
+
 from ._block_diagonal import BlockDiagonalOfOperators
+from ._captured_calls import PredictorCall, capture_of
+from ._without_autocast import without_autocast
 from .component_group import ComponentGroup
 from .levels import Levels, listed
+from .prior_normal import MultitaskPriorNormal, PriorNormal
 
 
 class AdditivePredictor(gpytorch.Module):
@@ -342,15 +347,49 @@ class AdditivePredictor(gpytorch.Module):
             totals[group.predictor] = covariance if total is None else total + covariance
         return [total for total in totals if total is not None]
 
-    def forward(self, x: Tensor, **kwargs: object) -> MultivariateNormal:
+    @without_autocast
+    def features(self, x: Tensor, choleskys: Sequence[Tensor]) -> Tensor:
+        r"""
+        Features :math:`\phi_c(\mathbf x) = L_c^{-1} k_c(Z_c, \mathbf x)` of all components, stacked.
+
+        :param x: Inputs ``(*batch, n, D)``.
+        :param choleskys: :math:`L_c` of each group, from :meth:`ComponentGroup.inducing_cholesky`.
+        :return: ``(*batch, Q, n)``.
         """
-        Prior of the predictor at the rows of ``x``.
+        parts = [
+            group.features(x, cholesky).flatten(-3, -2) for group, cholesky in zip(self.groups, choleskys, strict=True)
+        ]
+        batch = torch.broadcast_shapes(*(part.shape[:-2] for part in parts))
+        return torch.cat([part.expand(*batch, *part.shape[-2:]) for part in parts], dim=-2)
+
+    def forward(self, x: Tensor) -> MultivariateNormal:
+        """
+        Prior of the predictor at the rows of ``x``. A tensor of means may be added to it.
 
         :param x: Inputs ``(*batch, n, D)``.
         :return: A multivariate normal over ``n`` rows; with several predictors a multitask one over ``n x P``.
         """
-        self.check_inputs(x, check_finite=gpytorch.settings.debug.on())
-        return predictor_distribution(self.prior_means(x), join_covariances(self.prior_covariances(x)))
+        capture = capture_of(self)
+        if capture is None:
+            self.check_inputs(x, check_finite=gpytorch.settings.debug.on())
+            return prior_distribution(self.prior_means(x), join_covariances(self.prior_covariances(x)))
+        self.check_inputs(x, check_finite=capture.check_finite)
+        means = self.prior_means(x)
+        prior = prior_distribution(means, self._deferred_covariance(x, means))
+        capture.calls.append(PredictorCall(x, means, prior))
+        return prior
+
+    def _deferred_covariance(self, x: Tensor, means: Tensor) -> DeferredLinearOperator:
+        """The joint prior covariance of the predictors over the rows of ``x``, not evaluated."""
+        batch_shape = torch.broadcast_shapes(x.shape[:-2], self.batch_shape, means.shape[:-2])
+
+        def build(chosen: range) -> LinearOperator:
+            rows, is_single = slice(chosen.start, chosen.stop, chosen.step), self.num_predictors == 1
+            covariance = join_covariances(self.prior_covariances(x[..., rows, :] if is_single else x))
+            covariance = covariance.expand(*batch_shape, *covariance.shape[-2:])
+            return covariance if covariance.shape[-1] == len(chosen) else covariance[..., rows, rows]
+
+        return DeferredLinearOperator(means.expand(*batch_shape, *means.shape[-2:]).flatten(-2), build)
 
 
 def _rows(count: int) -> str:
@@ -388,6 +427,19 @@ def join_covariances(covariances: list[LinearOperator]) -> LinearOperator:
     return BlockDiagonalOfOperators(*(_expand(covariance, batch_shape) for covariance in covariances))
 
 
+def prior_distribution(means: Tensor, covariance: LinearOperator) -> PriorNormal | MultitaskPriorNormal:
+    """
+    :func:`predictor_distribution` to which a tensor of means can be added.
+
+    :param means: ``(*batch, P, n)``.
+    :param covariance: ``(*batch, P n, P n)``, rows running over (predictor, row of x).
+    """
+    means, covariance = _broadcast(means, covariance)
+    if means.shape[-2] == 1:
+        return PriorNormal(means.squeeze(-2), covariance)
+    return MultitaskPriorNormal(means.mT, covariance, interleaved=False)
+
+
 def predictor_distribution(means: Tensor, covariance: LinearOperator | Tensor) -> MultivariateNormal:
     """
     The joint distribution of the predictors over the rows, batch shapes broadcast.
@@ -396,12 +448,15 @@ def predictor_distribution(means: Tensor, covariance: LinearOperator | Tensor) -
     :param covariance: ``(*batch, P n, P n)``, rows running over (predictor, row of x).
     :return: A multivariate normal over n rows; with P > 1 predictors a multitask one over n x P.
     """
-    batch_shape = torch.broadcast_shapes(means.shape[:-2], covariance.shape[:-2])
-    means = means.expand(*batch_shape, *means.shape[-2:])
-    covariance = _expand(covariance, batch_shape)
+    means, covariance = _broadcast(means, covariance)
     if means.shape[-2] == 1:
         return MultivariateNormal(means.squeeze(-2), covariance)
     return MultitaskMultivariateNormal(means.mT, covariance, interleaved=False)
+
+
+def _broadcast(means: Tensor, covariance: Any) -> tuple[Tensor, Any]:
+    batch_shape = torch.broadcast_shapes(means.shape[:-2], covariance.shape[:-2])
+    return means.expand(*batch_shape, *means.shape[-2:]), _expand(covariance, batch_shape)
 
 
 def _expand(covariance: LinearOperator | Tensor, batch_shape: torch.Size) -> LinearOperator | Tensor:

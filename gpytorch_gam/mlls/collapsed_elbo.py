@@ -170,7 +170,7 @@ class CollapsedELBO(gpytorch.Module):
         :param y: Responses ``(*batch, n)``.
         """
         strategy = self.model.variational_strategy
-        strategy.check_inputs(x)
+        reading = strategy.read(x)
         if y.shape[-1] != x.shape[-2]:
             raise ValueError(f"y has {y.shape[-1]} entries, but x has {x.shape[-2]} rows")
         if not y.is_floating_point() or y.dtype != x.dtype or y.device != x.device:
@@ -178,9 +178,10 @@ class CollapsedELBO(gpytorch.Module):
         if not torch.isfinite(y.detach().sum()):
             raise ValueError(f"y has NaN or infinity in {int((~torch.isfinite(y)).sum())} of {y.numel()} entries")
         # Sums over rows in float64: in float32 their rounding outgrows the identity that makes the precision positive.
-        features = strategy.features(x).double()
-        residual = (y - strategy.predictor.prior_means(x).squeeze(-2)).unsqueeze(-1).double()
-        prior = sum(group.prior_variance(x).double().sum((-2, -1)) for group in strategy.predictor.groups)
+        predictor = strategy.predictor
+        features = predictor.features(reading.inputs, strategy.inducing_choleskys()).double()
+        residual = (y - reading.means.squeeze(-2)).unsqueeze(-1).double()
+        prior = sum(group.prior_variance(reading.inputs).double().sum((-2, -1)) for group in predictor.groups)
         return GaussianStatistics(
             gram=features @ features.mT,
             projected=(features @ residual).squeeze(-1),

@@ -20,6 +20,7 @@ from gpytorch_gam.variational import (
     LowRankPrecisionVariationalDistribution,
     Prediction,
 )
+from gpytorch_gam.variational.reading import predictor_alone
 
 FAMILIES = ("block_low_rank", "low_rank", "mean_field", "coupled", "delta")
 
@@ -80,17 +81,30 @@ class AdditiveGP(ApproximateGP):
 
         :param inputs: ``(*batch, n, D)``, or ``(n)`` for a single column.
         :param prior: Return the prior.
+        :param kwargs: Further arguments of :meth:`forward`, for subclasses whose method has some.
+        :raises TypeError: For arguments that it does not have. Those of the likelihood, such as offsets, belong to the
+            objective: ``mll(model(x), y, offset=...)``.
         """
         if not torch.is_tensor(inputs):
             raise ValueError(f"inputs must be a torch.Tensor, got {type(inputs).__name__}; use torch.as_tensor(...)")
         return super().__call__(inputs, prior=prior, **kwargs)
 
+    @predictor_alone
     def forward(self, x: Tensor) -> MultivariateNormal:
-        """Prior of the predictor at the rows of ``x`` ``(*batch, n, D)``."""
+        """
+        Prior of the predictor at the rows of ``x``. Subclasses may give it other inputs and add a mean, such as
+        ``self.mean_module(x) + self.predictor(self.network(x))``: the posterior is that of these.
+
+        :param x: ``(*batch, n, D)``.
+        """
         return self.predictor(x)
 
     def components(
-        self, x: Tensor, names: Sequence[str] | str | None = None, exclude: Sequence[str] | str | None = None
+        self,
+        x: Tensor,
+        names: Sequence[str] | str | None = None,
+        exclude: Sequence[str] | str | None = None,
+        **kwargs: Any,
     ) -> ComponentPosterior:
         """
         Joint posterior of the components, see :meth:`AdditiveVariationalStrategy.components`.
@@ -98,8 +112,9 @@ class AdditiveGP(ApproximateGP):
         :param x: Inputs ``(*batch, n, D)``.
         :param names: Which components; default all.
         :param exclude: Components to leave out, instead of ``names``.
+        :param kwargs: Further arguments of :meth:`forward`, for subclasses whose method has some.
         """
-        return self.variational_strategy.components(x.unsqueeze(-1) if x.dim() == 1 else x, names, exclude)
+        return self.variational_strategy.components(x.unsqueeze(-1) if x.dim() == 1 else x, names, exclude, **kwargs)
 
     def predict(
         self,
@@ -107,6 +122,7 @@ class AdditiveGP(ApproximateGP):
         components: Sequence[str] | str | bool = True,
         chunk_size: int | None = None,
         exclude: Sequence[str] | str | None = None,
+        **kwargs: Any,
     ) -> Prediction:
         """
         Means and variances of the predictor and of its components at any number of rows, see
@@ -116,9 +132,10 @@ class AdditiveGP(ApproximateGP):
         :param components: Which components' moments to give: True for all, False for none, or names.
         :param chunk_size: Rows whose projections exist at a time.
         :param exclude: Components that the predictor is to be without, such as random effects.
+        :param kwargs: Further arguments of :meth:`forward`, for subclasses whose method has some.
         """
         x = x.unsqueeze(-1) if torch.is_tensor(x) and x.dim() == 1 else x
-        return self.variational_strategy.predict(x, components, chunk_size, exclude)
+        return self.variational_strategy.predict(x, components, chunk_size, exclude, **kwargs)
 
 
 def _make_distribution(

@@ -17,6 +17,7 @@ from gpytorch_gam.variational._expected_gradients import (
 )
 from gpytorch_gam.variational._posterior_covariance import covariance_in_rows, keep_positive
 from gpytorch_gam.variational._precision_algebra import CovarianceFactors, split_groups
+from gpytorch_gam.variational.reading import Reading
 
 from ._grad_mode import trainable
 from ._likelihood_check import check_row_parameters
@@ -87,9 +88,10 @@ class DataStream(WeightedFeatures):
         self.expected = expected.item()
 
     def _differentiate(self, rows: Rows) -> tuple[FeatureChunk, Tensor]:
-        features = self._strategy.features(rows.x, self._choleskys).double()
+        reading = self._strategy.read(rows.x)
+        features = self._strategy.predictor.features(reading.inputs, self._choleskys).double()
         try:
-            found = self._derivatives(rows, features)
+            found = self._derivatives(rows, reading, features)
         except ValueError as error:
             missing = ~torch.isfinite(rows.y)
             if missing.any():
@@ -109,8 +111,8 @@ class DataStream(WeightedFeatures):
             )
         return FeatureChunk.of_rows(features, gradients, curvatures), found.expected.sum()
 
-    def _derivatives(self, rows: Rows, features: Tensor) -> ExpectedGradients:
-        mean, covariance = _moments(self._strategy, self._factors, rows.x, features)
+    def _derivatives(self, rows: Rows, reading: Reading, features: Tensor) -> ExpectedGradients:
+        mean, covariance = _moments(self._strategy, self._factors, reading, features)
         mean, covariance = mean.to(rows.x.dtype), covariance.to(rows.x.dtype)
         if self._strategy.predictor.num_predictors > 1:
             return joint_expected_gradients(self._likelihood, rows.y, mean, covariance, rows.parameters)
@@ -118,15 +120,15 @@ class DataStream(WeightedFeatures):
 
 
 def _moments(
-    strategy: AdditiveVariationalStrategy, factors: CovarianceFactors, x: Tensor, features: Tensor
+    strategy: AdditiveVariationalStrategy, factors: CovarianceFactors, reading: Reading, features: Tensor
 ) -> tuple[Tensor, Tensor]:
     """
     Means ``(n, P)`` and covariances ``(n, P, P)`` of the predictors from the features ``(Q, n)``, which are evaluated
     already.
     """
-    predictor = strategy.predictor
+    predictor, x = strategy.predictor, reading.inputs
     segments, num_predictors = predictor_segments(predictor), predictor.num_predictors
-    prior, removed = [features.new_zeros(num_predictors, len(x)) for _ in range(2)]
+    prior, removed = [features.new_zeros(num_predictors, features.shape[-1]) for _ in range(2)]
     for group in predictor.groups:
         prior[group.predictor] += group.prior_variance(x).double().sum(-2)
     if factors.block_roots is not None:
@@ -141,7 +143,7 @@ def _moments(
     mean, shared = seen[..., 0], seen[..., 1:].mT
     variance = prior - removed + factors.shared_sign * shared.square().sum(-2)
     covariance = covariance_in_rows(keep_positive(variance, prior), shared, factors.shared_sign)
-    return (strategy.predictor.prior_means(x).double() + mean).mT, covariance
+    return (reading.means.double() + mean).mT, covariance
 
 
 class Rows(NamedTuple):

@@ -124,6 +124,7 @@ def fit_discretized(
             if levels is None:
                 levels = ColumnLevels.from_batches(batches, strategy.predictor, max_levels=max_levels)
             _check_sizes(levels)
+            _check_forward(strategy, batches)
             with torch.no_grad():
                 strategy._initialize_once()
                 data = DiscretizedData.from_batches(batches, levels, strategy, _fixed_mean(strategy), num_threads)
@@ -152,6 +153,17 @@ def _one_thread(is_wanted: bool) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def _check_forward(strategy: AdditiveVariationalStrategy, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """The columns of x are discretised, and so must be what the predictor reads."""
+    for x, *_ in batches:
+        if not strategy.read(x[:2]).is_plain:
+            raise NotImplementedError(
+                f"{type(strategy.model).__name__}.forward gives its predictor other inputs than x, or adds a mean, "
+                "which is not discretised: use fit and polish, or give a constant mean to the AdditivePredictor"
+            )
+        return
 
 
 def _check_supported(strategy: AdditiveVariationalStrategy, likelihood: Likelihood) -> None:

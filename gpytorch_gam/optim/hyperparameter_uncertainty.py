@@ -36,7 +36,7 @@ class _Coordinate(NamedTuple):
 
 
 class _Neighbour(NamedTuple):
-    state: tuple[dict[str, Tensor], Tensor]  # of the predictor, and the mean of the whitened inducing variables
+    state: tuple[dict[str, Tensor], Tensor]  # of the prior, and the mean of the whitened inducing variables
     gradient: Tensor  # (p,)
 
 
@@ -222,7 +222,15 @@ class HyperparameterUncertainty:
         polish(self._model, self._likelihood, self._batches, max_passes=self._max_passes)
         gradient = self._gradient()
         mean = self._strategy.covariance_factors().mean.detach().clone()
-        return _Neighbour((deepcopy(self._strategy.predictor.state_dict()), mean), gradient)
+        return _Neighbour((self._prior_state(), mean), gradient)
+
+    def _prior_state(self) -> dict[str, Tensor]:
+        """The state of the model without its posterior: of the predictor, and of what else its forward reads."""
+        names = {
+            f"variational_strategy._variational_distribution.{name}"
+            for name in self._strategy._variational_distribution.state_dict()
+        }
+        return {name: value.clone() for name, value in self._model.state_dict().items() if name not in names}
 
     def _gradient(self) -> Tensor:
         """Of the bound in all coordinates, ``(p,)``, float64."""
@@ -251,14 +259,14 @@ class HyperparameterUncertainty:
         scale = value.detach() if coordinate.is_log else torch.ones_like(value)
         return scale / derivative.flatten()[coordinate.entry]
 
-    def _component_means(self, predictor: dict[str, Tensor], mean: Tensor, x: Tensor) -> Tensor:
+    def _component_means(self, prior: dict[str, Tensor], mean: Tensor, x: Tensor) -> Tensor:
         """Means of the components ``(C, n)`` at a neighbour."""
         strategy = self._strategy
-        strategy.predictor.load_state_dict(predictor)
-        strategy.check_inputs(x)
+        self._model.load_state_dict(prior, strict=False)
+        inputs = strategy.read(x).inputs
         parts = split_groups(mean.unsqueeze(-1), strategy.predictor.group_shapes)
         means = []
         for group, cholesky, part in zip(strategy.predictor.groups, strategy.inducing_choleskys(), parts, strict=True):
-            projection = project_components(group, x, whitened_weights(cholesky, part).to(x.dtype), None)
+            projection = project_components(group, inputs, whitened_weights(cholesky, part).to(inputs.dtype), None)
             means.append(projection.shared.squeeze(-2))
         return torch.cat(means, dim=-2)

@@ -391,7 +391,7 @@ class NaturalGradient(torch.optim.Optimizer):
 
     def _features(self, batch: _Batch, choleskys: list[Tensor]) -> BatchFeatures:
         rows = batch.x, batch.gradients, batch.curvatures
-        features = partial(self._strategy.features, choleskys=choleskys)
+        features = partial(self._strategy.predictor.features, choleskys=choleskys)
         return BatchFeatures(features, *rows, self._chunk_size, self._segments)
 
     def _correct_gradients(self, batch: _Batch, features: BatchFeatures, choleskys: list[Tensor]) -> None:

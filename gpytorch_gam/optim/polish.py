@@ -112,7 +112,8 @@ def polish(
     check_number_of_predictors(strategy, likelihood)
     batches, processes = with_noise_by_row(likelihood, every_row(batches)), Processes(process_group)
     with torch.inference_mode(False), torch.no_grad(), modes_kept(model, likelihood):
-        model.train()
+        model.eval()  # what its forward computes is what predictions read
+        strategy.train()
         likelihood.train()
         strategy._initialize_once()
         start_from_first(processes, strategy, [model, likelihood])

@@ -15,7 +15,7 @@ part of the rows tells its average.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,13 +23,14 @@ from torch import Tensor
 from gpytorch_gam.components import AdditivePredictor, ComponentGroup
 from gpytorch_gam.kernels import Measure
 
-if TYPE_CHECKING:
-    from .additive_variational_strategy import AdditiveVariationalStrategy
-    from .component_posterior import GroupPosterior
+from .component_source import ComponentSource, GroupPosterior
 
 # The prior variance of an average over m rows costs m^2 kernel evaluations a component: of more rows, equally spaced
 # ones stand for what inducing variables do not explain.
 _MOST_ROWS = 4096
+
+# On the covariance of the inducing variables through which these differ from all rows.
+_RELATIVE_JITTER = 1e-6
 
 # Nodes a panel of a measure, of which there are two: in one dimension, and in each of two.
 _NUM_NODES, _NUM_NODES_OF_PAIRS = 32, 24
@@ -96,17 +97,13 @@ def make_reference(
         )
     rows, name = (x, "x") if over is None else (over, "over")
     if over is not None:
-        _check_rows(predictor, x, over)
+        _check_batch_shape(x, over)
     _check_complete(predictor, rows, indices, name)
     weights = torch.full((1, rows.shape[-2]), 1.0 / rows.shape[-2], dtype=torch.float64, device=rows.device)
     return Reference(over, weights.expand(predictor.num_components, -1), rows.shape[-2] > _MOST_ROWS)
 
 
-def _check_rows(predictor: AdditivePredictor, x: Tensor, over: Tensor) -> None:
-    try:
-        predictor.check_inputs(over)
-    except ValueError as error:
-        raise ValueError(f"over cannot be used: {error}") from error
+def _check_batch_shape(x: Tensor, over: Tensor) -> None:
     try:
         torch.broadcast_shapes(x.shape[:-2], over.shape[:-2])
     except RuntimeError as error:
@@ -195,7 +192,7 @@ def _bit_of_pair(component: _Component) -> int | None:
 
 
 def group_centres(
-    strategy: AdditiveVariationalStrategy,
+    source: ComponentSource,
     x: Tensor,
     projections: Sequence[GroupPosterior],
     indices: Sequence[int],
@@ -204,22 +201,22 @@ def group_centres(
     """
     Averages of all groups over the reference rows.
 
-    :param strategy: Whose posterior it is.
+    :param source: The posterior.
     :param x: Rows of the posterior, ``(*batch, n, D)``.
     :param projections: Of all groups at these rows.
     :param indices: The components that are centred. For groups with none of them the prior's averages are left at zero.
     :param reference: The reference rows.
     """
-    groups = strategy.predictor.groups
+    groups = source.predictor.groups
     weights = reference.weights.split([group.num_components for group in groups])
-    averages = _average_projections(strategy, projections, indices, reference.rows, weights)
+    averages = _average_projections(source, projections, reference.rows, weights)
     centres, start = [], 0
     for group, average, weight in zip(groups, averages, weights, strict=True):
         stop = start + group.num_components
         if not any(start <= index < stop for index in indices):
             prior = (weight.new_zeros(stop - start, 1), weight.new_zeros(stop - start, 1))
         elif reference.is_thinned:
-            prior = _thinned_prior_averages(strategy, group, x, x if reference.rows is None else reference.rows)
+            prior = _thinned_prior_averages(group, x, x if reference.rows is None else reference.rows)
         else:
             prior = _prior_averages(group, x, reference.rows, weight)
         centres.append(GroupCentre(average, *prior))
@@ -271,13 +268,12 @@ def stacked_projections(group: GroupPosterior, rows: slice = slice(None)) -> Ten
 
 
 def _average_projections(
-    strategy: AdditiveVariationalStrategy,
+    source: ComponentSource,
     projections: Sequence[GroupPosterior],
-    indices: Sequence[int],
     rows: Tensor | None,
     weights: Sequence[Tensor],
 ) -> list[Tensor]:
-    chunks = _own_chunks(projections) if rows is None else _chunks_of_rows(strategy, indices, rows)
+    chunks = _own_chunks(projections) if rows is None else _chunks_of_rows(source, rows)
     first: list[Tensor] = []
     deviations: list[Tensor] = []
     start = 0
@@ -298,12 +294,9 @@ def _own_chunks(projections: Sequence[GroupPosterior]) -> Iterator[list[Tensor]]
         yield [stacked_projections(group, slice(start, start + _ROWS_AT_A_TIME)) for group in projections]
 
 
-def _chunks_of_rows(
-    strategy: AdditiveVariationalStrategy, indices: Sequence[int], rows: Tensor
-) -> Iterator[list[Tensor]]:
+def _chunks_of_rows(source: ComponentSource, rows: Tensor) -> Iterator[list[Tensor]]:
     for chunk in rows.split(_ROWS_AT_A_TIME, dim=-2):
-        posterior = strategy._component_posterior(chunk, list(indices))
-        yield [stacked_projections(group) for group in posterior._groups]
+        yield [stacked_projections(group) for group in source.component_projections(chunk).groups]
 
 
 class _Inputs(NamedTuple):
@@ -322,15 +315,13 @@ def _prior_averages(group: ComponentGroup, x: Tensor, rows: Tensor | None, weigh
     return _prior_average(group, own, reference, weights), _weighted_mean(at_reference.unsqueeze(-2), weights)
 
 
-def _thinned_prior_averages(
-    strategy: AdditiveVariationalStrategy, group: ComponentGroup, x: Tensor, rows: Tensor
-) -> tuple[Tensor, Tensor]:
+def _thinned_prior_averages(group: ComponentGroup, x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Those of :func:`_prior_averages` over equally weighted rows, in linear time."""
     chosen = torch.linspace(0, rows.shape[-2] - 1, _MOST_ROWS, dtype=torch.float64, device=rows.device).round().long()
     some = rows[..., chosen, :]
     weights = torch.full((group.num_components, _MOST_ROWS), 1.0 / _MOST_ROWS, dtype=torch.float64, device=rows.device)
     cross, variance = _prior_averages(group, x, some, weights)
-    cholesky = strategy.inducing_cholesky(group)
+    cholesky = group.inducing_cholesky(_RELATIVE_JITTER, relative=True)
     over_all, over_some = (_mean_features(group, part, cholesky) for part in (rows, some))  # (*batch, C_g, M, 1)
     difference = over_all - over_some
     explained = [(part.mT @ difference).squeeze(-1) for part in _features_in_chunks(group, x, cholesky)]

@@ -23,6 +23,7 @@ from gpytorch_gam.components import AdditivePredictor, ComponentGroup
 
 from ._expected_gradients import expected_gradients
 from .additive_variational_strategy import AdditiveVariationalStrategy
+from .reading import check_rows, has_own_forward
 from .site_variational_distribution import SiteVariationalDistribution
 
 # A natural-gradient direction goes up, so this many halvings without a rise mean that only rounding is left.
@@ -63,10 +64,7 @@ class _SiteVariationalStrategy(AdditiveVariationalStrategy):
         batch_shape: torch.Size | None = None,
     ) -> None:
         _validate_predictor(predictor, type(self).__name__)
-        try:
-            predictor.check_inputs(inputs)
-        except ValueError as error:
-            raise ValueError(f"inputs of {type(self).__name__} cannot be used: {error}") from error
+        _check_data(model, predictor, inputs, type(self).__name__)
         try:
             own_batch = torch.broadcast_shapes(predictor.batch_shape, inputs.shape[:-2])
             batch_shape = own_batch if batch_shape is None else torch.Size(batch_shape)
@@ -76,12 +74,22 @@ class _SiteVariationalStrategy(AdditiveVariationalStrategy):
                 f"batch shapes do not broadcast: the predictor's is {tuple(predictor.batch_shape)}, that of inputs "
                 f"{tuple(inputs.shape[:-2])}, batch_shape is {None if batch_shape is None else tuple(batch_shape)}"
             ) from error
-        sites = SiteVariationalDistribution(inputs.shape[-2], batch_shape=batch_shape).to(inputs)
+        sites = SiteVariationalDistribution(inputs.shape[-2], batch_shape=batch_shape)
+        sites = sites.to(device=predictor.device, dtype=predictor.dtype)
         super().__init__(model, predictor, sites, jitter_val=jitter_val)
         self.register_buffer("inputs", inputs.detach().clone())
 
     def _check_distribution(self, predictor: AdditivePredictor, q: _VariationalDistribution) -> None:
         """Nothing to check: the constructor made the distribution, and its size is that of the data."""
+
+    def _data_inputs(self) -> Tensor:
+        """What the training inputs are to the predictor, ``(*batch, N, D)``."""
+        if not has_own_forward(self.model):
+            return self.inputs
+        try:
+            return self.read(self.inputs).inputs
+        except ValueError as error:
+            raise ValueError(f"inputs of {type(self).__name__} cannot be used: {error}") from error
 
     def _sites(self) -> tuple[Tensor, Tensor]:
         """Weights and root precisions ``(*batch, N)`` in float64."""
@@ -178,7 +186,7 @@ class _SiteVariationalStrategy(AdditiveVariationalStrategy):
             raise ValueError(f"tolerance must not be negative, got {tolerance!r}")
         if not 0 < lr <= 1:
             raise ValueError(f"lr must lie in (0, 1], got {lr!r}")
-        self.check_inputs(self.inputs)
+        self.predictor.check_inputs(self._data_inputs(), check_finite=self._looks_at_values(self.inputs))
         self._initialize_once()
         geometry = self._data_geometry()
         state = self._site_gradients(likelihood, y)
@@ -220,7 +228,7 @@ class _SiteVariationalStrategy(AdditiveVariationalStrategy):
     def _site_gradients(self, likelihood: Likelihood, y: Tensor) -> _SiteGradients:
         """The bound at the present sites, and the gradients of its first term in the marginals of the rows."""
         with torch.autocast(self.inputs.device.type, enabled=False):
-            mean, variance, *_ = self._marginals(self.inputs)
+            mean, variance, *_ = self._marginals(self.read(self.inputs))
             mean, variance = (part.squeeze(-2).to(self.inputs.dtype) for part in (mean, variance))
             if mean.shape != self._variational_distribution.shape():
                 raise NotImplementedError(
@@ -250,6 +258,17 @@ class _SiteVariationalStrategy(AdditiveVariationalStrategy):
             raise ValueError(f"y is on {y.device}, but the inputs are on {self.inputs.device}: move it with y.to(...)")
         if y.is_floating_point() and not torch.isfinite(y).all():
             raise ValueError(f"y has NaN or infinity in {int((~torch.isfinite(y)).sum())} of {y.numel()} entries")
+
+
+def _check_data(model: gpytorch.Module, predictor: AdditivePredictor, inputs: Tensor, owner: str) -> None:
+    """Before the model is complete, so that a ``forward`` of its own cannot be called yet."""
+    try:
+        if has_own_forward(model):
+            check_rows(inputs)
+        else:
+            predictor.check_inputs(inputs)
+    except ValueError as error:
+        raise ValueError(f"inputs of {owner} cannot be used: {error}") from error
 
 
 def _validate_predictor(predictor: AdditivePredictor, owner: str) -> None:

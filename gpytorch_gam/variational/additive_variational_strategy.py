@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import numbers
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -26,6 +25,7 @@ from torch import Tensor
 
 from gpytorch_gam.components import AdditivePredictor, ComponentGroup
 from gpytorch_gam.components._structure import STATE_KEY, as_bytes, from_bytes
+from gpytorch_gam.components._without_autocast import without_autocast
 from gpytorch_gam.components.additive_predictor import join_covariances, predictor_distribution
 from gpytorch_gam.components.projection import project_components, project_sum, whitened_weights
 from gpytorch_gam.operators import BlockDiagonalCholeskyLinearOperator, LowRankPrecisionInverseLinearOperator
@@ -39,27 +39,15 @@ from ._precision_variational_distribution import _PrecisionVariationalDistributi
 from ._prediction_cache import PredictionCache
 from ._structured_fit import inverse_cholesky
 from .block_low_rank_precision_variational_distribution import BlockLowRankPrecisionVariationalDistribution
-from .component_posterior import ComponentPosterior, GroupPosterior
+from .component_posterior import ComponentPosterior, draw_given_inducing
+from .component_source import ComponentProjections, GroupPosterior
 from .low_rank_precision_variational_distribution import LowRankPrecisionVariationalDistribution
 from .prediction import Prediction, joined
+from .reading import Reading, check_keywords, check_rows, has_own_forward, read_rows
 from .row_moments import PredictorDistribution, PredictorMoments, independent_rows
 
 # Numbers of the features of a chunk of rows, Q a row, in predictions, and rows at least.
 _PREDICTION_NUMBERS, _LEAST_PREDICTION_ROWS = 2**20, 256
-
-
-def _without_autocast(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Half precision ruins variances, which are small differences: compute in the dtype of x."""
-
-    @functools.wraps(method)
-    def wrapped(self: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        device = x.device.type
-        if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
-            return method(self, x, *args, **kwargs)
-        with torch.autocast(device, enabled=False):
-            return method(self, x, *args, **kwargs)
-
-    return wrapped
 
 
 class _GroupWeights(NamedTuple):
@@ -102,7 +90,10 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
     Training computes what grows with the rows in the dtype of the model, whose rounding errors average out over them;
     the variances of results, small differences of large numbers, are computed in float64 and given in that dtype.
 
-    :param model: The model that owns the strategy; its ``forward`` serves ``prior=True``.
+    :param model: The model that owns the strategy. Its ``forward`` returns the prior: that of the predictor at the rows
+        of its inputs, or at what the model makes of these, with a mean added or not, such as
+        ``self.mean_module(x) + self.variational_strategy.predictor(self.network(x))``. The posterior is that of the
+        same inputs and the same mean, and gradients reach both. A mean belongs to the predictor and to no component.
     :param predictor: The components and their prior. Registered here: ``strategy.predictor``.
     :param variational_distribution: Any distribution over ``predictor.num_inducing_total`` whitened variables:
         :class:`LowRankPrecisionVariationalDistribution`, :class:`BlockLowRankPrecisionVariationalDistribution`, or
@@ -431,26 +422,19 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
             weights.append(_GroupWeights(whitened_weights(cholesky, part).to(dtype), block))
         return _Projection(weights, factors.shared_sign)
 
-    @_without_autocast
-    def features(self, x: Tensor, choleskys: Sequence[Tensor] | None = None) -> Tensor:
+    @without_autocast
+    def features(self, x: Tensor) -> Tensor:
         r"""
         Features :math:`\phi_c(\mathbf x) = L_c^{-1} k_c(Z_c, \mathbf x)` of all components, stacked.
 
         They hold Q numbers a row: training and prediction do without them.
 
         :param x: Inputs ``(*batch, n, D)``.
-        :param choleskys: :meth:`inducing_choleskys`, if they are known already.
         :return: ``(*batch, Q, n)``.
         """
-        choleskys = self.inducing_choleskys() if choleskys is None else choleskys
-        parts = [
-            group.features(x, cholesky).flatten(-3, -2)
-            for group, cholesky in zip(self.predictor.groups, choleskys, strict=True)
-        ]
-        batch = torch.broadcast_shapes(*(part.shape[:-2] for part in parts))
-        return torch.cat([part.expand(*batch, *part.shape[-2:]) for part in parts], dim=-2)
+        return self.predictor.features(self.read(x).inputs, self.inducing_choleskys())
 
-    @_without_autocast
+    @without_autocast
     def predictor_moments(self, x: Tensor) -> PredictorMoments:
         """
         Posterior mean and covariance of the predictors in each row.
@@ -458,11 +442,14 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
         :param x: Inputs ``(*batch, n, D)``.
         :return: Mean ``(*batch, n, P)`` and covariance between predictors ``(*batch, n, P, P)``.
         """
-        self.check_inputs(x)
-        mean, variance, shared, sign = self._marginals(x)
-        single = self.predictor.num_predictors == 1
+        return self._moments(self.read(x))
+
+    def _moments(self, reading: Reading) -> PredictorMoments:
+        """In the dtype of the rows."""
+        mean, variance, shared, sign = self._marginals(reading)
+        single, dtype = self.predictor.num_predictors == 1, reading.inputs.dtype
         covariance = variance.mT.unsqueeze(-1) if single else covariance_in_rows(variance, shared, sign)
-        return PredictorMoments(mean.mT.to(x.dtype), covariance.to(x.dtype))
+        return PredictorMoments(mean.mT.to(dtype), covariance.to(dtype))
 
     def _in_working_precision(self, x: Tensor) -> Tensor:
         """
@@ -471,12 +458,12 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
         """
         return x if self.training and self._held_projection is None else x.double()
 
-    def _marginals(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
+    def _marginals(self, reading: Reading) -> tuple[Tensor, Tensor, Tensor, int]:
         """
         Mean and variance ``(*batch, P, n)``, shared projections ``(*batch, P, R, n)`` and their sign; in the precision
         in which they are computed.
         """
-        x_given, x = x, self._in_working_precision(x)
+        x = self._in_working_precision(reading.inputs)
         weights, sign = self._projection(x.dtype)
         shared: list[Any] = [0] * self.predictor.num_predictors
         prior: list[Any] = [0] * self.predictor.num_predictors
@@ -489,12 +476,12 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
                 removed[group.predictor] = removed[group.predictor] + projection.squares
         columns = torch.stack(torch.broadcast_tensors(*shared), dim=-3)  # (*batch, P, R + 1, n)
         coupled = columns[..., :-1, :]
-        mean = self.predictor.prior_means(x_given) + columns[..., -1, :]
+        mean = reading.means + columns[..., -1, :]
         prior_variance = _stack_predictors(prior, mean)
         variance = prior_variance - _stack_predictors(removed, mean) + sign * coupled.square().sum(-2)
         return mean, keep_positive(variance, prior_variance), coupled, sign
 
-    @_without_autocast
+    @without_autocast
     def forward(self, x: Tensor, diag: bool = True, **kwargs: Any) -> MultivariateNormal:
         """
         Posterior of the predictor at the rows of ``x``.
@@ -502,16 +489,19 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
         :param x: Inputs ``(*batch, n, D)``.
         :param diag: In train mode, return variances only (with several predictors: their covariance in each row). In
             eval mode the full covariance is always available, lazily.
+        :param kwargs: Further arguments of the model's ``forward``.
         :return: A multivariate normal over n rows; with P > 1 predictors a multitask one over n x P.
+        :raises TypeError: If the model's ``forward`` does not know an argument.
         """
+        reading = self._prepared(x, kwargs)
         if gpytorch.settings.skip_posterior_variances.on():
-            return self._mean_only(x)
+            return self._mean_only(reading)
         if self.training and diag:
-            return self._marginal_distribution(x)
-        return self._joint_distribution(x)
+            return self._marginal_distribution(reading)
+        return self._joint_distribution(reading)
 
-    def _mean_only(self, x: Tensor) -> MultivariateNormal:
-        means = self._marginals(x)[0].to(x.dtype)
+    def _mean_only(self, reading: Reading) -> MultivariateNormal:
+        means = self._marginals(reading)[0].to(reading.inputs.dtype)
         size = means.shape[-2] * means.shape[-1]
         zero = ZeroLinearOperator(*means.shape[:-2], size, size, dtype=means.dtype, device=means.device)
         return self._predictor_distribution(means, zero)
@@ -523,21 +513,24 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
             covariance = covariance.with_rounding_jitter() if is_posterior else covariance.to_dense()
         return predictor_distribution(means, covariance)
 
-    def _marginal_distribution(self, x: Tensor) -> MultivariateNormal:
+    def _marginal_distribution(self, reading: Reading) -> MultivariateNormal:
         if self.predictor.num_predictors == 1:
-            mean, variance, *_ = self._marginals(x)
+            mean, variance, *_ = self._marginals(reading)
             mean, variance = mean.squeeze(-2), variance.squeeze(-2)
-            if self._recorder is not None:
-                self._recorder.record(x, mean, variance)
+            self._record(reading, mean, variance)
             return MarginalNormal(mean, DiagLinearOperator(variance))
-        moments = self.predictor_moments(x)
-        if self._recorder is not None:
-            self._recorder.record(x, *moments)
+        moments = self._moments(reading)
+        self._record(reading, *moments)
         return independent_rows(moments)
 
-    def _joint_distribution(self, x: Tensor) -> MultivariateNormal:
+    def _record(self, reading: Reading, mean: Tensor, variance: Tensor) -> None:
+        """Tell an attached optimiser, to which the inputs of the predictor are constants."""
+        if self._recorder is not None:
+            self._recorder.record(reading.inputs.detach(), mean, variance)
+
+    def _joint_distribution(self, reading: Reading) -> MultivariateNormal:
         """Prior covariance (lazy) minus the squares of projections, over the rows of all predictors."""
-        rows = self._in_working_precision(x)
+        x, rows = reading.inputs, self._in_working_precision(reading.inputs)
         weights, sign = self._projection(rows.dtype)
         num_predictors = self.predictor.num_predictors
         shared: list[Any] = [0] * num_predictors
@@ -550,43 +543,75 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
                 n = x.shape[-2]
                 removed.append(torch.nn.functional.pad(block.flatten(-3, -2), (before * n, after * n)).to(x.dtype))
         columns = torch.stack(torch.broadcast_tensors(*shared), dim=-3)  # (*batch, P, R + 1, n)
-        means = (self.predictor.prior_means(x) + columns[..., -1, :]).to(x.dtype)
+        means = (reading.means + columns[..., -1, :]).to(x.dtype)
         coupled = columns[..., :-1, :].movedim(-3, -2).flatten(-2, -1).to(x.dtype)  # (*batch, R, P n)
         prior = join_covariances(self.predictor.prior_covariances(x))
         covariance = posterior_covariance(prior, removed, coupled, sign)
         joint = self._predictor_distribution(means, covariance)
         if num_predictors == 1:
             return joint
-        row_covariance = self.predictor_moments(x).covariance.expand(*joint.mean.shape, num_predictors)
+        row_covariance = self._moments(reading).covariance.expand(*joint.mean.shape, num_predictors)
         return PredictorDistribution(
             joint.mean, joint.lazy_covariance_matrix, interleaved=False, row_covariance=row_covariance
         )
 
-    @_without_autocast
+    @without_autocast
     def components(
-        self, x: Tensor, names: Sequence[str] | str | None = None, exclude: Sequence[str] | str | None = None
+        self,
+        x: Tensor,
+        names: Sequence[str] | str | None = None,
+        exclude: Sequence[str] | str | None = None,
+        **kwargs: Any,
     ) -> ComponentPosterior:
         """
-        Joint posterior of the components at the rows of ``x``.
+        Joint posterior of the components at the rows of ``x``. A mean that the model's ``forward`` adds belongs to the
+        predictor, and to none of them.
 
         :param x: Inputs ``(*batch, n, D)``.
         :param names: Which components; default all.
         :param exclude: Components to leave out, instead of ``names``.
+        :param kwargs: Further arguments of the model's ``forward``.
         :return: Means, variances, covariances and samples of the components, see :class:`ComponentPosterior`.
         :raises ValueError: If a name is unknown, or none is left.
+        :raises TypeError: If the model's ``forward`` does not know an argument.
         """
+        check_keywords(self.model, kwargs)
         indices = self.predictor.component_indices(names, exclude)
-        self._prepare_call(x)
-        return self._component_posterior(x, indices)
+        return ComponentPosterior(self, self._prepared(x, kwargs), indices)
 
-    def _component_posterior(self, x: Tensor, indices: list[int]) -> ComponentPosterior:
-        rows = self._in_working_precision(x)
+    def component_projections(self, inputs: Tensor) -> ComponentProjections:
+        """
+        Projections of all components, of which :class:`ComponentPosterior` makes moments.
+
+        :param inputs: Of the predictor, :attr:`Reading.inputs`, ``(*batch, n, D)``.
+        """
+        rows = self._in_working_precision(inputs)
         weights, sign = self._projection(rows.dtype)
         groups = []
         for group, weight in zip(self.predictor.groups, weights, strict=True):
             projected, block, prior_variance = project_components(group, rows, weight.shared, weight.block)
             groups.append(GroupPosterior(projected[..., -1, :], prior_variance, projected[..., :-1, :], block))
-        return ComponentPosterior(self, x, indices, groups, sign)
+        return ComponentProjections(groups, sign)
+
+    def draw_components(self, inputs: Tensor, batch_shape: torch.Size, sample_shape: torch.Size) -> list[Tensor]:
+        """
+        Joint draws of all components: first the inducing variables, then each component given its own.
+
+        :param inputs: Of the predictor, ``(*batch, n, D)``.
+        :param batch_shape: Of the posterior of the components there.
+        :param sample_shape: Shape of independent draws.
+        :return: For each group ``(*sample_shape, *batch, C_g, n)``.
+        """
+        whitened = self.variational_distribution.rsample(sample_shape)
+        # One draw of the inducing variables serves every batch of x: line its batch dimensions up with those of x.
+        own_batch = whitened.shape[len(sample_shape) : -1]
+        missing = (1,) * (len(batch_shape) - len(own_batch))
+        whitened = whitened.reshape(*sample_shape, *missing, *own_batch, whitened.shape[-1])
+        columns = split_groups(whitened.double().unsqueeze(-1), self.predictor.group_shapes)
+        return [
+            draw_given_inducing(group, inputs, cholesky, values)
+            for group, cholesky, values in zip(self.predictor.groups, self.inducing_choleskys(), columns, strict=True)
+        ]
 
     @torch.no_grad()
     def predict(
@@ -595,6 +620,7 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
         components: Sequence[str] | str | bool = True,
         chunk_size: int | None = None,
         exclude: Sequence[str] | str | None = None,
+        **kwargs: Any,
     ) -> Prediction:
         """
         Means and variances of the predictor and of its components at any number of rows: memory beside that of the
@@ -605,8 +631,17 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
             time or so.
         :param chunk_size: Rows whose projections exist at a time; by default so many that these take a few megabytes.
         :param exclude: Components that the predictor is to be without, such as random effects.
+        :param kwargs: Further arguments of the model's ``forward`` that are no tensors: it runs on each chunk.
         :raises ValueError: If a name is unknown, or ``chunk_size`` not positive.
+        :raises TypeError: If the model's ``forward`` does not know an argument, or one is a tensor.
         """
+        check_keywords(self.model, kwargs)
+        tensors = sorted(name for name, value in kwargs.items() if torch.is_tensor(value))
+        if tensors:
+            raise TypeError(
+                f"predict goes through the rows in chunks and cannot cut {tensors} with them: make them columns of x, "
+                "which forward may read, or call model(x, ...)"
+            )
         kept = self.predictor.component_indices(None, exclude)
         if isinstance(components, bool | np.bool_):
             indices = kept if components else []
@@ -617,10 +652,10 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
         if chunk_size is not None and chunk_size < 1:
             raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")
         if not torch.is_tensor(x) or x.dim() < 2 or x.shape[-2] == 0:
-            self.check_inputs(x)  # raises
+            self.read(x)  # raises
         chunks = x.split(chunk_size or self._rows_at_a_time(x), dim=-2)
-        with self._projection_held(x):
-            return joined((self._predict_rows(rows, indices, kept) for rows in chunks), x.shape[-2])
+        with self._projection_held():
+            return joined((self._predict_rows(rows, indices, kept, kwargs) for rows in chunks), x.shape[-2])
 
     def _rows_at_a_time(self, x: Tensor) -> int:
         batch_shape = torch.broadcast_shapes(
@@ -630,25 +665,22 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
         return max(_LEAST_PREDICTION_ROWS, _PREDICTION_NUMBERS // max(1, per_row))
 
     @contextmanager
-    def _projection_held(self, x: Tensor) -> Iterator[None]:
+    def _projection_held(self) -> Iterator[None]:
         """The weights are computed, or found to be unchanged, once for all chunks."""
-        with gpytorch.settings.debug(False):  # values are looked at with their chunk
-            self._prepare_call(x[..., :1, :].to(self.predictor.device))
+        self._prepare()
         self._held_projection = self._projection(torch.float64)
         try:
             yield
         finally:
             self._held_projection = None
 
-    @_without_autocast
-    def _predict_rows(self, x: Tensor, indices: list[int], kept: list[int]) -> Prediction:
-        rows, all_names = x.to(self.predictor.device), self.predictor.names
+    @without_autocast
+    def _predict_rows(self, x: Tensor, indices: list[int], kept: list[int], keywords: Mapping[str, Any]) -> Prediction:
+        reading, all_names = self._prepared(x.to(self.predictor.device), keywords), self.predictor.names
         names = [all_names[index] for index in indices]
         if not indices and len(kept) == len(all_names):
-            self._prepare_call(rows)
-            moments: PredictorMoments = self.predictor_moments(rows)
-            return Prediction.from_moments(*moments, names, None).to(x.device)
-        parts = self.components(rows)
+            return Prediction.from_moments(*self._moments(reading), names, None).to(x.device)
+        parts = ComponentPosterior(self, reading, list(range(len(all_names))))
         moments = parts[[all_names[index] for index in kept]].predictor_moments()
         return Prediction.from_moments(*moments, names, parts if names else None).to(x.device)
 
@@ -659,35 +691,73 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
         Posterior (or, with ``prior=True``, prior) of the predictor at the rows of ``x``.
 
         :param x: Inputs ``(*batch, n, D)``.
-        :param prior: Return the prior of the sum of the components.
+        :param prior: Return the prior of the sum of the components: what the model's ``forward`` returns.
         :param diag: See :meth:`forward`.
-        :raises ValueError: For inputs that the components cannot read.
+        :param kwargs: Further arguments of the model's ``forward``.
+        :raises ValueError: For inputs that the components cannot read, and for a ``forward`` that does anything else
+            than give inputs to the predictor and add a mean to its prior.
+        :raises TypeError: If ``forward`` does not know an argument. Those of the likelihood, such as offsets, belong to
+            the objective: ``mll(model(x), y, offset=...)``.
         """
-        if prior:
-            return self.model.forward(x, **kwargs)
-        self._prepare_call(x)
-        return gpytorch.Module.__call__(self, x, diag=diag, **kwargs)
+        if not prior:
+            return gpytorch.Module.__call__(self, x, diag=diag, **kwargs)
+        check_keywords(self.model, kwargs)
+        return self.model.forward(x, **kwargs)
 
-    def _prepare_call(self, x: Tensor) -> None:
-        self.check_inputs(x)
+    @without_autocast
+    def read(self, x: Tensor, **kwargs: Any) -> Reading:
+        """
+        What the model's ``forward`` makes of the rows of ``x``: the inputs that it gives the predictor, and the mean of
+        the prior that it returns. Everything that is computed at rows of data goes through here.
+
+        ``forward`` is run, unless it is that of :class:`~gpytorch_gam.AdditiveGP`, which is the predictor alone.
+
+        :param x: Inputs of the model, ``(*batch, n, D)``.
+        :param kwargs: Further arguments of ``forward``.
+        :raises ValueError: If the predictor cannot read its inputs, or ``forward`` does anything else.
+        :raises TypeError: If ``forward`` does not know an argument.
+        """
+        self._check_own_kind()
+        batch_shape = self._variational_distribution.batch_shape
+        if batch_shape != self.predictor.batch_shape:
+            batch_shape = torch.broadcast_shapes(batch_shape, self.predictor.batch_shape)
+        return read_rows(self.model, self.predictor, x, batch_shape, self._looks_at_values(x), kwargs)
+
+    def _prepared(self, x: Tensor, keywords: Mapping[str, Any]) -> Reading:
+        """The rows, read, of a model that is ready for them."""
+        reading = self.read(x, **keywords)
+        self._prepare()
+        return reading
+
+    def _prepare(self) -> None:
         self._initialize_once()
         self._prepare_posterior()
 
     def check_inputs(self, x: Tensor) -> None:
         """
-        Raise a clear error for inputs that the model cannot read, see :meth:`AdditivePredictor.check_inputs`.
+        Raise a clear error for inputs that the model cannot read, see :meth:`AdditivePredictor.check_inputs`. Where the
+        model's ``forward`` gives the predictor others than ``x``, that is known when it runs: see :meth:`read`.
 
         :param x: Inputs ``(*batch, n, D)``.
         """
+        self._check_own_kind()
+        if has_own_forward(self.model):
+            check_rows(x)
+        else:
+            self.predictor.check_inputs(x, check_finite=self._looks_at_values(x))
+
+    def _check_own_kind(self) -> None:
         q, predictor = self._variational_distribution, self.predictor
         if q.dtype != predictor.dtype or q.device != predictor.device:
             raise ValueError(
                 f"variational_distribution is {q.dtype} on {q.device}, but the inducing points are "
                 f"{predictor.dtype} on {predictor.device}: convert the whole model with model.to(...)"
             )
-        # Looking for NaN waits for the device, which a training loop on a GPU cannot afford at each step.
+
+    def _looks_at_values(self, x: Tensor) -> bool:
+        """Looking for NaN waits for the device, which a training loop on a GPU cannot afford at each step."""
         on_hot_path = self.training and torch.is_tensor(x) and x.device.type != "cpu"
-        self.predictor.check_inputs(x, check_finite=gpytorch.settings.debug.on() and not on_hot_path)
+        return gpytorch.settings.debug.on() and not on_hot_path
 
     def _initialize_once(self) -> None:
         if self._initialized:

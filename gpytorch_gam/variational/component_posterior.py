@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from gpytorch.distributions import MultivariateNormal
@@ -22,31 +22,12 @@ from ._centring import (
     make_reference,
 )
 from ._posterior_covariance import covariance_in_rows, keep_positive
-from ._precision_algebra import split_groups
+from .component_source import ComponentProjections, ComponentSource, GroupPosterior
+from .reading import Reading
 from .row_moments import PredictorMoments, independent_rows
 
-if TYPE_CHECKING:
-    from .additive_variational_strategy import AdditiveVariationalStrategy
-
-
 # Added to the residual covariance of a draw, relative to the prior's variance.
-_SAMPLING_JITTER = 1e-8
-
-
-class GroupPosterior(NamedTuple):
-    """
-    Projections of one group of components at n rows.
-
-    :ivar mean: ``(*batch, C_g, n)``.
-    :ivar prior_variance: ``(*batch, C_g, n)``.
-    :ivar shared: coupled directions, ``(*batch, C_g, R, n)``.
-    :ivar block: directions of each component's own, ``(*batch, C_g, r, n)`` or None.
-    """
-
-    mean: Tensor
-    prior_variance: Tensor
-    shared: Tensor
-    block: Tensor | None
+SAMPLING_JITTER = 1e-8
 
 
 class ComponentSamples(NamedTuple):
@@ -74,12 +55,15 @@ class ComponentPosterior:
         \mathrm{cov}(f_i(\mathbf x), f_j(\mathbf x')) = \delta_{ij} [k_i(\mathbf x, \mathbf x')
         - (V_i^\top\phi_i(\mathbf x))^\top (V_i^\top\phi_i(\mathbf x'))] - s_i(\mathbf x)^\top s_j(\mathbf x').
 
+    The mean modules of the predictor, and a mean that the model's ``forward`` adds, belong to no component.
+
     Means and variances are those of the moment it was made; covariances over rows and samples are computed when asked
     for, from the parameters that the model then has. Make a new one after changing the model.
 
     :ivar names: names of the components, in order.
     :ivar mean: posterior means, ``(*batch, C, n)``.
     :ivar variance: posterior variances, ``(*batch, C, n)``.
+    :ivar prior_means: of the predictors, what they have beside the components, ``(*batch, P, n)``.
 
     Example:
         >>> parts = model.variational_strategy.components(x)
@@ -90,26 +74,29 @@ class ComponentPosterior:
 
     def __init__(
         self,
-        strategy: AdditiveVariationalStrategy,
-        x: Tensor,
+        source: ComponentSource,
+        reading: Reading,
         indices: Sequence[int],
-        groups: Sequence[GroupPosterior],
-        shared_sign: int,
+        projections: ComponentProjections | None = None,
     ) -> None:
-        self._strategy, self._x, self._groups, self._sign = strategy, x, groups, shared_sign
+        if projections is None:
+            projections = source.component_projections(reading.inputs)
+        groups, shared_sign = projections
+        self._source, self._reading, self._groups, self._sign = source, reading, groups, shared_sign
+        self._x, self.prior_means = reading.inputs, reading.means
         self._indices = list(indices)
-        names = strategy.predictor.names
+        names = source.predictor.names
         self.names = tuple(names[index] for index in self._indices)
         # Computed in the precision of the projections, and given in that of x.
         self._mean = self._gather([group.mean for group in groups])
-        self.mean = self._mean.to(x.dtype)
+        self.mean = self._mean.to(self._x.dtype)
         self._prior_variance = self._gather([group.prior_variance for group in groups])
         self._shared = self._gather([group.shared for group in groups], dim=-3)  # (*batch, C, R, n)
         own = [_own_variance(group) for group in groups]
         self._own_variance = self._gather(own)
         variance = self._own_variance + shared_sign * self._shared.square().sum(-2)
         self._variance = keep_positive(variance, self._prior_variance)
-        self.variance = self._variance.to(x.dtype)
+        self.variance = self._variance.to(self._x.dtype)
 
     def _gather(self, parts: Sequence[Tensor], dim: int = -2) -> Tensor:
         """Join a quantity of all groups along the component dimension and take the chosen components."""
@@ -121,7 +108,7 @@ class ComponentPosterior:
 
     @property
     def _is_complete(self) -> bool:
-        return self._indices == list(range(self._strategy.predictor.num_components))
+        return self._indices == list(range(self._source.predictor.num_components))
 
     def __getitem__(self, names: str | Sequence[str]) -> ComponentPosterior:
         """
@@ -136,8 +123,8 @@ class ComponentPosterior:
         unknown = [name for name in names if name not in self.names]
         if unknown:
             raise ValueError(f"unknown components {unknown}; these are the components {list(self.names)}")
-        indices = self._strategy.predictor.component_indices(names)
-        return ComponentPosterior(self._strategy, self._x, indices, self._groups, self._sign)
+        indices = self._source.predictor.component_indices(names)
+        return ComponentPosterior(self._source, self._reading, indices, ComponentProjections(self._groups, self._sign))
 
     def __len__(self) -> int:
         return len(self.names)
@@ -199,7 +186,7 @@ class ComponentPosterior:
     def _prior_covariances(self) -> list[Tensor]:
         """Prior covariance of each group over the rows, ``(*batch, C_g, n, n)``."""
         x = self._x.to(self._shared.dtype)
-        return [group.prior_covariance(x).to_dense() for group in self._strategy.predictor.groups]
+        return [group.prior_covariance(x).to_dense() for group in self._source.predictor.groups]
 
     def centred(self, over: Tensor | Measure | None = None) -> ComponentPosterior:
         r"""
@@ -230,16 +217,24 @@ class ComponentPosterior:
             >>> effects = model.components(grid).centred(over=train_x[:1000])
             >>> lower, upper = effects["x0"].confidence_region()
         """
-        reference = make_reference(self._strategy.predictor, self._x, self._indices, over)
         with torch.autocast(self._x.device.type, enabled=False):
-            centres = group_centres(self._strategy, self._x, self._groups, self._indices, reference)
+            rows = self._read_reference(over) if torch.is_tensor(over) else over
+            reference = make_reference(self._source.predictor, self._x, self._indices, rows)
+            centres = group_centres(self._source, self._x, self._groups, self._indices, reference)
         return _CentredComponentPosterior(self, reference, centres)
+
+    def _read_reference(self, over: Tensor) -> Tensor:
+        """The inputs that reference rows are to the predictor."""
+        try:
+            return self._source.read(over).inputs
+        except ValueError as error:
+            raise ValueError(f"over cannot be used: {error}") from error
 
     def total(self) -> tuple[Tensor, Tensor]:
         """
         Mean and variance of the sum of the components in each row, covariances between them included.
 
-        The mean module is left out, as it is in samples; add ``predictor.prior_means(x)``.
+        The mean module is left out, as it is in samples; add :attr:`prior_means`.
 
         :return: ``(*batch, n)`` each; with P > 1 predictors ``(*batch, P, n)``.
         """
@@ -257,10 +252,10 @@ class ComponentPosterior:
 
         :return: Mean ``(*batch, n, P)`` and covariance between predictors ``(*batch, n, P, P)``.
         """
-        total, predictor = self._total(), self._strategy.predictor
+        total, predictor = self._total(), self._source.predictor
         single = predictor.num_predictors == 1
         mean, variance = (part.unsqueeze(-2) for part in total) if single else total
-        mean = mean + predictor.prior_means(self._x)
+        mean = mean + self.prior_means
         if single:
             covariance = variance.mT.unsqueeze(-1)
         else:
@@ -277,7 +272,7 @@ class ComponentPosterior:
 
     def _sum(self, parts: Tensor, dim: int) -> Tensor:
         """Sum over the components, for several predictors over those of each, which then stand in the same place."""
-        predictor = self._strategy.predictor
+        predictor = self._source.predictor
         if predictor.num_predictors == 1:
             return parts.sum(dim)
         owner = torch.tensor([predictor.predictor_of[index] for index in self._indices], device=parts.device)
@@ -308,17 +303,7 @@ class ComponentPosterior:
         if isinstance(sample_shape, int):
             raise ValueError(f"sample_shape must be a shape such as torch.Size([{sample_shape}]), got {sample_shape}")
         sample_shape = torch.Size(sample_shape)
-        whitened = self._strategy.variational_distribution.rsample(sample_shape)
-        # One draw of the inducing variables serves every batch of x: line its batch dimensions up with those of x.
-        own_batch = whitened.shape[len(sample_shape) : -1]
-        missing = (1,) * (self.mean.dim() - 2 - len(own_batch))
-        whitened = whitened.reshape(*sample_shape, *missing, *own_batch, whitened.shape[-1])
-        columns = split_groups(whitened.double().unsqueeze(-1), self._strategy.predictor.group_shapes)
-        drawn = []
-        for group, cholesky, values in zip(
-            self._strategy.predictor.groups, self._strategy.inducing_choleskys(), columns, strict=True
-        ):
-            drawn.append(_sample_group(group, self._x, cholesky, values))
+        drawn = self._source.draw_components(self._x, self.mean.shape[:-2], sample_shape)
         components = self._gather(drawn).to(self.mean.dtype)
         return ComponentSamples(components, self._sum(components, -2))
 
@@ -329,7 +314,7 @@ class _CentredComponentPosterior(ComponentPosterior):
     def __init__(self, base: ComponentPosterior, reference: Reference, centres: list[GroupCentre]) -> None:
         self._base, self._reference, self._centres = base, reference, centres
         groups = [centred_group(*pair) for pair in zip(base._groups, centres, strict=True)]
-        super().__init__(base._strategy, base._x, base._indices, groups, base._sign)
+        super().__init__(base._source, base._reading, base._indices, ComponentProjections(groups, base._sign))
 
     def __getitem__(self, names: str | Sequence[str]) -> ComponentPosterior:
         """
@@ -373,7 +358,8 @@ class _CentredComponentPosterior(ComponentPosterior):
         else:
             batch = torch.broadcast_shapes(self._x.shape[:-2], rows.shape[:-2])
             joint = torch.cat([part.expand(*batch, *part.shape[-2:]) for part in (self._x, rows)], dim=-2)
-            drawn = self._strategy._component_posterior(joint, self._indices).rsample(sample_shape).components
+            reading = self._reading._replace(inputs=joint)  # whose means draws of components do without
+            drawn = ComponentPosterior(self._source, reading, self._indices).rsample(sample_shape).components
             at_x, at_rows = drawn.split([self._x.shape[-2], rows.shape[-2]], dim=-1)
         first = at_rows[..., :1]
         components = at_x - first - ((at_rows - first) * weights).sum(-1, keepdim=True)
@@ -384,7 +370,7 @@ def _own_variance(group: GroupPosterior) -> Tensor:
     return group.prior_variance if group.block is None else group.prior_variance - group.block.square().sum(-2)
 
 
-def _sample_group(group: ComponentGroup, x: Tensor, cholesky: Tensor, whitened: Tensor) -> Tensor:
+def draw_given_inducing(group: ComponentGroup, x: Tensor, cholesky: Tensor, whitened: Tensor) -> Tensor:
     r"""
     Draw :math:`f_c \mid \mathbf v_c \sim N(\phi_c^\top \mathbf v_c, k_c - \phi_c^\top \phi_c)` in float64.
 
@@ -404,7 +390,7 @@ def _sample_group(group: ComponentGroup, x: Tensor, cholesky: Tensor, whitened: 
         scale = prior.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None].clamp_min(torch.finfo(prior.dtype).tiny)
         relative = (prior - features.mT @ features) / scale
         identity = torch.eye(relative.shape[-1], dtype=relative.dtype, device=relative.device)
-        root = psd_safe_cholesky(relative + _SAMPLING_JITTER * identity) * scale.sqrt()
+        root = psd_safe_cholesky(relative + SAMPLING_JITTER * identity) * scale.sqrt()
         if is_free is not None:
             root = root * is_free.unsqueeze(-1)
         mean = mean + multiply_draws(root, torch.randn(mean.shape, dtype=mean.dtype, device=mean.device))

@@ -171,7 +171,8 @@ def _validate_arguments(
         raise ValueError(
             f"x must be a tensor of rows (n, D) with n >= 1, got {tuple(x.shape) if torch.is_tensor(x) else type(x)}"
         )
-    strategy._prepare_call(x[:1])  # what is wrong with all rows, before any work
+    strategy._prepare()
+    strategy.check_inputs(x[:1])  # what is wrong with all rows, before any work
 
 
 def _feature_gram(strategy: AdditiveVariationalStrategy, x: Tensor, chunk_size: int | None) -> Tensor:
@@ -179,7 +180,6 @@ def _feature_gram(strategy: AdditiveVariationalStrategy, x: Tensor, chunk_size: 
     chunk_size = int(chunk_size or max(_LEAST_ROWS, _FEATURE_NUMBERS // size))
     gram = torch.zeros(size, size, dtype=torch.float64, device=x.device)
     for rows in x.split(chunk_size):
-        strategy.check_inputs(rows)
         features = strategy.features(rows).double()
         gram += features @ features.mT
     return gram

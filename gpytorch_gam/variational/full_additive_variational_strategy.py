@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import cast
 
 import gpytorch
 import torch
@@ -21,13 +21,9 @@ from gpytorch_gam.operators._capacitance import add_identity, capacitance_log_de
 from ._posterior_covariance import keep_positive, posterior_covariance
 from ._precision_algebra import CovarianceFactors
 from ._site_variational_strategy import _SiteVariationalStrategy, features_in_dtype_of, scale_by_multipliers
-from .component_posterior import (
-    _SAMPLING_JITTER,
-    ComponentPosterior,
-    ComponentSamples,
-    GroupPosterior,
-    multiply_draws,
-)
+from .component_posterior import SAMPLING_JITTER, multiply_draws
+from .component_source import ComponentProjections, GroupPosterior
+from .reading import Reading
 
 # Added to the covariance of the sum of the components where its root is needed, relative to its mean variance.
 _ROOT_JITTER = 1e-10
@@ -134,18 +130,19 @@ class FullAdditiveVariationalStrategy(_SiteVariationalStrategy):
 
         :return: ``(*batch, N, N)``.
         """
-        inputs = self.inputs.double()
+        inputs = self._data_inputs().double()
         covariance = sum(component_covariance(group, inputs).sum(-3) for group in self.predictor.groups)
         assert torch.is_tensor(covariance)
         return covariance if self.jitter_val == 0.0 else covariance + torch.diag_embed(self.jitter_variance())
 
     def jitter_variance(self) -> Tensor:
         """What the jitter adds to the variance of the sum at the training inputs, ``(*batch, N)``, float64."""
-        total = self.inputs.new_zeros(self.inputs.shape[:-1], dtype=torch.float64)
+        inputs = self._data_inputs().double()
+        total = inputs.new_zeros(inputs.shape[:-1])
         for group in self.predictor.groups:
             if group.exact:
                 continue
-            multiplier = group.multiplier(self.inputs.double())
+            multiplier = group.multiplier(inputs)
             total = total + (group.num_components if multiplier is None else multiplier.square().sum(-2))
         return self.jitter_val * total
 
@@ -194,8 +191,9 @@ class FullAdditiveVariationalStrategy(_SiteVariationalStrategy):
         """There are no inducing variables; factorisations over the data wait and add jitter."""
 
     @contextmanager
-    def _projection_held(self, x: Tensor) -> Iterator[None]:
+    def _projection_held(self) -> Iterator[None]:
         """Weights are those of rows, and computed for each chunk."""
+        self._prepare()
         yield
 
     # ------------------------------------------------------------------ the posterior at any rows
@@ -215,39 +213,80 @@ class FullAdditiveVariationalStrategy(_SiteVariationalStrategy):
 
         :return: ``(*batch, N + 1, n)``.
         """
-        covariance = sum(component_covariance(group, self.inputs, x).sum(-3) for group in self.predictor.groups)
+        inputs = self._data_inputs()
+        covariance = sum(component_covariance(group, inputs, x).sum(-3) for group in self.predictor.groups)
         return self._data_weights(x.dtype).mT @ covariance
 
-    def _marginals(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
+    def _marginals(self, reading: Reading) -> tuple[Tensor, Tensor, Tensor, int]:
         """Mean and variance ``(*batch, 1, n)``, shared projections ``(*batch, 1, N, n)`` and their sign."""
+        x = reading.inputs
         projected = self._project_sum(x).unsqueeze(-3)
-        mean = self.predictor.prior_means(x) + projected[..., -1, :]
+        mean = reading.means + projected[..., -1, :]
         prior = sum(group.prior_variance(x).sum(-2) for group in self.predictor.groups)
         prior_variance = torch.zeros_like(mean) + cast(Tensor, prior).unsqueeze(-2)
         variance = prior_variance - projected[..., :-1, :].square().sum(-2)
         return mean, keep_positive(variance, prior_variance), projected[..., :-1, :], -1
 
-    def _joint_distribution(self, x: Tensor) -> MultivariateNormal:
+    def _joint_distribution(self, reading: Reading) -> MultivariateNormal:
         """Prior covariance (lazy) minus the squares of projections."""
+        x = reading.inputs
         projected = self._project_sum(x)
-        means = self.predictor.prior_means(x) + projected[..., -1:, :]
+        means = reading.means + projected[..., -1:, :]
         prior = join_covariances(self.predictor.prior_covariances(x))
         return self._predictor_distribution(means, posterior_covariance(prior, [], projected[..., :-1, :], -1))
 
-    def _component_posterior(self, x: Tensor, indices: list[int]) -> ComponentPosterior:
-        weights = self._data_weights(x.dtype).unsqueeze(-3)  # the same for all components
+    def component_projections(self, inputs: Tensor) -> ComponentProjections:
+        """
+        Projections of all components.
+
+        :param inputs: Of the predictor, ``(*batch, n, D)``.
+        """
+        weights, data = self._data_weights(inputs.dtype).unsqueeze(-3), self._data_inputs()  # the same for all
         groups = []
         for group in self.predictor.groups:
-            projected = weights.mT @ component_covariance(group, self.inputs, x)  # (*batch, C_g, N + 1, n)
+            projected = weights.mT @ component_covariance(group, data, inputs)  # (*batch, C_g, N + 1, n)
             groups.append(
                 GroupPosterior(
                     mean=projected[..., -1, :],
-                    prior_variance=group.prior_variance(x),
+                    prior_variance=group.prior_variance(inputs),
                     shared=projected[..., :-1, :],
                     block=None,
                 )
             )
-        return _FullComponentPosterior(self, x, indices, groups, -1)
+        return ComponentProjections(groups, -1)
+
+    def draw_components(self, inputs: Tensor, batch_shape: torch.Size, sample_shape: torch.Size) -> list[Tensor]:
+        r"""
+        Joint draws of all components: draws from the prior, corrected by what they say of the sites.
+
+        The posterior is that of the prior after observing :math:`\Lambda \sum_c f_c(X)` with unit noise. So a draw
+        :math:`f_c` of the prior at :math:`[\mathbf x, X]` and a draw :math:`\varepsilon` of the noise give
+        :math:`f_c(\mathbf x) + k_c(\mathbf x, X)[\boldsymbol\alpha - \Lambda A^{-1} (\Lambda \sum_i f_i(X) +
+        \varepsilon)]`. This factorises a matrix of n + N rows for each component.
+
+        :param inputs: Of the predictor, ``(*batch, n, D)``.
+        :param batch_shape: Of the posterior of the components there.
+        :param sample_shape: Shape of independent draws.
+        :return: For each group ``(*sample_shape, *batch, C_g, n)``.
+        """
+        weights, scales = self._sites()
+        *_, cholesky = self._capacitance()
+        x, data = inputs.double(), self._data_inputs().double()
+        joint = torch.cat([part.expand(*batch_shape, *part.shape[-2:]) for part in (x, data)], dim=-2)
+        groups = self.predictor.groups
+        drawn = [_sample_prior(group, joint, sample_shape) for group in groups]
+        n = x.shape[-2]
+        total = sum(values[..., n:].sum(-2) for values in drawn)  # (*sample_shape, *batch, N)
+        assert torch.is_tensor(total)
+        if self.jitter_val != 0.0:  # the jitter is a part of what the sites observe
+            total = total + self.jitter_variance().sqrt() * torch.randn_like(total)
+        observed = (scales * total + torch.randn_like(total)).unsqueeze(-1)
+        corrected = weights - scales * torch.cholesky_solve(observed, cholesky).squeeze(-1)
+        corrected = corrected[..., None, None, :]  # (*sample_shape, *batch, 1, 1, N)
+        return [
+            values[..., :n] + (corrected @ component_covariance(group, data, x)).squeeze(-2)
+            for group, values in zip(groups, drawn, strict=True)
+        ]
 
     # ------------------------------------------------------------------ the algebra of the sites
 
@@ -262,61 +301,6 @@ class FullAdditiveVariationalStrategy(_SiteVariationalStrategy):
         cholesky = psd_safe_cholesky(add_identity(_scale_both_sides(geometry, scales)))
         right = scales.unsqueeze(-1) * (geometry @ linear.unsqueeze(-1))
         return linear - scales * torch.cholesky_solve(right, cholesky).squeeze(-1)
-
-
-class _FullComponentPosterior(ComponentPosterior):
-    """:class:`ComponentPosterior` that draws functions without inducing variables."""
-
-    def __init__(self, strategy: Any, *args: Any) -> None:
-        super().__init__(strategy, *args)
-        self._full_strategy: FullAdditiveVariationalStrategy = strategy
-
-    def __getitem__(self, names: str | Sequence[str]) -> ComponentPosterior:
-        """
-        The joint posterior of some of the components.
-
-        :param names: One name, or several.
-        :raises ValueError: If a name is not among :attr:`names`.
-        """
-        chosen = super().__getitem__(names)
-        return type(self)(self._strategy, self._x, chosen._indices, self._groups, self._sign)
-
-    def rsample(self, sample_shape: torch.Size | Sequence[int] = ()) -> ComponentSamples:
-        r"""
-        Draw functions from the joint posterior: draws from the prior, corrected by what they say of the sites.
-
-        The posterior is that of the prior after observing :math:`\Lambda \sum_c f_c(X)` with unit noise. So a draw
-        :math:`f_c` of the prior at :math:`[\mathbf x, X]` and a draw :math:`\varepsilon` of the noise give
-        :math:`f_c(\mathbf x) + k_c(\mathbf x, X)[\boldsymbol\alpha - \Lambda A^{-1} (\Lambda \sum_i f_i(X) +
-        \varepsilon)]`. This factorises a matrix of n + N rows for each component.
-
-        :param sample_shape: Shape of independent draws.
-        :return: Draws of the components and of their sum.
-        """
-        if isinstance(sample_shape, int):
-            raise ValueError(f"sample_shape must be a shape such as torch.Size([{sample_shape}]), got {sample_shape}")
-        strategy, shape = self._full_strategy, torch.Size(sample_shape)
-        weights, scales = strategy._sites()
-        *_, cholesky = strategy._capacitance()
-        x, inputs = self._x.double(), strategy.inputs.double()
-        batch = self.mean.shape[:-2]
-        joint = torch.cat([part.expand(*batch, *part.shape[-2:]) for part in (x, inputs)], dim=-2)
-        groups = strategy.predictor.groups
-        drawn = [_sample_prior(group, joint, shape) for group in groups]
-        n = x.shape[-2]
-        total = sum(values[..., n:].sum(-2) for values in drawn)  # (*sample_shape, *batch, N)
-        assert torch.is_tensor(total)
-        if strategy.jitter_val != 0.0:  # the jitter is a part of what the sites observe
-            total = total + strategy.jitter_variance().sqrt() * torch.randn_like(total)
-        observed = (scales * total + torch.randn_like(total)).unsqueeze(-1)
-        corrected = weights - scales * torch.cholesky_solve(observed, cholesky).squeeze(-1)
-        corrected = corrected[..., None, None, :]  # (*sample_shape, *batch, 1, 1, N)
-        parts = [
-            values[..., :n] + (corrected @ component_covariance(group, inputs, x)).squeeze(-2)
-            for group, values in zip(groups, drawn, strict=True)
-        ]
-        components = self._gather(parts).to(self.mean.dtype)
-        return ComponentSamples(components, self._sum(components, -2))
 
 
 def component_covariance(group: ComponentGroup, left: Tensor, right: Tensor | None = None) -> Tensor:
@@ -352,7 +336,7 @@ def _sample_prior(group: ComponentGroup, x: Tensor, sample_shape: torch.Size) ->
         prior = group.evaluate_kernel(group.select(x))
         # Relative to the prior's variance, in whatever units that is.
         scale = prior.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None].clamp_min(torch.finfo(prior.dtype).tiny)
-        root = psd_safe_cholesky(add_identity(prior / (scale * _SAMPLING_JITTER))) * (scale * _SAMPLING_JITTER).sqrt()
+        root = psd_safe_cholesky(add_identity(prior / (scale * SAMPLING_JITTER))) * (scale * SAMPLING_JITTER).sqrt()
         multiplier = group.multiplier(x)
     batch = torch.broadcast_shapes(x.shape[:-2], root.shape[:-3])
     noise = torch.randn(*sample_shape, *batch, *root.shape[-3:-2], root.shape[-1], dtype=x.dtype, device=x.device)

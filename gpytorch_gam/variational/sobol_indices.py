@@ -106,9 +106,10 @@ def sobol_indices(
             f"x has NaN in {missing} of {x.shape[:-1].numel()} rows, where components vary for want of inputs and not "
             "with them: leave these rows out"
         )
-    draws = strategy.components(x).sample(torch.Size([num_samples]))
+    parts = strategy.components(x)
+    draws = parts.sample(torch.Size([num_samples]))
     total = draws.total if predictor.num_predictors > 1 else draws.total.unsqueeze(-2)
-    total = _deviations(total.double() + predictor.prior_means(x).double())  # (S, *batch, P, n)
+    total = _deviations(total.double() + parts.prior_means.double())  # (S, *batch, P, n)
     components = _deviations(draws.components[..., indices, :].double())
     total = total[..., [predictor.predictor_of[index] for index in indices], :]
     variance = total.square().sum(-1)

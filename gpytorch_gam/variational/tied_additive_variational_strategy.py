@@ -59,7 +59,7 @@ class TiedAdditiveVariationalStrategy(_SiteVariationalStrategy):
 
     def _data_features(self) -> Tensor:
         """Features of the training inputs in float64, ``(*batch, Q, N)``."""
-        inputs = self.inputs.double()
+        inputs = self._data_inputs().double()
         parts = [
             features_in_dtype_of(group, inputs, cholesky).flatten(-3, -2)
             for group, cholesky in zip(self.predictor.groups, self.inducing_choleskys(), strict=True)

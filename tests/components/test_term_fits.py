@@ -242,7 +242,9 @@ def test_cyclic_effects_close_at_a_seam_without_data(start: float) -> None:
         assert abs(slopes[0] - slopes[1]).item() < 1e-5
         assert slopes[0].item() == pytest.approx(math.pi / 12 * math.cos(math.pi / 4), abs=0.05)
     nodes = torch.arange(0, 24, 0.25)
-    assert components(model, nodes, names="cyclic(x0)").mean.mean().abs() < 1e-6  # trapezia are exact for smooth periodic ones
+    assert (
+        components(model, nodes, names="cyclic(x0)").mean.mean().abs() < 1e-6
+    )  # trapezia are exact for smooth periodic ones
 
 
 def test_a_period_that_float32_rounds_closes_as_well() -> None:

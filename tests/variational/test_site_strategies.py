@@ -634,6 +634,11 @@ def test_the_distribution_starts_near_the_prior_and_has_no_forward() -> None:
         SiteVariationalDistribution(3, init_scale=0)
 
 
+class WithoutForward(gpytorch.models.ApproximateGP):
+    def __init__(self, strategy: type, *args: object, **kwargs: object) -> None:
+        super().__init__(strategy(self, *args, **kwargs))
+
+
 @both
 def test_construction_errors(strategy: type) -> None:
     predictor, x = make_predictor(), make_inputs(4)
@@ -648,7 +653,10 @@ def test_construction_errors(strategy: type) -> None:
         (x * math.nan, "NaN or infinity in 4 of 4 rows"),
     ):
         with pytest.raises(ValueError, match=f"inputs of {name} cannot be used: .*{message}"):
-            Model(strategy, predictor, wrong)
+            WithoutForward(strategy, predictor, wrong)
+        # What a forward of the model's own makes of the inputs is known when it runs.
+        with pytest.raises(ValueError, match=f"inputs of {name} cannot be used: "):
+            Model(strategy, predictor, wrong)(x)
     with pytest.raises(ValueError, match="must be an AdditivePredictor, got str"):
         Model(strategy, "x", x)
     with pytest.raises(ValueError, match="jitter_val must not be negative"):

@@ -1,0 +1,70 @@
+"""What a predictor is given, and returns, while a model's ``forward`` runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, NamedTuple
+
+from gpytorch.distributions import MultivariateNormal
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from .additive_predictor import AdditivePredictor
+
+
+class PredictorCall(NamedTuple):
+    """
+    One call of a predictor.
+
+    :ivar inputs: ``(*batch, n, D)``.
+    :ivar means: of its mean modules there, ``(*batch, P, n)``.
+    :ivar prior: what it returned.
+    """
+
+    inputs: Tensor
+    means: Tensor
+    prior: MultivariateNormal
+
+
+class Capture:
+    """
+    The calls of one predictor.
+
+    :param predictor: Whose calls.
+    :param check_finite: Whether it looks for NaN and infinity in its inputs.
+    """
+
+    def __init__(self, predictor: AdditivePredictor, check_finite: bool) -> None:
+        self.predictor, self.check_finite = predictor, check_finite
+        self.calls: list[PredictorCall] = []
+
+
+_capture: ContextVar[Capture | None] = ContextVar("_capture", default=None)
+
+
+@contextmanager
+def captured_calls(predictor: AdditivePredictor, check_finite: bool) -> Iterator[list[PredictorCall]]:
+    """
+    Collect the calls of a predictor in this context (and thread). Their covariances are formed when asked for only.
+
+    :param predictor: Whose calls.
+    :param check_finite: Whether it looks for NaN and infinity in its inputs.
+    """
+    capture = Capture(predictor, check_finite)
+    token = _capture.set(capture)
+    try:
+        yield capture.calls
+    finally:
+        _capture.reset(token)
+
+
+def capture_of(predictor: AdditivePredictor) -> Capture | None:
+    """
+    Where the calls of a predictor are to be kept, if anywhere.
+
+    :param predictor: That is called.
+    """
+    capture = _capture.get()
+    return capture if capture is not None and capture.predictor is predictor else None

@@ -1,0 +1,30 @@
+"""Methods whose arithmetic automatic mixed precision must not touch."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def without_autocast(method: Callable[..., Any]) -> Callable[..., Any]:
+    """
+    Half precision ruins variances, which are small differences: compute in the dtype of x.
+
+    :param method: Whose first argument is x.
+    """
+
+    @functools.wraps(method)
+    def wrapped(self: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_tensor(x):
+            return method(self, x, *args, **kwargs)  # which says so
+        device = x.device.type
+        if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
+            return method(self, x, *args, **kwargs)
+        with torch.autocast(device, enabled=False):
+            return method(self, x, *args, **kwargs)
+
+    return wrapped

@@ -1,0 +1,93 @@
+"""The prior of an additive predictor, to which a model's ``forward`` may add a mean."""
+
+from __future__ import annotations
+
+import numbers
+from typing import Any
+
+import torch
+from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from linear_operator.operators import LinearOperator
+from torch import Tensor
+
+
+class PriorNormal(MultivariateNormal):
+    """
+    The prior of one predictor at n rows. An ordinary :class:`~gpytorch.distributions.MultivariateNormal` to which a
+    tensor can be added as well as a number: ``self.mean_module(x) + self.predictor(x)``.
+
+    :param mean: ``(*batch, n)``.
+    :param covariance_matrix: ``(*batch, n, n)``.
+    """
+
+    def __add__(self, other: Any) -> MultivariateNormal:
+        return (
+            PriorNormal(shifted(self.mean, other, 1), self.lazy_covariance_matrix)
+            if _is_mean(other)
+            else (super().__add__(other))
+        )
+
+    def __radd__(self, other: Any) -> MultivariateNormal:
+        return self + other if _is_mean(other) else super().__radd__(other)
+
+    def __sub__(self, other: Any) -> MultivariateNormal:
+        return self + (-other)
+
+
+class MultitaskPriorNormal(MultitaskMultivariateNormal):
+    """
+    The prior of P predictors at n rows, to which a tensor or a number can be added.
+
+    :param mean: ``(*batch, n, P)``.
+    :param covariance_matrix: ``(*batch, n P, n P)``.
+    :param interleaved: Whether its rows run over (row, predictor) or, if False, over (predictor, row).
+    """
+
+    def __init__(
+        self,
+        mean: Tensor,
+        covariance_matrix: Tensor | LinearOperator,
+        validate_args: bool = False,
+        interleaved: bool = True,
+    ) -> None:
+        super().__init__(mean, covariance_matrix, validate_args=validate_args, interleaved=interleaved)
+
+    def __add__(self, other: Any) -> MultivariateNormal:
+        if not _is_mean(other):
+            return super().__add__(other)
+        mean = shifted(self.mean, other, 2)
+        return MultitaskPriorNormal(mean, self.lazy_covariance_matrix, interleaved=self._interleaved)
+
+    def __radd__(self, other: Any) -> MultivariateNormal:
+        return self + other if _is_mean(other) else super().__radd__(other)
+
+    def __sub__(self, other: Any) -> MultivariateNormal:
+        return self + (-other)
+
+
+def _is_mean(other: Any) -> bool:
+    return torch.is_tensor(other) or isinstance(other, numbers.Real)
+
+
+def shifted(mean: Tensor, shift: Tensor | float, num_event_dims: int) -> Tensor:
+    """
+    A mean plus a shift. A column (n, 1) beside n values, which torch would take for n batches, is an error.
+
+    :param mean: ``(*batch, *event)``.
+    :param shift: A number, or a tensor that broadcasts to ``(*batch, *event)``.
+    :param num_event_dims: 1, or 2 for several predictors.
+    :raises ValueError: If the sum has rows that the mean has not.
+    """
+    event = mean.shape[-num_event_dims:]
+    own = torch.Size() if not torch.is_tensor(shift) else shift.shape
+    fits = len(own) <= num_event_dims or own[-num_event_dims:] == event
+    try:
+        fits = fits and torch.broadcast_shapes(mean.shape, own)[-num_event_dims:] == event
+    except RuntimeError:
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"cannot add a tensor of shape {tuple(own)} to a prior of shape {tuple(mean.shape)}: give it one value a "
+            f"row, shape {tuple(event)} (for a column (n, 1), such as a torch.nn.Linear returns: .squeeze(-1))"
+        )
+    return mean + shift

@@ -1,0 +1,140 @@
+"""A symmetric matrix that is formed when it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from linear_operator.operators import LinearOperator
+from linear_operator.operators.linear_operator_representation_tree import LinearOperatorRepresentationTree
+from linear_operator.utils.memoize import cached
+from torch import Tensor
+
+
+class DeferredLinearOperator(LinearOperator):
+    """
+    A covariance over many rows of which, as a rule, nothing but the diagonal is ever read.
+
+    :param rows: ``(*batch, n)``: the diagonal if ``is_diagonal``, otherwise any tensor of its shape, dtype and device.
+    :param build: Makes the covariance of the rows in a range, ``(*batch, k, k)``; called each time it is needed.
+    :param selection: Those of the rows that ``build`` knows which are the rows of this matrix; default all.
+    :param is_diagonal: Whether ``rows`` is the diagonal.
+    """
+
+    def __init__(
+        self,
+        rows: Tensor,
+        build: Callable[[range], LinearOperator],
+        selection: range | None = None,
+        is_diagonal: bool = False,
+    ) -> None:
+        selection = range(rows.shape[-1]) if selection is None else selection
+        super().__init__(rows, build=build, selection=selection, is_diagonal=is_diagonal)
+        self._rows, self._build, self._selection, self._is_diagonal = rows, build, selection, is_diagonal
+
+    def evaluate(self) -> LinearOperator:
+        """The covariance, formed."""
+        return self._build(self._selection)
+
+    def _mapped(self, rows: Tensor, function: Callable[[LinearOperator], LinearOperator]) -> DeferredLinearOperator:
+        """The same rows after something has been done to the diagonal, and will be to the covariance."""
+        build = self._build
+        return type(self)(rows, lambda chosen: function(build(chosen)), self._selection, self._is_diagonal)
+
+    def _size(self) -> torch.Size:
+        return self._rows.shape + self._rows.shape[-1:]
+
+    def _transpose_nonbatch(self) -> DeferredLinearOperator:
+        return self  # symmetric
+
+    def _matmul(self, rhs: Tensor) -> Tensor:
+        return self.evaluate()._matmul(rhs)
+
+    def _diagonal(self) -> Tensor:
+        return self._rows if self._is_diagonal else self.evaluate()._diagonal()
+
+    @cached(name="cholesky")
+    def _cholesky(self, upper: bool = False) -> LinearOperator:
+        return self.evaluate()._cholesky(upper=upper)
+
+    def to_dense(self) -> Tensor:
+        """The dense matrix, ``(*batch, n, n)``."""
+        return self.evaluate().to_dense()
+
+    def representation(self) -> tuple[Tensor, ...]:
+        """That of the covariance, formed: what autograd sees."""
+        return self.evaluate().representation()
+
+    def representation_tree(self) -> LinearOperatorRepresentationTree:
+        """That of the covariance, formed."""
+        return self.evaluate().representation_tree()
+
+    def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
+        same_rows = isinstance(row_index, slice) and row_index == col_index
+        if not same_rows or any(torch.is_tensor(index) for index in batch_indices):
+            return self.evaluate()._getitem(row_index, col_index, *batch_indices)
+        rows, chosen, build = self._rows[..., row_index], self._selection[row_index], self._build
+        if not batch_indices or all(index == slice(None) for index in batch_indices):
+            return type(self)(rows, build, chosen, self._is_diagonal)
+        everything = slice(None)
+        return type(self)(
+            rows[tuple(batch_indices)],
+            lambda selection: build(selection)._getitem(everything, everything, *batch_indices),
+            chosen,
+            self._is_diagonal,
+        )
+
+    def _get_indices(self, row_index: Any, col_index: Any, *batch_indices: Any) -> Tensor:
+        return self.evaluate()._get_indices(row_index, col_index, *batch_indices)
+
+    def _expand_batch(self, batch_shape: torch.Size | list[int]) -> DeferredLinearOperator:
+        rows = self._rows.expand(*batch_shape, self._rows.shape[-1])
+        return self._mapped(rows, lambda matrix: matrix.expand(*batch_shape, *matrix.shape[-2:]))
+
+    def _permute_batch(self, *dims: int) -> DeferredLinearOperator:
+        return self._mapped(self._rows.permute(*dims, len(dims)), lambda matrix: matrix._permute_batch(*dims))
+
+    def _unsqueeze_batch(self, dim: int) -> DeferredLinearOperator:
+        return self._mapped(self._rows.unsqueeze(dim), lambda matrix: matrix._unsqueeze_batch(dim))
+
+    def repeat(self, *sizes: Any) -> LinearOperator:
+        """
+        As :meth:`torch.Tensor.repeat`, of batch dimensions.
+
+        :param sizes: One a dimension; those of rows and columns are 1.
+        """
+        return self.evaluate().repeat(*sizes)
+
+    def detach(self) -> DeferredLinearOperator:
+        """The same matrix without gradients."""
+        return self._mapped(self._rows.detach(), lambda matrix: matrix.detach())
+
+    def to(self, *args: Any, **kwargs: Any) -> DeferredLinearOperator:
+        """
+        As :meth:`torch.Tensor.to`.
+
+        :param args: Device and dtype.
+        :param kwargs: The same, by name.
+        """
+        return self._mapped(self._rows.to(*args, **kwargs), lambda matrix: matrix.to(*args, **kwargs))
+
+    def type(self, dtype: torch.dtype) -> DeferredLinearOperator:
+        """
+        In another dtype.
+
+        :param dtype: Which.
+        """
+        return self._mapped(self._rows.to(dtype), lambda matrix: matrix.type(dtype))
+
+    def cpu(self) -> DeferredLinearOperator:
+        """On the CPU."""
+        return self.to("cpu")
+
+    def cuda(self, device_id: int | None = None) -> DeferredLinearOperator:
+        """
+        On a GPU.
+
+        :param device_id: Its number.
+        """
+        return self.to(torch.device("cuda", device_id) if device_id is not None else "cuda")

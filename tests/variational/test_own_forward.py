@@ -1,0 +1,466 @@
+"""A model's own ``forward``: a mean that it adds, and what it gives its predictor, are those of the posterior."""
+
+from collections.abc import Callable
+from typing import Any
+
+import gpytorch
+import pytest
+import torch
+from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from gpytorch.mlls import VariationalELBO
+from linear_operator import to_linear_operator
+from torch import Tensor
+
+from gpytorch_gam import AdditiveGP, AdditivePredictor, AdditiveVariationalStrategy
+from gpytorch_gam import BlockLowRankPrecisionVariationalDistribution as Block
+from gpytorch_gam.components import constant, smooth
+from gpytorch_gam.mlls import CollapsedELBO
+from gpytorch_gam.optim import HyperparameterUncertainty, NaturalGradient, fit_discretized, initialize_posterior, polish
+from gpytorch_gam.variational import (
+    FullAdditiveVariationalStrategy,
+    TiedAdditiveVariationalStrategy,
+    concurvity,
+    sobol_indices,
+)
+
+# Means of the inducing variables start at random, with a standard deviation of .001.
+AT_FIRST = 0.02
+
+Forward = Callable[[Any, Tensor], Any]
+
+
+def rows(n: int = 80, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.rand(n, 2, generator=generator, dtype=torch.float64)
+    noise = torch.randn(n, generator=generator, dtype=torch.float64)
+    return x, torch.sin(6 * x[:, 0]) + x[:, 1] + 0.2 * noise
+
+
+def predictor(mean: gpytorch.means.Mean | None = None) -> AdditivePredictor:
+    return AdditivePredictor(smooth([0, 1], low=0.0, high=1.0, num_inducing=6), constant(), mean=mean).double()
+
+
+def network() -> torch.nn.Module:
+    torch.manual_seed(1)
+    return torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Sigmoid()).double()
+
+
+class Own(AdditiveGP):
+    """With a mean module and a network of its own."""
+
+    def __init__(self, forward: Forward, of: AdditivePredictor | None = None, **options: Any) -> None:
+        torch.manual_seed(0)
+        super().__init__(predictor() if of is None else of, **options)
+        self.mean_module = gpytorch.means.LinearMean(2).double()
+        self.network, self.own_forward = network(), forward
+        self.double()
+
+    def forward(self, x: Tensor) -> Any:
+        return self.own_forward(self, x)
+
+
+def with_constant(model: Own, x: Tensor) -> MultivariateNormal:
+    return model.predictor(x) + 50
+
+
+def with_mean(model: Own, x: Tensor) -> MultivariateNormal:
+    return model.mean_module(x) + model.predictor(x)
+
+
+def with_network(model: Own, x: Tensor) -> MultivariateNormal:
+    return model.predictor(model.network(x))
+
+
+def with_both(model: Own, x: Tensor) -> MultivariateNormal:
+    return model.mean_module(x) + model.predictor(model.network(x))
+
+
+def gaussian() -> gpytorch.likelihoods.GaussianLikelihood:
+    likelihood = gpytorch.likelihoods.GaussianLikelihood().double()
+    likelihood.noise = 0.1
+    return likelihood
+
+
+def fitted(model: AdditiveGP, seed: int = 0) -> AdditiveGP:
+    """A posterior that says something, at whatever the model reads."""
+    x, y = rows(seed=seed)
+    polish(model, gaussian(), [(x, y)], max_passes=2)
+    return model.eval()
+
+
+def assert_close(found: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+
+
+# ---------------------------------------------------------------------- the mean
+
+
+def test_a_constant_of_forward_is_in_the_posterior() -> None:
+    x, _ = rows()
+    model = Own(with_constant)
+    for mode in (model.train, model.eval):
+        mode()
+        assert_close(model(x).mean, torch.full((80,), 50.0).double(), AT_FIRST)
+    with gpytorch.settings.skip_posterior_variances():
+        assert_close(model(x).mean, torch.full((80,), 50.0).double(), AT_FIRST)
+
+
+def test_training_finds_an_offset_of_forward() -> None:
+    x, y = rows()
+    model, likelihood = Own(with_mean), gaussian()
+    polish(model, likelihood, [(x, y + 50)])
+    far = VariationalELBO(likelihood, model, num_data=80)(model.train()(x), y + 50)
+    model.mean_module.bias.data.fill_(50.0)
+    polish(model, likelihood, [(x, y + 50)])
+    near = VariationalELBO(likelihood, model, num_data=80)(model.train()(x), y + 50)
+    assert near > far + 1  # nats a row: the mean takes up what the components cannot
+    assert (model.eval()(x).mean - y - 50).std() < 0.3
+
+
+def test_gradients_reach_mean_and_network() -> None:
+    x, y = rows()
+    model = Own(with_both)
+    initialize_posterior(model, gaussian(), x, y)
+    for mode in (model.train, model.eval):
+        mode()
+        model.zero_grad()
+        (-VariationalELBO(gaussian(), model, num_data=80)(model(x), y)).backward()
+        for module in (model.mean_module, model.network):
+            assert all(parameter.grad.abs().max() > 0 for parameter in module.parameters())
+
+
+@pytest.mark.parametrize("natural", [False, True], ids=["adam", "natural"])
+def test_a_fit_is_that_with_the_mean_in_the_predictor(natural: bool) -> None:
+    x, y = rows()
+    inside = AdditiveGP(predictor(gpytorch.means.LinearMean(2).double())).double()
+    outside = Own(with_mean)
+    inside.predictor.means[0].load_state_dict(outside.mean_module.state_dict())
+    means = inside.predictor.means.parameters(), outside.mean_module.parameters()
+    for model, parameters in zip((inside, outside), means, strict=True):
+        likelihood = gaussian()
+        initialize_posterior(model, likelihood, x, y)
+        posterior = (
+            NaturalGradient(model, num_data=80)
+            if natural
+            else torch.optim.Adam(list(model.variational_parameters()), lr=0.05)
+        )
+        adam = torch.optim.Adam([*parameters, *model.predictor.groups.parameters()], lr=0.05)
+        mll = VariationalELBO(likelihood, model.train(), num_data=80)
+        for step in range(4):
+            adam.zero_grad(), posterior.zero_grad()
+            batch = slice(40 * (step % 2), 40 * (step % 2) + 40)
+            (-mll(model(x[batch]), y[batch])).backward()
+            posterior.step()
+            adam.step()
+        if natural:
+            posterior.detach()
+        model.eval()
+    assert_close(outside.mean_module.weights, inside.predictor.means[0].weights)
+    assert_close(outside(x).mean, inside(x).mean)
+    assert_close(outside(x).variance, inside(x).variance)
+
+
+def plus_on_the_left(model: Own, x: Tensor) -> MultivariateNormal:
+    return model.mean_module(x) + model.predictor(x)
+
+
+def plus_on_the_right(model: Own, x: Tensor) -> MultivariateNormal:
+    return model.predictor(x) + model.mean_module(x)
+
+
+def minus(model: Own, x: Tensor) -> MultivariateNormal:
+    return model.predictor(x) - (-model.mean_module(x))
+
+
+def from_moments(model: Own, x: Tensor) -> MultivariateNormal:
+    prior = model.predictor(x)
+    return MultivariateNormal(model.mean_module(x) + prior.mean, prior.lazy_covariance_matrix)
+
+
+def of_an_equal_covariance(model: Own, x: Tensor) -> MultivariateNormal:
+    prior = model.predictor(x)
+    dense = to_linear_operator(prior.covariance_matrix)
+    return MultivariateNormal(model.mean_module(x) + prior.mean, dense)
+
+
+@pytest.mark.parametrize("forward", [plus_on_the_left, plus_on_the_right, minus, from_moments, of_an_equal_covariance])
+def test_ways_to_write_a_mean(forward: Forward) -> None:
+    x, _ = rows(20)
+    model = Own(forward)
+    expected = model.mean_module(x)
+    for found in (model.eval()(x), model(x, prior=True), model.train()(x)):
+        assert_close(found.mean, expected, AT_FIRST)
+
+
+# ---------------------------------------------------------------------- the inputs
+
+
+@pytest.mark.parametrize("family", ["block_low_rank", "low_rank", "mean_field", "coupled"])
+def test_a_network_of_forward_is_that_of_the_data(family: str) -> None:
+    x, y = rows()
+    own, plain = Own(with_network, family=family), AdditiveGP(predictor(), family=family).double()
+    inputs = own.network(x).detach()
+    polish(own, gaussian(), [(x, y)], max_passes=2)
+    polish(plain, gaussian(), [(inputs, y)], max_passes=2)
+    for mode in ("train", "eval"):
+        found, expected = getattr(own, mode)()(x), getattr(plain, mode)()(inputs)
+        assert_close(found.mean, expected.mean)
+        assert_close(found.variance, expected.variance)
+    assert_close(own(x).covariance_matrix, plain(inputs).covariance_matrix)
+    assert_close(own(x, prior=True).covariance_matrix, plain(inputs, prior=True).covariance_matrix)
+    strategy = own.variational_strategy
+    assert_close(strategy.features(x), plain.variational_strategy.features(inputs))
+    assert_close(strategy.predictor_moments(x).covariance, plain.variational_strategy.predictor_moments(inputs)[1])
+
+
+def test_components_and_predictions_are_those_at_what_forward_reads() -> None:
+    x, _ = rows()
+    own = fitted(Own(with_both))
+    plain, inputs, mean = AdditiveGP(own.predictor).double(), own.network(x).detach(), own.mean_module(x)
+    plain.variational_strategy.load_state_dict(own.variational_strategy.state_dict())
+    plain.eval()
+    found, expected = own.components(x), plain.components(inputs)
+    assert_close(found.variance, expected.variance)
+    assert_close(found.mean, expected.mean)
+    assert_close(found.full_cross_covariance(), expected.full_cross_covariance())
+    assert_close(found.prior_means.squeeze(-2), mean)
+    assert_close(found.distribution.mean, own(x).mean)
+    for over in ((None, None), (x[:9], inputs[:9])):
+        centred = found.centred(over[0]), expected.centred(over[1])
+        assert_close(centred[0].variance, centred[1].variance)
+    prediction = own.predict(x, chunk_size=7)
+    assert_close(prediction.mean, own(x).mean)
+    assert_close(prediction.variance, own(x).variance)
+    assert_close(prediction.component_mean, expected.mean)
+    assert_close(own.predict(x, components=False, exclude="constant").mean, mean + expected.mean[:2].sum(0))
+    assert_close(own.predict(x, components=False).mean, own(x).mean)
+    torch.manual_seed(3)
+    draws = own.components(x[:5]).sample(torch.Size([2])).total
+    torch.manual_seed(3)
+    assert_close(draws, plain.components(inputs[:5]).sample(torch.Size([2])).total)
+
+
+def test_the_collapsed_bound_reads_what_forward_does() -> None:
+    x, y = rows()
+    own, likelihood = Own(with_both), gaussian()
+    plain, inputs = AdditiveGP(own.predictor).double(), own.network(x).detach()
+    found = CollapsedELBO(likelihood, own)(x, y)
+    assert_close(found, CollapsedELBO(likelihood, plain)(inputs, y - own.mean_module(x)))
+    found.backward()
+    assert own.network[0].weight.grad.abs().max() > 0
+    own.train()
+    history = polish(own, likelihood, [(x, y)])
+    optimum = CollapsedELBO(likelihood, own).optimum(x, y).bound
+    assert history[-1] <= optimum + 1e-6 and history[-1] > optimum - 1
+    assert own.training and own.network.training
+
+
+def test_diagnostics_read_what_forward_does() -> None:
+    x, _ = rows(60)
+    own = fitted(Own(with_both))
+    plain, inputs = AdditiveGP(own.predictor).double(), own.network(x).detach()
+    plain.variational_strategy.load_state_dict(own.variational_strategy.state_dict())
+    assert_close(concurvity(own, x).estimate, concurvity(plain.eval(), inputs).estimate)
+    torch.manual_seed(0)
+    found = sobol_indices(own, x, num_samples=4)
+    parts = own.components(x)
+    torch.manual_seed(0)
+    draws = parts.sample(torch.Size([4]))
+    total = draws.total + own.mean_module(x)
+    expected = draws.components.var(-1, correction=0) / total.var(-1, correction=0).unsqueeze(-1)
+    assert_close(found.share, expected.mean(0))
+
+
+def test_hyperparameter_uncertainty_reads_what_forward_does() -> None:
+    x, y = rows(40)
+    own, likelihood = Own(with_network, AdditivePredictor(smooth(0, low=0.0, high=1.0, num_inducing=4))), gaussian()
+    own.predictor.groups[0].kernel.requires_grad_(False)
+    plain, inputs = AdditiveGP(own.predictor).double(), own.network(x).detach()
+    found = HyperparameterUncertainty(own, likelihood, [(x, y)]).variance(x)
+    assert_close(found, HyperparameterUncertainty(plain, likelihood, [(inputs, y)]).variance(inputs), 1e-8)
+    assert found.max() > 0
+
+
+# ---------------------------------------------------------------------- several predictors, batches, site strategies
+
+
+def test_several_predictors() -> None:
+    x, _ = rows(10)
+    both = AdditivePredictor(
+        smooth(0, low=0.0, high=1.0, num_inducing=5), smooth(1, low=0.0, high=1.0, num_inducing=5, predictor=1)
+    ).double()
+    shift = torch.tensor([3.0, -2.0]).double()
+    model = Own(lambda model, x: model.predictor(model.network(x)) + shift, both)
+    for mode in (model.train, model.eval):
+        mode()
+        assert_close(model(x).mean, shift.expand(10, 2), AT_FIRST)
+    assert_close(model(x, prior=True).mean, shift.expand(10, 2), AT_FIRST)
+    assert_close(model.predict(x).mean, model(x).mean)
+    assert_close(model(x).covariance_matrix, AdditiveGP(both).double().eval()(model.network(x)).covariance_matrix, 1e-3)
+
+
+def test_batches_of_models() -> None:
+    x, _ = rows(10)
+    shape = torch.Size([3])
+    model = Own(lambda model, x: model.predictor(model.network(x)) + model.own_means(x), batch_shape=shape)
+    model.own_means = gpytorch.means.ConstantMean(batch_shape=shape).double()
+    model.own_means.constant.data.copy_(torch.arange(3.0))
+    for mode in (model.train, model.eval):
+        mode()
+        assert_close(model(x).mean, torch.arange(3.0).double()[:, None].expand(3, 10), AT_FIRST)
+        assert model(x).variance.shape == (3, 10)
+
+
+@pytest.mark.parametrize("strategy", [FullAdditiveVariationalStrategy, TiedAdditiveVariationalStrategy])
+def test_strategies_tied_to_the_data(strategy: type) -> None:
+    class Model(gpytorch.models.ApproximateGP):
+        def __init__(self, data: Tensor, network: torch.nn.Module) -> None:
+            super().__init__(strategy(self, predictor(), data))
+            self.network = network
+
+        def forward(self, x: Tensor) -> MultivariateNormal:
+            return self.variational_strategy.predictor(self.network(x)) + 2
+
+    (x, y), layer = rows(30), network()
+    own, plain = Model(x, layer), Model(layer(x).detach(), torch.nn.Identity())
+    for model in (own, plain):
+        model.variational_strategy.fit_sites(gaussian(), y)
+        model.eval()
+    inputs = layer(x).detach()
+    assert_close(own(x).mean, plain(inputs).mean)
+    assert_close(own(x).variance, plain(inputs).variance)
+    assert_close(own.variational_strategy.kl_divergence(), plain.variational_strategy.kl_divergence())
+    expected = plain.variational_strategy.components(inputs)
+    assert_close(own.variational_strategy.components(x).variance, expected.variance)
+
+
+# ---------------------------------------------------------------------- what is refused
+
+
+def calls_nothing(model: Own, x: Tensor) -> MultivariateNormal:
+    return MultivariateNormal(x[:, 0], torch.eye(len(x)).double())
+
+
+def scales(model: Own, x: Tensor) -> MultivariateNormal:
+    return model.predictor(x) * 2
+
+
+def jitters(model: Own, x: Tensor) -> MultivariateNormal:
+    return model.predictor(x).add_jitter(0.1)
+
+
+def adds_two(model: Own, x: Tensor) -> MultivariateNormal:
+    return model.predictor(x) + model.predictor(model.network(x))
+
+
+def drops_rows(model: Own, x: Tensor) -> MultivariateNormal:
+    return model.predictor(x[:3])
+
+
+def returns_a_tensor(model: Own, x: Tensor) -> Tensor:
+    return model.predictor(x).mean
+
+
+def adds_a_column(model: Own, x: Tensor) -> MultivariateNormal:
+    return x[:, :1] + model.predictor(x)
+
+
+def replaces_by_a_column(model: Own, x: Tensor) -> MultivariateNormal:
+    prior = model.predictor(x)
+    return MultivariateNormal(prior.mean + x[:, :1], prior.lazy_covariance_matrix)
+
+
+def is_not_finite(model: Own, x: Tensor) -> MultivariateNormal:
+    return model.predictor(x) + (x[:, 0] / 0)
+
+
+def gives_too_few_columns(model: Own, x: Tensor) -> MultivariateNormal:
+    return model.predictor(x[:, :1])
+
+
+@pytest.mark.parametrize(
+    ("forward", "error", "message"),
+    [
+        (calls_nothing, ValueError, "Own.forward does not call the predictor"),
+        (scales, ValueError, "Own.forward returns another covariance"),
+        (jitters, ValueError, "Own.forward returns another covariance"),
+        (adds_two, ValueError, "calls the predictor 2 times"),
+        (drops_rows, ValueError, "over 3 rows for 6 of x"),
+        (returns_a_tensor, TypeError, "must return a gpytorch MultivariateNormal, got Tensor"),
+        (adds_a_column, ValueError, r"cannot add a tensor of shape \(6, 1\) to a prior of shape \(6,\)"),
+        (replaces_by_a_column, ValueError, r"batch shape \(6,\) for a model and inputs of batch shape \(\)"),
+        (is_not_finite, ValueError, "the mean that Own.forward returns is NaN or infinite in 6 of 6 rows"),
+        (gives_too_few_columns, ValueError, "name column 1, but x has 1 columns"),
+    ],
+)
+def test_what_forward_may_not_do(forward: Forward, error: type[Exception], message: str) -> None:
+    x, _ = rows(6)
+    model = Own(forward).eval()
+    for use in (model, model.predict, model.components, model.variational_strategy.features, model.train()):
+        with pytest.raises(error, match=message):
+            use(x)
+
+
+def test_the_joint_covariance_of_predictors_has_one_order() -> None:
+    both = AdditivePredictor(smooth(0, low=0.0, high=1.0), constant(predictor=1)).double()
+
+    def forward(model: Own, x: Tensor) -> MultivariateNormal:
+        prior = model.predictor(x)
+        return MultitaskMultivariateNormal(prior.mean + 1, prior.lazy_covariance_matrix)
+
+    with pytest.raises(ValueError, match="pass interleaved=False"):
+        Own(forward, both)(rows(5)[0])
+
+
+def test_discretised_fits_take_a_forward_that_is_the_predictor_alone() -> None:
+    class Plain(gpytorch.models.ApproximateGP):
+        def __init__(self) -> None:
+            of = predictor()
+            super().__init__(AdditiveVariationalStrategy(self, of, Block(of.num_inducing, rank=4).double()))
+
+        def forward(self, x: Tensor) -> MultivariateNormal:
+            return self.variational_strategy.predictor(x)
+
+    data = [rows(200)]
+    with pytest.raises(
+        NotImplementedError, match=r"Own\.forward gives its predictor other inputs than x, or adds a mean"
+    ):
+        fit_discretized(Own(with_network), gaussian(), data)
+    with pytest.raises(NotImplementedError, match="adds a mean"):
+        fit_discretized(Own(with_constant), gaussian(), data)
+    own, ready = Plain(), AdditiveGP(predictor(), rank=4).double()
+    expected = fit_discretized(ready, gaussian(), data)
+    assert fit_discretized(own, gaussian(), data) == pytest.approx(expected, rel=1e-9)
+
+
+# ---------------------------------------------------------------------- further arguments
+
+
+@pytest.mark.parametrize("name", ["offset", "misspelt"])
+def test_arguments_that_nobody_reads_are_refused(name: str) -> None:
+    x, _ = rows(5)
+    model = AdditiveGP(predictor()).double()
+    message = rf"takes no argument '{name}'.*mll\(model\(x\), y, offset=...\)"
+    for use in (model, model.eval(), model.components, model.predict, lambda x, **kw: model(x, prior=True, **kw)):
+        with pytest.raises(TypeError, match=message):
+            use(x, **{name: x[:, 0]})
+    with pytest.raises(TypeError, match=message):
+        Own(with_mean)(x, **{name: x[:, 0]})
+    with pytest.raises(TypeError, match=name):
+        model.predictor(x, **{name: x[:, 0]})
+
+
+def test_arguments_of_forward_reach_it() -> None:
+    class Shifted(AdditiveGP):
+        def forward(self, x: Tensor, shift: float | Tensor = 0.0) -> MultivariateNormal:
+            return self.predictor(x) + shift
+
+    x, _ = rows(5)
+    model = Shifted(predictor()).double()
+    for found in (model(x, shift=2.0), model.eval()(x, shift=2.0), model(x, prior=True, shift=2.0)):
+        assert_close(found.mean, torch.full((5,), 2.0).double(), AT_FIRST)
+    assert_close(model.predict(x, shift=2.0).mean, torch.full((5,), 2.0).double(), AT_FIRST)
+    assert_close(model.components(x, shift=2.0).prior_means, torch.full((1, 5), 2.0).double())
+    assert_close(model(x, shift=x[:, 0]).mean, x[:, 0], AT_FIRST)
+    with pytest.raises(TypeError, match=r"predict goes through the rows in chunks and cannot cut \['shift'\]"):
+        model.predict(x, shift=x[:, 0])
