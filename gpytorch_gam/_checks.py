@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 import reprlib
 from collections.abc import Collection, Iterable
@@ -28,20 +29,28 @@ def integer(name: str, value: Any, *, least: int | None = None) -> int:
     if isinstance(number, bool) or not isinstance(number, numbers.Integral):
         raise TypeError(f"{name} must be an integer, got {shown(value)}")
     if least is not None and number < least:
-        raise ValueError(f"{name} must be at least {least}, got {int(number)}")
+        wanted = f"be at least {least}" if least else "not be negative"
+        raise ValueError(f"{name} must {wanted}, got {int(number)}")
     return int(number)
 
 
 def number(
-    name: str, value: Any, *, above: float | None = None, least: float | None = None, most: float | None = None
+    name: str,
+    value: Any,
+    *,
+    above: float | None = None,
+    least: float | None = None,
+    below: float | None = None,
+    most: float | None = None,
 ) -> float:
     """
     A real number: of Python, NumPy, or a tensor without dimensions. NaN is none.
 
     :param name: Of the argument.
     :param value: What was given.
-    :param above: Bound that is not allowed itself.
+    :param above: A lower bound that is not allowed itself.
     :param least: The smallest that is allowed.
+    :param below: An upper bound that is not allowed itself.
     :param most: The largest that is allowed.
     :raises TypeError: If it is something else, such as a string or True.
     :raises ValueError: If it is out of range.
@@ -50,11 +59,10 @@ def number(
     if isinstance(found, bool) or not isinstance(found, numbers.Real):
         raise TypeError(f"{name} must be a number, got {shown(value)}")
     found = float(found)
-    is_inside = (
-        (above is None or found > above) and (least is None or found >= least) and (most is None or found <= most)
-    )
-    if found != found or not is_inside:
-        raise ValueError(f"{name} must {_range(above, least, most)}, got {found:g}")
+    is_low = (above is not None and not found > above) or (least is not None and not found >= least)
+    is_high = (below is not None and not found < below) or (most is not None and not found <= most)
+    if is_low or is_high or math.isnan(found):
+        raise ValueError(f"{name} must {_range(above, least, below, most)}, got {found!r}")
     return found
 
 
@@ -183,11 +191,14 @@ def _unpacked(value: Any) -> Any:
     return value.item() if is_array and not value.shape else value
 
 
-def _range(above: float | None, least: float | None, most: float | None) -> str:
-    if most is not None:
-        return f"lie in {'(' if least is None else '['}{above if least is None else least:g}, {most:g}]"
-    if above is not None:
-        return "be positive" if above == 0 else f"be above {above:g}"
-    if least is not None:
-        return "not be negative" if least == 0 else f"be at least {least:g}"
+def _range(above: float | None, least: float | None, below: float | None, most: float | None) -> str:
+    lower, upper = above if least is None else least, below if most is None else most
+    if lower is not None and upper is not None:
+        return f"lie in {'[' if above is None else '('}{lower:g}, {upper:g}{']' if below is None else ')'}"
+    if upper is not None:
+        return f"be at most {upper:g}" if below is None else f"be below {upper:g}"
+    if lower is not None and above is None:
+        return f"be at least {lower:g}" if lower else "not be negative"
+    if lower is not None:
+        return f"be above {lower:g}" if lower else "be positive"
     return "not be NaN"

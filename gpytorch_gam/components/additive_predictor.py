@@ -13,6 +13,7 @@ from gpytorch.means import Mean, ZeroMean
 from linear_operator.operators import LinearOperator, SumBatchLinearOperator
 from torch import Tensor
 
+from gpytorch_gam import _checks as checks
 from gpytorch_gam.operators._deferred_linear_operator import DeferredLinearOperator
 
 from ._block_diagonal import BlockDiagonalOfOperators
@@ -223,13 +224,13 @@ class AdditivePredictor(gpytorch.Module):
 
         :param x: Inputs ``(*batch, n, D)``.
         :param check_finite: Also look for NaN, infinity and unseen levels, which waits for the device.
-        :raises ValueError: For a wrong type, dtype, device or shape, an empty batch, too few columns; for NaN and
+        :raises TypeError: If it is no tensor.
+        :raises ValueError: For a wrong dtype, device or shape, an empty batch, too few columns; for NaN and
             infinity in a column that a component uses (NaN only unless all components that read the column allow it by
             ``missing="marginal"``) or that a mean module reads; and for values in columns with ``levels`` that are none
             of these, unless they allow unseen ones.
         """
-        if not torch.is_tensor(x):
-            raise ValueError(f"x must be a torch.Tensor, got {type(x).__name__}")
+        checks.tensor("x", x)
         self._check_own_kind()
         self._check_kind(x)
         self._check_shape(x)

@@ -12,6 +12,7 @@ from gpytorch.variational import CholeskyVariationalDistribution, DeltaVariation
 from gpytorch.variational._variational_distribution import _VariationalDistribution
 from torch import Tensor
 
+from gpytorch_gam import _checks as checks
 from gpytorch_gam.components import AdditivePredictor
 from gpytorch_gam.variational import (
     AdditiveVariationalStrategy,
@@ -45,6 +46,7 @@ class AdditiveGP(ApproximateGP):
     :param batch_shape: Batch shape of independent models; default the predictor's.
     :param jitter_val: Absolute jitter, see :class:`AdditiveVariationalStrategy`.
     :param rank_tolerance: Nats that an automatic rank may lose against the optimum; default that of the distribution.
+    :raises TypeError: If an argument is of another kind.
     :raises ValueError: If the family is unknown, or a rank is given to a family without one.
 
     Example:
@@ -63,8 +65,8 @@ class AdditiveGP(ApproximateGP):
         rank_tolerance: float | None = None,
     ) -> None:
         if not isinstance(predictor, AdditivePredictor):
-            raise ValueError(
-                f"predictor must be an AdditivePredictor, got {type(predictor).__name__}: wrap component groups in one"
+            raise TypeError(
+                f"predictor must be an AdditivePredictor, got {checks.shown(predictor)}: wrap component groups in one"
             )
         batch_shape = predictor.batch_shape if batch_shape is None else batch_shape
         distribution = _make_distribution(predictor, family, rank, batch_shape, rank_tolerance)
@@ -85,9 +87,7 @@ class AdditiveGP(ApproximateGP):
         :raises TypeError: For arguments that it does not have. Those of the likelihood, such as offsets, belong to the
             objective: ``mll(model(x), y, offset=...)``.
         """
-        if not torch.is_tensor(inputs):
-            raise ValueError(f"inputs must be a torch.Tensor, got {type(inputs).__name__}; use torch.as_tensor(...)")
-        return super().__call__(inputs, prior=prior, **kwargs)
+        return super().__call__(checks.tensor("inputs", inputs), prior=prior, **kwargs)
 
     @predictor_alone
     def forward(self, x: Tensor) -> MultivariateNormal:
@@ -114,7 +114,8 @@ class AdditiveGP(ApproximateGP):
         :param exclude: Components to leave out, instead of ``names``.
         :param kwargs: Further arguments of :meth:`forward`, for subclasses whose method has some.
         """
-        return self.variational_strategy.components(x.unsqueeze(-1) if x.dim() == 1 else x, names, exclude, **kwargs)
+        x = x.unsqueeze(-1) if torch.is_tensor(x) and x.dim() == 1 else x
+        return self.variational_strategy.components(x, names, exclude, **kwargs)
 
     def predict(
         self,
@@ -145,8 +146,7 @@ def _make_distribution(
     batch_shape: torch.Size,
     rank_tolerance: float | None,
 ) -> _VariationalDistribution:
-    if family not in FAMILIES:
-        raise ValueError(f"family must be one of {list(FAMILIES)}, got {family!r}")
+    checks.choice("family", family, FAMILIES)
     if rank is not None and family not in ("block_low_rank", "low_rank"):
         raise ValueError(f"family {family!r} has no rank, got rank={rank!r}")
     total = predictor.num_inducing_total

@@ -9,6 +9,7 @@ import torch
 from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 
+from gpytorch_gam import _checks as checks
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 from gpytorch_gam.variational._expected_gradients import (
     ExpectedGradients,
@@ -20,7 +21,7 @@ from gpytorch_gam.variational._precision_algebra import CovarianceFactors, split
 from gpytorch_gam.variational.reading import Reading
 
 from ._grad_mode import trainable
-from ._likelihood_check import check_row_parameters
+from ._likelihood_check import check_row_parameters, responses_in_a_row
 from ._predictor_rows import predictor_segments, seen_by_rows
 from ._weighted_features import FeatureChunk, Totals, WeightedFeatures
 
@@ -93,7 +94,7 @@ class DataStream(WeightedFeatures):
         try:
             found = self._derivatives(rows, reading, features)
         except ValueError as error:
-            missing = ~torch.isfinite(rows.y)
+            missing = ~torch.isfinite(rows.y).flatten(1).all(-1) if rows.y.dim() > 1 else ~torch.isfinite(rows.y)
             if missing.any():
                 raise ValueError(
                     f"y has NaN or infinity in {int(missing.sum())} of {len(missing)} rows: leave these rows out, as "
@@ -151,7 +152,7 @@ class Rows(NamedTuple):
     Rows of data.
 
     :ivar x: inputs ``(b, D)``.
-    :ivar y: responses ``(b)``.
+    :ivar y: responses ``(b)``, or of some likelihoods ``(b, T)``.
     :ivar parameters: further arguments of the likelihood, each with b rows, such as offsets and weights.
     """
 
@@ -172,8 +173,8 @@ class Rows(NamedTuple):
 
 def checked_rows(strategy: AdditiveVariationalStrategy, likelihood: Likelihood | None, batch: Any) -> Rows:
     """
-    A batch: a pair of inputs ``(b, D)`` and responses ``(b)``, or a triple with a mapping from names to further
-    arguments of the likelihood that have b rows.
+    A batch: a pair of inputs and responses, or a triple with a mapping from names to further arguments of the
+    likelihood, all as :func:`checked_data` takes them.
 
     :param strategy: That reads the inputs.
     :param likelihood: That reads the further arguments; None if nobody does.
@@ -186,19 +187,44 @@ def checked_rows(strategy: AdditiveVariationalStrategy, likelihood: Likelihood |
             f"batches must hold pairs (x, y), or triples (x, y, dict of row-wise arguments), got {type(batch).__name__}"
             f"{f' of {len(batch)}' if isinstance(batch, tuple | list) else ''}; pass [(x, y)] for a single one"
         )
-    x, y = batch[:2]
+    return checked_data(strategy, likelihood, *batch)
+
+
+def checked_data(
+    strategy: AdditiveVariationalStrategy, likelihood: Likelihood | None, x: Any, y: Any, parameters: Any = None
+) -> Rows:
+    """
+    Inputs ``(b, D)``, responses ``(b)``, or ``(b, T)`` where the likelihood takes T in a row, and row-wise arguments.
+
+    :param strategy: That reads the inputs.
+    :param likelihood: That reads the others; None if nobody does.
+    :param x: Inputs.
+    :param y: Responses.
+    :param parameters: A mapping from names to further arguments of the likelihood that have b rows.
+    :raises ValueError: If shapes, dtypes or devices do not fit.
+    :raises TypeError: If one is no tensor, or the likelihood does not read an argument.
+    """
     strategy.check_inputs(x)
     if x.dim() != 2:
-        raise ValueError(f"batches must hold inputs of shape (b, D), got {tuple(x.shape)}")
-    if not torch.is_tensor(y) or y.shape != x.shape[:1]:
-        shape = tuple(y.shape) if torch.is_tensor(y) else type(y).__name__
-        raise ValueError(f"batches must hold responses of shape ({len(x)},) beside {len(x)} rows, got {shape}")
-    if y.device != x.device or (y.is_floating_point() and y.dtype != x.dtype):
-        raise ValueError(f"y is {y.dtype} on {y.device}, but x is {x.dtype} on {x.device}: pass y.to(x)")
-    parameters = _checked_parameters(batch[2], x) if len(batch) == 3 else {}
+        raise ValueError(f"x must be inputs of shape (b, D), got {tuple(x.shape)}")
+    _check_responses(likelihood, checks.tensor("y", y), x)
+    parameters = {} if parameters is None else _checked_parameters(parameters, x)
     if likelihood is not None:
         check_row_parameters(likelihood, parameters)
     return Rows(trainable(x), trainable(y), {name: trainable(value) for name, value in parameters.items()})
+
+
+def _check_responses(likelihood: Likelihood | None, y: Tensor, x: Tensor) -> None:
+    in_row = () if likelihood is None else responses_in_a_row(likelihood)
+    fits = y.shape[:1] == x.shape[:1] if in_row is None else y.shape == (len(x), *in_row)
+    if not fits:
+        wanted = f"({', '.join(map(str, (len(x), *(in_row or ()))))}{'' if in_row else ','})"
+        hint = ": pass y.squeeze(-1)" if y.shape == (len(x), 1) and not in_row else ""
+        raise ValueError(
+            f"y must hold responses of shape {wanted} beside {len(x)} rows of x, got {tuple(y.shape)}{hint}"
+        )
+    if y.device != x.device or (y.is_floating_point() and y.dtype != x.dtype):
+        raise ValueError(f"y is {y.dtype} on {y.device}, but x is {x.dtype} on {x.device}: pass y.to(x)")
 
 
 def _checked_parameters(parameters: Any, x: Tensor) -> dict[str, Tensor]:

@@ -10,10 +10,13 @@ from gpytorch.likelihoods import (
     FixedNoiseGaussianLikelihood,
     GaussianLikelihood,
     Likelihood,
+    MultitaskGaussianLikelihood,
+    _GaussianLikelihoodBase,
     _OneDimensionalLikelihood,
 )
 from torch import Tensor
 
+from gpytorch_gam import _checks as checks
 from gpytorch_gam._checks import did_you_mean
 from gpytorch_gam.likelihoods import RowwiseLikelihood
 from gpytorch_gam.likelihoods._row_arguments import row_arguments
@@ -32,21 +35,54 @@ def unwrapped(likelihood: Likelihood) -> Likelihood:
     return likelihood.likelihood if isinstance(likelihood, RowwiseLikelihood) else likelihood
 
 
+def is_gaussian(likelihood: Likelihood) -> bool:
+    """
+    Whether the curvatures of the log-likelihood are the same everywhere, so that one step leads to the optimum.
+
+    :param likelihood: Any.
+    """
+    return isinstance(unwrapped(likelihood), _GaussianLikelihoodBase)
+
+
+def responses_in_a_row(likelihood: Likelihood) -> tuple[int, ...] | None:
+    """
+    The shape of the responses of a row: none for a single one, ``(T,)`` for T tasks; None for somebody's own
+    likelihood, which may take any.
+
+    :param likelihood: Any.
+    """
+    inner = unwrapped(likelihood)
+    if isinstance(inner, MultitaskGaussianLikelihood):
+        return (inner.num_tasks,)
+    is_known = hasattr(inner, "num_predictors") or type(inner).__module__.startswith("gpytorch.")
+    return () if is_known or isinstance(inner, _SINGLE) else None
+
+
 def check_number_of_predictors(strategy: AdditiveVariationalStrategy, likelihood: Likelihood) -> None:
     """
-    Raise an error where a likelihood is known to take another number of predictors than the model has.
+    Raise an error where a likelihood is known to take another number of predictors than the model has, or expectations
+    under it are not what it says.
 
     :param strategy: Of the model.
     :param likelihood: Of the data.
-    :raises ValueError: If they differ.
+    :raises TypeError: If it is none.
+    :raises ValueError: If the numbers differ, or its noises are correlated.
     """
-    inner = unwrapped(likelihood)
+    inner = unwrapped(checks.likelihood(likelihood))
+    if isinstance(inner, MultitaskGaussianLikelihood) and inner.rank > 0:
+        raise ValueError(
+            f"MultitaskGaussianLikelihood(rank={inner.rank}): the expected log-probability of GPyTorch knows the "
+            "variances of the tasks' noises alone, so that their covariances would not be learnt: take rank=0"
+        )
     taken = getattr(inner, "num_predictors", 1 if isinstance(inner, _SINGLE) else None)
+    taken = inner.num_tasks if isinstance(inner, MultitaskGaussianLikelihood) else taken
     found = strategy.predictor.num_predictors
     if taken is None or taken == found:
         return
     wanted = "one predictor" if taken == 1 else f"{taken} predictors"
     hint = "leave out predictor=" if taken == 1 else f"give the component groups predictor=0 to predictor={taken - 1}"
+    if isinstance(inner, GaussianLikelihood):
+        hint += f", or for {found} responses in a row take MultitaskGaussianLikelihood(num_tasks={found})"
     raise ValueError(f"{type(inner).__name__} takes {wanted}, but the model has {found}: {hint}")
 
 

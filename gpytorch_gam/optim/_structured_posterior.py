@@ -14,6 +14,7 @@ from gpytorch_gam.variational import (
     BlockLowRankPrecisionVariationalDistribution,
     LowRankPrecisionVariationalDistribution,
 )
+from gpytorch_gam.variational._model_check import additive_strategy
 from gpytorch_gam.variational._structured_fit import leading_root
 
 from ._grad_mode import check_trainable
@@ -97,12 +98,7 @@ def validated_strategy(
     :raises TypeError: If the strategy or the distribution is of another kind.
     :raises NotImplementedError: For several predictors where they are not allowed, and for batches of models.
     """
-    strategy = getattr(model, "variational_strategy", None)
-    if not isinstance(strategy, AdditiveVariationalStrategy):
-        raise TypeError(
-            "model must have an AdditiveVariationalStrategy as its variational_strategy, got "
-            f"{type(strategy).__name__}; the multitask wrappers are not supported"
-        )
+    strategy = additive_strategy(model)
     q = strategy._variational_distribution
     if not isinstance(q, distributions):
         names = " or a ".join(kind.__name__ for kind in distributions)

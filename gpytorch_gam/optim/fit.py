@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gpytorch
 import torch
-from gpytorch.likelihoods import GaussianLikelihood
 from torch import Tensor
 
+from gpytorch_gam import _checks as checks
 from gpytorch_gam.warnings import TrainingLoopWarning
 
 from ._data_stream import Rows, checked_rows
 from ._distributed import Processes, average_gradients, row_weighted
 from ._grad_mode import gradients_on
 from ._graphed_step import GraphedStep
-from ._likelihood_check import check_number_of_predictors, unwrapped, with_noise_by_row
+from ._likelihood_check import check_number_of_predictors, is_gaussian, with_noise_by_row
 from ._row_count import number_of_rows, warn_of_other_rows
 from ._structured_posterior import StructuredDistribution, validated_strategy
 from .natural_gradient import NaturalGradient
@@ -75,7 +75,8 @@ def fit(
     :param model: A model that :class:`NaturalGradient` takes.
     :param likelihood: Any likelihood of as many predictors as the model has.
     :param batches: Pairs of inputs ``(b, D)`` and responses ``(b)``, gone through once an epoch: a ``DataLoader``, or a
-        list with one pair for full-batch training. Or triples, whose third entry maps names to row-wise arguments of
+        list with one pair for full-batch training; responses ``(b, T)`` for ``MultitaskGaussianLikelihood`` and models
+        of T predictors. Or triples, whose third entry maps names to row-wise arguments of
         the likelihood, such as ``{"exposure": e, "weights": w}``: what a loader of a
         :class:`~gpytorch_gam.data.RowDataset` gives.
     :param num_data: Number of rows of all the data, which the scale of the posterior comes from; default that of the
@@ -107,14 +108,17 @@ def fit(
         >>> loader = DataLoader(TensorDataset(x, y), batch_size=500, shuffle=True)
         >>> history = fit(model, likelihood, loader, num_epochs=40)
     """
+    checks.integer("num_epochs", num_epochs, least=1)
     num_data = number_of_rows(batches, num_data, Processes(process_group))
     if num_epochs > 1 and iter(batches) is batches:
         raise ValueError("batches can be gone through only once: pass a DataLoader or a list, not a generator")
-    for name, value in (("num_epochs", num_epochs), ("patience", 1 if patience is None else patience)):
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
-    if polish_passes < 0:
-        raise ValueError(f"polish_passes must not be negative, got {polish_passes}")
+    checks.integer("patience", 1 if patience is None else patience, least=1)
+    checks.integer("num_held_back", num_held_back, least=0)
+    checks.integer("polish_passes", polish_passes, least=0)
+    checks.number("lr", lr, above=0)
+    checks.function("callback", callback)
+    for name, value in (("warm_start", warm_start), ("progress", progress), ("cuda_graph", cuda_graph)):
+        checks.flag(name, value)
     batches = with_noise_by_row(likelihood, batches)
     loop = _Loop(model, likelihood, num_data, lr, num_held_back, warm_start, process_group, cuda_graph)
     with_bar = progress and loop.processes.leads
@@ -231,7 +235,7 @@ class _Loop:
         Whether the step of the posterior is checked against the loss of its own rows. With all rows in a step, its size
         does not fall, and far from the optimum, curvatures can be off by the factor of an exponential.
         """
-        if isinstance(unwrapped(self.mll.likelihood), GaussianLikelihood):
+        if is_gaussian(self.mll.likelihood):
             return False  # whose curvatures are the same everywhere
         return self.num_steps < _NUM_CHECKED or len(rows.y) >= self.mll.num_data
 
@@ -240,6 +244,11 @@ class _Loop:
         if self.adam is not None:
             self.adam.zero_grad()
         loss = -self.mll(self.mll.model(rows.x), rows.y, **rows.parameters)
+        if loss.dim():
+            raise ValueError(
+                f"the objective has shape {tuple(loss.shape)} and is no number: {type(self.mll.likelihood).__name__} "
+                f"must give one expected log-probability a row for responses of shape {tuple(rows.y.shape)}"
+            )
         row_weighted(loss, len(rows.y), self.process_group).backward()
         average_gradients(self.hyperparameters, self.process_group)
         return loss.detach()

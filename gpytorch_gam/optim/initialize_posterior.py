@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import gpytorch
 from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 
+from gpytorch_gam import _checks as checks
+
+from ._data_stream import checked_data
 from ._grad_mode import gradients_on
-from ._likelihood_check import check_number_of_predictors, check_row_parameters, parameters_with_noise
-from ._structured_posterior import modes_kept
+from ._likelihood_check import check_number_of_predictors, parameters_with_noise
+from ._structured_posterior import StructuredDistribution, modes_kept, validated_strategy
 from .natural_gradient import NaturalGradient
 
 
@@ -18,7 +23,7 @@ def initialize_posterior(
     x: Tensor,
     y: Tensor,
     num_data: int | None = None,
-    **row_parameters: Tensor,
+    **row_parameters: Any,
 ) -> None:
     """
     Set the posterior to a natural-gradient step on a batch at the present hyperparameters, and settle an automatic
@@ -30,25 +35,27 @@ def initialize_posterior(
     :param model: A model that :class:`NaturalGradient` takes.
     :param likelihood: Any likelihood of as many predictors.
     :param x: Inputs of a batch ``(b, D)``; the more rows the better.
-    :param y: Responses ``(b)``.
+    :param y: Responses ``(b)``, or ``(b, T)`` as for :func:`fit`.
     :param num_data: Number N of rows of all the data; default b.
     :param row_parameters: Further arguments of the likelihood, such as offsets and weights.
-    :raises ValueError: If ``num_data`` is smaller than the batch.
+    :raises TypeError: If an argument is of another kind.
+    :raises ValueError: If the data cannot be read, or ``num_data`` is smaller than the batch.
 
     Example:
         >>> initialize_posterior(model, likelihood, train_x[:1000], train_y[:1000], num_data=len(train_y))
         >>> adam = torch.optim.Adam([*model.parameters(), *likelihood.parameters()], lr=0.1, betas=(0.9, 0.95))
     """
-    num_data = len(y) if num_data is None else num_data
+    strategy = validated_strategy(model, StructuredDistribution, several_predictors=True)
+    check_number_of_predictors(strategy, likelihood)
+    given = parameters_with_noise(likelihood, len(checks.tensor("y", y)), row_parameters)
+    x, y, parameters = checked_data(strategy, likelihood, x, y, given)
+    num_data = len(y) if num_data is None else checks.integer("num_data", num_data)
     if num_data < len(y):
         raise ValueError(
             f"num_data is {num_data}, but the batch has {len(y)} rows: num_data is the number of rows of all the data"
         )
-    parameters = parameters_with_noise(likelihood, len(y), row_parameters)
-    check_row_parameters(likelihood, parameters)
     gradients = [(parameter, parameter.grad) for module in (model, likelihood) for parameter in module.parameters()]
     natural = NaturalGradient(model, num_data=num_data)
-    check_number_of_predictors(model.variational_strategy, likelihood)
     with gradients_on(), modes_kept(model, likelihood):
         try:
             for parameter, _ in gradients:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gpytorch
 import torch
-from gpytorch.likelihoods import GaussianLikelihood, Likelihood
+from gpytorch.likelihoods import Likelihood
 from gpytorch.variational import CholeskyVariationalDistribution
 from torch import Tensor
 
+from gpytorch_gam import _checks as checks
 from gpytorch_gam.data._every_row import every_row
 from gpytorch_gam.operators._capacitance import add_identity
 from gpytorch_gam.variational import AdditiveVariationalStrategy
@@ -26,7 +27,7 @@ from ._distributed import (
     step_together,
     take_distribution_of_first,
 )
-from ._likelihood_check import check_number_of_predictors, unwrapped, with_noise_by_row
+from ._likelihood_check import check_number_of_predictors, is_gaussian, with_noise_by_row
 from ._mean_step import REACH, Posterior
 from ._natural_step import Family, exact_step
 from ._predictor_rows import positive_part
@@ -80,7 +81,7 @@ def polish(
     :param model: A model whose ``variational_strategy`` is an :class:`AdditiveVariationalStrategy` with no batch
         shape, and a low-rank, block + low-rank, mean-field or (up to ``dense_limit``) Cholesky distribution.
     :param likelihood: Any likelihood of as many predictors.
-    :param batches: Pairs of inputs ``(b, D)`` and responses ``(b)``, or triples as for :func:`fit`, that can be gone
+    :param batches: Pairs of inputs ``(b, D)`` and responses ``(b)``, or triples, as for :func:`fit`, that can be gone
         through several times, each row once: a ``DataLoader``, or a list with one pair. What a loader drops
         (``drop_last``) is read all the same.
     :param max_passes: Largest number of steps.
@@ -101,11 +102,10 @@ def polish(
         >>> fit(model, likelihood, loader)
         >>> history = polish(model, likelihood, loader)  # at the hyperparameters that fit found
     """
-    for name, value in (("max_passes", max_passes), ("chunk_size", 1 if chunk_size is None else chunk_size)):
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
-    if not tolerance >= 0:
-        raise ValueError(f"tolerance must not be negative, got {tolerance!r}")
+    checks.integer("max_passes", max_passes, least=1)
+    checks.integer("dense_limit", dense_limit, least=0)
+    checks.integer("chunk_size", 1 if chunk_size is None else chunk_size, least=1)
+    checks.number("tolerance", tolerance, least=0)
     strategy = validated_strategy(
         model, (*StructuredDistribution, CholeskyVariationalDistribution), several_predictors=True
     )
@@ -153,7 +153,7 @@ class _Polish:
         self._accepted = deepcopy(strategy._variational_distribution.state_dict())
         self._steps: _Steps = _DenseSteps(strategy, processes) if is_dense else _StreamedSteps(strategy, processes)
         # The Gaussian optimum does not depend on where the step starts.
-        self._is_closed_form = is_dense and isinstance(unwrapped(likelihood), GaussianLikelihood)
+        self._is_closed_form = is_dense and is_gaussian(likelihood)
 
     def run(self, max_passes: int, tolerance: float) -> list[float]:
         try:

@@ -49,6 +49,7 @@ def expected_gradients(
         mean, variance = mean.detach().requires_grad_(), variance.detach().requires_grad_()
         rows = MultivariateNormal(mean, DiagLinearOperator(variance))
         expected = likelihood.expected_log_prob(y, rows, **(row_parameters or {}))
+        _check_one_a_row(likelihood, expected, mean.dim())
         by_mean, by_variance = torch.autograd.grad(expected.sum(), (mean, variance))
     return ExpectedGradients(expected.detach().double(), by_mean.double(), (-2 * by_variance.double()).clamp_min(0.0))
 
@@ -73,8 +74,18 @@ def joint_expected_gradients(
         mean, covariance = mean.detach().requires_grad_(), covariance.detach().requires_grad_()
         joint = independent_rows(PredictorMoments(mean, covariance))
         expected = likelihood.expected_log_prob(y, joint, **(row_parameters or {}))
+        _check_one_a_row(likelihood, expected, mean.dim() - 1)
         by_mean, by_covariance = torch.autograd.grad(expected.sum(), (mean, covariance))
     return ExpectedGradients(expected.detach().double(), by_mean.double(), curvature_of(by_covariance, scale=-2.0))
+
+
+def _check_one_a_row(likelihood: Likelihood, expected: Tensor, num_dims: int) -> None:
+    """Somebody's own likelihood may have broadcast responses of another shape with the rows."""
+    if expected.dim() != num_dims:
+        raise ValueError(
+            f"the expected log-probabilities of {type(likelihood).__name__} have shape {tuple(expected.shape)}, but "
+            "there must be one for each row: look at the shape of its responses"
+        )
 
 
 def curvature_of(gradient: Tensor, scale: float) -> Tensor:

@@ -267,8 +267,8 @@ def _check_data(model: gpytorch.Module, predictor: AdditivePredictor, inputs: Te
             check_rows(inputs)
         else:
             predictor.check_inputs(inputs)
-    except ValueError as error:
-        raise ValueError(f"inputs of {owner} cannot be used: {error}") from error
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"inputs of {owner} cannot be used: {error}") from error
 
 
 def _validate_predictor(predictor: AdditivePredictor, owner: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -11,6 +10,9 @@ import gpytorch
 import torch
 from torch import Tensor
 
+from gpytorch_gam import _checks as checks
+
+from ._model_check import additive_strategy
 from .additive_variational_strategy import AdditiveVariationalStrategy
 
 # Numbers of the features of a chunk of rows, Q a row, and rows at least.
@@ -143,12 +145,7 @@ def concurvity(
 
 
 def _validated_strategy(model: gpytorch.models.ApproximateGP) -> AdditiveVariationalStrategy:
-    strategy = getattr(model, "variational_strategy", None)
-    if not isinstance(strategy, AdditiveVariationalStrategy):
-        raise TypeError(
-            "model must have an AdditiveVariationalStrategy as its variational_strategy, got "
-            f"{type(strategy).__name__}; the multitask wrappers are not supported"
-        )
+    strategy = additive_strategy(model)
     batch_shape = strategy._variational_distribution.batch_shape or strategy.predictor.batch_shape
     if batch_shape:
         raise NotImplementedError(
@@ -161,16 +158,11 @@ def _validated_strategy(model: gpytorch.models.ApproximateGP) -> AdditiveVariati
 def _validate_arguments(
     strategy: AdditiveVariationalStrategy, x: Tensor, chunk_size: int | None, tolerance: float
 ) -> None:
-    if chunk_size is not None and (isinstance(chunk_size, bool) or not isinstance(chunk_size, numbers.Integral)):
-        raise TypeError(f"chunk_size must be an integer, got {chunk_size!r}")
-    if chunk_size is not None and chunk_size < 1:
-        raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")
-    if not 1e-6 <= tolerance < 1:
-        raise ValueError(f"tolerance must lie in [1e-6, 1), got {tolerance!r}: rounding comes close to that share")
-    if not torch.is_tensor(x) or x.dim() != 2 or x.shape[0] == 0:
-        raise ValueError(
-            f"x must be a tensor of rows (n, D) with n >= 1, got {tuple(x.shape) if torch.is_tensor(x) else type(x)}"
-        )
+    if chunk_size is not None:
+        checks.integer("chunk_size", chunk_size, least=1)
+    checks.number("tolerance", tolerance, least=1e-6, below=1)  # rounding comes close to smaller ones
+    if checks.tensor("x", x).dim() != 2 or x.shape[0] == 0:
+        raise ValueError(f"x must be rows (n, D) with n >= 1, got shape {tuple(x.shape)}")
     strategy._prepare()
     strategy.check_inputs(x[:1])  # what is wrong with all rows, before any work
 

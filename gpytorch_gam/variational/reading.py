@@ -11,6 +11,7 @@ import torch
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from torch import Tensor
 
+from gpytorch_gam import _checks as checks
 from gpytorch_gam.components import AdditivePredictor
 from gpytorch_gam.components._captured_calls import PredictorCall, captured_calls
 
@@ -125,11 +126,10 @@ def check_rows(x: Tensor) -> None:
     Raise an error for what is no tensor of rows, whatever ``forward`` makes of them.
 
     :param x: Rows of the data.
-    :raises ValueError: If it is something else.
+    :raises TypeError: If it is no tensor.
+    :raises ValueError: If it has no rows.
     """
-    if not torch.is_tensor(x):
-        raise ValueError(f"x must be a torch.Tensor, got {type(x).__name__}")
-    if x.dim() < 2 or x.shape[-2] == 0:
+    if checks.tensor("x", x).dim() < 2 or x.shape[-2] == 0:
         raise ValueError(f"x must have shape (*batch, n, D) with at least one row, got {tuple(x.shape)}")
 
 

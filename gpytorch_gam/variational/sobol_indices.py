@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,7 +9,9 @@ import gpytorch
 import torch
 from torch import Tensor
 
-from .additive_variational_strategy import AdditiveVariationalStrategy
+from gpytorch_gam import _checks as checks
+
+from ._model_check import additive_strategy
 
 
 @dataclass(frozen=True)
@@ -91,12 +92,7 @@ def sobol_indices(
         >>> x = low + (high - low) * torch.quasirandom.SobolEngine(3).draw(1024)
         >>> print(sobol_indices(model, x))
     """
-    strategy = getattr(model, "variational_strategy", None)
-    if not isinstance(strategy, AdditiveVariationalStrategy):
-        raise TypeError(
-            "model must have an AdditiveVariationalStrategy as its variational_strategy, got "
-            f"{type(strategy).__name__}; the multitask wrappers are not supported"
-        )
+    strategy = additive_strategy(model)
     _validate_arguments(x, num_samples, level)
     predictor = strategy.predictor
     indices = predictor.component_indices(names)
@@ -138,14 +134,9 @@ def _interval(draws: Tensor, level: float) -> tuple[Tensor, Tensor]:
 
 
 def _validate_arguments(x: Tensor, num_samples: int, level: float) -> None:
-    if isinstance(num_samples, bool) or not isinstance(num_samples, numbers.Integral):
-        raise TypeError(f"num_samples must be an integer, got {num_samples!r}")
-    if num_samples < 2:
-        raise ValueError(f"num_samples must be at least 2, got {num_samples}")
-    if not 0 < level < 1:
-        raise ValueError(f"level must lie between 0 and 1, got {level!r}")
-    if not torch.is_tensor(x):
-        raise ValueError(f"x must be a torch.Tensor, got {type(x).__name__}")
+    checks.integer("num_samples", num_samples, least=2)
+    checks.number("level", level, above=0, below=1)
+    checks.tensor("x", x)
     if x.dim() >= 2 and x.shape[-2] < 2:
         raise ValueError(f"x has {x.shape[-2]} rows, but a variance over the rows needs at least two")
 

@@ -461,8 +461,8 @@ def test_errors_of_the_data_are_clear_and_change_nothing(dense_limit: int) -> No
         ([(x, y), (x, with_value(y, nan))], "NaN or infinit.* in 1 of 60"),
         ([], "batches is empty"),
         (((x, y) for _ in range(1)), "can be gone through only once"),
-        ([(x, y[:, None])], r"responses of shape \(60,\) beside 60 rows, got \(60, 1\)"),
-        ([(x, y[:5])], r"responses of shape \(60,\) beside 60 rows, got \(5,\)"),
+        ([(x, y[:, None])], r"responses of shape \(60,\) beside 60 rows of x, got \(60, 1\)"),
+        ([(x, y[:5])], r"responses of shape \(60,\) beside 60 rows of x, got \(5,\)"),
         ([(x.expand(2, -1, -1), y.expand(2, -1))], r"inputs of shape \(b, D\), got \(2, 60, 3\)"),
         ([(x[:, :2], y)], "x has 2 columns"),
         ([(x.float(), y.float())], r"x has dtype torch\.float32"),
@@ -495,7 +495,7 @@ def test_errors_of_arguments_and_models_name_what_is_wrong() -> None:
         polish(make_model("delta"), likelihood, batches)
     with pytest.raises(TypeError, match="raise dense_limit, or use BlockLowRank"):
         polish(make_model("coupled"), likelihood, batches, dense_limit=0)
-    with pytest.raises(TypeError, match="AdditiveVariationalStrategy"):
+    with pytest.raises(TypeError, match=r"model must be an ApproximateGP .* got Linear"):
         polish(torch.nn.Linear(1, 1), likelihood, batches)
     group = ComponentGroup(smooth(), [[0]], regular_grid(0.0, 1.0, 4))
     second = ComponentGroup(smooth(), [[1]], regular_grid(0.0, 1.0, 4), predictor=1)

@@ -751,10 +751,14 @@ def test_input_errors_come_before_any_work() -> None:
 
 def test_call_errors_of_the_ready_model() -> None:
     model, x = make_model().eval(), data(4)
-    with pytest.raises(ValueError, match=r"inputs must be a torch\.Tensor, got ndarray"):
+    with pytest.raises(TypeError, match=r"inputs must be a torch\.Tensor, got ndarray: pass torch\.as_tensor"):
         model(x.numpy())
-    with pytest.raises(ValueError, match="must be an AdditivePredictor, got ComponentGroup"):
+    with pytest.raises(TypeError, match="must be an AdditivePredictor, got ComponentGroup"):
         AdditiveGP(model.predictor.groups[0])
+    for wrong in ("x", [1.0, 2.0], x.numpy(), None):
+        for call in (model.components, model.predict):
+            with pytest.raises(TypeError, match=f"x must be a torch.Tensor, got {type(wrong).__name__}"):
+                call(wrong)
     parts = model.components(x)
     with pytest.raises(ValueError, match="components are chosen by name, got 0"):
         parts[0]

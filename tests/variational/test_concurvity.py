@@ -209,13 +209,13 @@ def test_posteriors_tied_to_the_data() -> None:
 
 def test_errors_name_what_is_wrong() -> None:
     model, x = AdditiveGP(make_predictor([[0], [1]]), rank=2).double(), torch.rand(5, 2).double()
-    with pytest.raises(TypeError, match=r"model must have an AdditiveVariationalStrategy .* got NoneType"):
+    with pytest.raises(TypeError, match=r"model must be an ApproximateGP .* got GaussianLikelihood: is the model"):
         concurvity(gpytorch.likelihoods.GaussianLikelihood(), x)
-    with pytest.raises(ValueError, match=r"x must be a tensor of rows \(n, D\) with n >= 1, got \(0, 2\)"):
+    with pytest.raises(ValueError, match=r"x must be rows \(n, D\) with n >= 1, got shape \(0, 2\)"):
         concurvity(model, x[:0])
-    with pytest.raises(ValueError, match=r"x must be a tensor of rows"):
+    with pytest.raises(ValueError, match=r"x must be rows"):
         concurvity(model, x.expand(2, 5, 2))
-    with pytest.raises(ValueError, match=r"x must be a tensor of rows"):
+    with pytest.raises(TypeError, match=r"x must be a torch.Tensor, got list"):
         concurvity(model, [1.0])
     with pytest.raises(ValueError, match=r"x has dtype torch\.float32"):
         concurvity(model, x.float())
@@ -226,7 +226,7 @@ def test_errors_name_what_is_wrong() -> None:
     with pytest.raises(ValueError, match="chunk_size must be at least 1, got 0"):
         concurvity(model, x, chunk_size=0)
     for tolerance in (0.0, 1.0, math.nan):
-        with pytest.raises(ValueError, match=r"tolerance must lie in \[1e-6, 1\)"):
+        with pytest.raises(ValueError, match=r"tolerance must lie in \[1e-06, 1\)"):
             concurvity(model, x, tolerance=tolerance)
     batch = AdditiveGP(make_predictor([[0], [1]]), rank=2, batch_shape=torch.Size([3])).double()
     with pytest.raises(NotImplementedError, match=r"model has batch shape \(3,\)"):

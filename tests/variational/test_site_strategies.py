@@ -652,10 +652,10 @@ def test_construction_errors(strategy: type) -> None:
         (x[:0], "x is empty"),
         (x * math.nan, "NaN or infinity in 4 of 4 rows"),
     ):
-        with pytest.raises(ValueError, match=f"inputs of {name} cannot be used: .*{message}"):
+        with pytest.raises((TypeError, ValueError), match=f"inputs of {name} cannot be used: .*{message}"):
             WithoutForward(strategy, predictor, wrong)
         # What a forward of the model's own makes of the inputs is known when it runs.
-        with pytest.raises(ValueError, match=f"inputs of {name} cannot be used: "):
+        with pytest.raises((TypeError, ValueError), match=f"inputs of {name} cannot be used: "):
             Model(strategy, predictor, wrong)(x)
     with pytest.raises(ValueError, match="must be an AdditivePredictor, got str"):
         Model(strategy, "x", x)

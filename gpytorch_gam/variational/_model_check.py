@@ -1,0 +1,32 @@
+"""Whether a model is one of this package's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpytorch_gam import _checks as checks
+
+from .additive_variational_strategy import AdditiveVariationalStrategy
+
+
+def additive_strategy(model: Any) -> AdditiveVariationalStrategy:
+    """
+    The strategy of an additive model.
+
+    :param model: What was given as a model.
+    :raises TypeError: If it is another one.
+    """
+    strategy = checks.approximate_gp(model).variational_strategy
+    if isinstance(strategy, AdditiveVariationalStrategy):
+        return strategy
+    hint = ""
+    if hasattr(strategy, "base_variational_strategy"):
+        hint = (
+            ". Models inside GPyTorch's multitask wrappers are for loops of your own, with torch's optimisers; for "
+            "several tasks here make one AdditivePredictor of component groups with predictor=0, predictor=1, ... and "
+            "take MultitaskGaussianLikelihood or another likelihood of several predictors"
+        )
+    raise TypeError(
+        "model must have an AdditiveVariationalStrategy as its variational_strategy, got "
+        f"{type(strategy).__name__}{hint}"
+    )
