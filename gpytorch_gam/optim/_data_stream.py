@@ -171,6 +171,19 @@ class Rows(NamedTuple):
             yield Rows(self.x[part], self.y[part], {name: value[part] for name, value in self.parameters.items()})
 
 
+def joined(parts: Sequence[Rows]) -> list[Rows]:
+    """
+    The same rows as one, unless some have other arguments of the likelihood.
+
+    :param parts: In memory.
+    """
+    names = parts[0].parameters.keys()
+    if any(part.parameters.keys() != names for part in parts):
+        return list(parts)
+    parameters = {name: torch.cat([part.parameters[name] for part in parts]) for name in names}
+    return [Rows(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]), parameters)]
+
+
 def checked_rows(strategy: AdditiveVariationalStrategy, likelihood: Likelihood | None, batch: Any) -> Rows:
     """
     A batch: a pair of inputs and responses, or a triple with a mapping from names to further arguments of the

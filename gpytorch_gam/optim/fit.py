@@ -6,6 +6,7 @@ import importlib
 import math
 import warnings
 from collections.abc import Callable, Iterable, Sized
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gpytorch
@@ -13,20 +14,40 @@ import torch
 from torch import Tensor
 
 from gpytorch_gam import _checks as checks
+from gpytorch_gam.data._every_row import every_row
 from gpytorch_gam.warnings import TrainingLoopWarning
 
-from ._data_stream import Rows, checked_rows
+from ._convergence import MeanGradient, open_gains, warn_if_open
+from ._data_stream import Rows, checked_rows, joined
 from ._distributed import Processes, average_gradients, row_weighted
 from ._grad_mode import gradients_on
 from ._graphed_step import GraphedStep
 from ._likelihood_check import check_number_of_predictors, is_gaussian, with_noise_by_row
+from ._natural_step import DENSE_LIMIT
+from ._profile_bound import Maximum, ProfileBound
+from ._quasi_newton import ObjectiveError
 from ._row_count import number_of_rows, warn_of_other_rows
-from ._structured_posterior import StructuredDistribution, validated_strategy
+from ._structured_posterior import StructuredDistribution, modes_kept, validated_strategy
 from .natural_gradient import NaturalGradient
 from .polish import polish
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+# Steps before the hyperparameters move, by default.
+_NUM_HELD_BACK = 12
+
+# Rows times inducing variables up to which a fit ends with the hyperparameters at their optimum.
+_MAX_FEATURES = 2**20
+
+# Change of the ELBO over some epochs that is worth going on for, in nats.
+_NOTABLE_NATS = 0.5
+
+# Median of the modulus of a standard normal variable.
+_MEDIAN_OF_NORMAL = 0.6745
+
+# Hyperparameters that a warning names.
+_NUM_NAMED = 3
 
 # Steps that are checked, unless the likelihood is Gaussian.
 _NUM_CHECKED = 100
@@ -54,7 +75,7 @@ def fit(
     *,
     num_epochs: int = 40,
     lr: float = 0.1,
-    num_held_back: int = 12,
+    num_held_back: int | None = None,
     patience: int | None = None,
     warm_start: bool = False,
     polish_passes: int = 0,
@@ -70,6 +91,14 @@ def fit(
     Nothing here is more than the loop of the example of :class:`NaturalGradient`; write that one for anything special.
     Unless the likelihood is Gaussian, the first hundred steps of the posterior and those that see all rows are checked
     against the loss of their rows, and shortened where they do not lower it, which takes another evaluation of it.
+
+    **The end.** Small data, of up to a million rows times inducing variables and no more than 512 of these, end with a
+    quasi-Newton ascent: hyperparameters and posterior are then at a maximum of the bound, however short the training
+    was, and the history has one more entry, whose ``elbo`` is exact. Each evaluation is a few passes of :func:`polish`.
+    (Not where passes are over different rows, as with a sampler that draws them with replacement.) For larger data the
+    gradients of the last epoch say what is left: a :class:`~gpytorch_gam.warnings.ConvergenceWarning` tells how many
+    nats or more the bound would still rise.
+
     Model and likelihood are left in eval mode, also when the loop is interrupted or a callback raises.
 
     :param model: A model that :class:`NaturalGradient` takes.
@@ -85,8 +114,10 @@ def fit(
     :param num_epochs: Passes over the data.
     :param lr: Adam's rate at the start.
     :param num_held_back: Steps before the hyperparameters move: while the posterior is near the prior, all of the data
-        look like noise to them.
-    :param patience: Stop when the smoothed ELBO has not improved for so many epochs; default never.
+        look like noise to them. Adam's rate begins to decay after them. Default 12, but no more than a quarter of all
+        steps, and none under ``warm_start``. With as many as there are steps the hyperparameters stay.
+    :param patience: Stop when the smoothed ELBO has not changed notably, by its noise and by half a nat, for so many
+        epochs in which the hyperparameters moved; default never.
     :param warm_start: Go on from the present posterior, as after another ``fit``; see :class:`NaturalGradient`.
     :param polish_passes: Bring the posterior to its optimum by up to so many passes of :func:`polish` at the end, at
         the hyperparameters that were found. The history then ends with one more entry, whose ``elbo`` is exact.
@@ -113,20 +144,22 @@ def fit(
     if num_epochs > 1 and iter(batches) is batches:
         raise ValueError("batches can be gone through only once: pass a DataLoader or a list, not a generator")
     checks.integer("patience", 1 if patience is None else patience, least=1)
-    checks.integer("num_held_back", num_held_back, least=0)
+    checks.integer("num_held_back", 0 if num_held_back is None else num_held_back, least=0)
     checks.integer("polish_passes", polish_passes, least=0)
     checks.number("lr", lr, above=0)
     checks.function("callback", callback)
     for name, value in (("warm_start", warm_start), ("progress", progress), ("cuda_graph", cuda_graph)):
         checks.flag(name, value)
     batches = with_noise_by_row(likelihood, batches)
+    if num_held_back is None:
+        num_held_back = 0 if warm_start else _default_held_back(batches, num_epochs)
     loop = _Loop(model, likelihood, num_data, lr, num_held_back, warm_start, process_group, cuda_graph)
     with_bar = progress and loop.processes.leads
     epochs = _progress_bar(range(1, num_epochs + 1)) if with_bar else range(1, num_epochs + 1)
     history: list[Epoch] = []
     try:
         for number in epochs:
-            loop.set_rate(share_done=(number - 1) / num_epochs)
+            loop.set_rate(number - 1, num_epochs)
             with gradients_on():
                 elbo = loop.run(batches)
             history.append(Epoch(number, elbo, 0.5 * (elbo + (history[-1].smoothed_elbo if history else elbo))))
@@ -139,13 +172,25 @@ def fit(
                 )
             if callback is not None:
                 callback(history[-1])
-            if patience is not None and _has_stalled(history, patience):
+            if patience is not None and _has_stalled(history[loop.num_still_epochs :], patience):
                 break
     finally:
         loop.finish()
+    with gradients_on():
+        maximum = loop.converge(batches)
+    bound = None if maximum is None else maximum.bound
     if polish_passes:
         bound = polish(model, likelihood, batches, max_passes=polish_passes, process_group=process_group)[-1]
+    if bound is not None:
         history.append(Epoch(len(history) + 1, bound, bound))
+    if not loop.processes.leads or not loop.has_moved:
+        return history
+    if maximum is not None:
+        warn_if_open(maximum.open)
+    else:
+        with gradients_on():
+            gains = open_gains(model, likelihood, loop.gradient, num_data)
+        warn_if_open(sum(gain.nats for gain in gains), [gain.name for gain in gains[:_NUM_NAMED]])
     return history
 
 
@@ -177,16 +222,26 @@ class _Loop:
         self.lr = lr
         self.num_held_back = num_held_back
         self.num_steps = 0
+        self.num_still_epochs = 0  # in which no hyperparameter moved
         self.has_counted = False
+        self.gradient = MeanGradient(self.hyperparameters)
 
-    def set_rate(self, share_done: float) -> None:
+    @property
+    def has_moved(self) -> bool:
+        """Whether the hyperparameters have taken a step."""
+        return self.adam is not None and self.num_steps > self.num_held_back
+
+    def set_rate(self, num_done: int, num_epochs: int) -> None:
+        """Along a cosine that begins when the hyperparameters are released."""
         if self.adam is not None:
-            self.adam.param_groups[0]["lr"] = 0.5 * self.lr * (1.0 + math.cos(math.pi * share_done))
+            share = (num_done - self.num_still_epochs) / (num_epochs - self.num_still_epochs)
+            self.adam.param_groups[0]["lr"] = 0.5 * self.lr * (1.0 + math.cos(math.pi * share))
 
     def run(self, batches: Iterable[Any]) -> float:
         """One pass over the data; the mean of the batches' ELBOs, weighted by their rows, in nats."""
         self._check_lengths(batches)
         self.mll.train()
+        self.gradient = MeanGradient(self.hyperparameters)
         device = self.mll.model.variational_strategy.predictor.device
         total, num_rows, largest = torch.zeros((), dtype=torch.float64, device=device), 0, 0
         for batch in batches:
@@ -203,6 +258,7 @@ class _Loop:
         if self.processes.leads and not self.has_counted:
             warn_of_other_rows(batches, num_rows, self.mll.num_data, tolerance=largest)
         self.has_counted = True
+        self.num_still_epochs += not self.has_moved
         return sums[0].item() / num_rows * self.mll.num_data
 
     def _checked(self, batch: Any) -> Rows:
@@ -226,6 +282,7 @@ class _Loop:
             loss = self.evaluate(rows)
             self.natural.step()
         if self.adam is not None and self.num_steps >= self.num_held_back:
+            self.gradient.add(len(rows.y))
             self.adam.step()
         self.num_steps += 1
         return -loss
@@ -257,10 +314,52 @@ class _Loop:
         self.natural.detach()
         self.mll.eval()
 
+    def converge(self, batches: Iterable[Any]) -> Maximum | None:
+        """
+        Bring the hyperparameters of small data to where the bound is stationary.
+
+        :param batches: All of the data.
+        :return: None where the data are not small, or passes are not over the same rows.
+        """
+        model, likelihood = self.mll.model, self.mll.likelihood
+        strategy = model.variational_strategy
+        num_inducing = strategy.predictor.num_inducing_total
+        is_small = num_inducing <= DENSE_LIMIT and self.mll.num_data * num_inducing <= _MAX_FEATURES
+        if not (self.has_moved and is_small):
+            return None
+        try:
+            parts = list(every_row(batches))
+        except ValueError:  # each pass is over other rows
+            return None
+        rows = joined([checked_rows(strategy, likelihood, batch) for batch in parts])
+        profile = ProfileBound(model, likelihood, rows, self.hyperparameters, self.process_group)
+        if profile.num_data != self.mll.num_data:
+            return None
+        with modes_kept(model, likelihood), suppress(ObjectiveError):
+            return profile.maximise()
+        return None
+
+
+def _default_held_back(batches: Iterable[Any], num_epochs: int) -> int:
+    """While the posterior is near the prior, but for no more than a quarter of all steps."""
+    return min(_NUM_HELD_BACK, num_epochs * len(batches) // 4) if isinstance(batches, Sized) else _NUM_HELD_BACK
+
 
 def _has_stalled(history: list[Epoch], patience: int) -> bool:
-    smoothed = [epoch.smoothed_elbo for epoch in history]
-    return len(smoothed) > patience and max(smoothed[-patience:]) <= max(smoothed[:-patience])
+    """
+    Whether the smoothed ELBO has moved neither up nor down by more than its noise, nor by a notable number of nats. A
+    step of the hyperparameters that is too long makes it fall for a while.
+
+    :param history: Epochs in which the hyperparameters moved.
+    :param patience: Number of epochs to look back.
+    """
+    if len(history) <= max(patience, 2):
+        return False
+    recent = [epoch.smoothed_elbo for epoch in history[-1 - patience :]]
+    elbos = torch.tensor([epoch.elbo for epoch in history[-2 * max(patience, 2) :]], dtype=torch.float64)
+    # Differences of differences leave out a trend; of independent noise they have six times the variance.
+    noise = elbos.diff(n=2).abs().median().item() / (_MEDIAN_OF_NORMAL * math.sqrt(6.0))
+    return max(recent) - min(recent) <= max(_NOTABLE_NATS, 2.0 * noise)
 
 
 def _has_diverged(history: list[Epoch]) -> bool:

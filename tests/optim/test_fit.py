@@ -35,7 +35,7 @@ def make_loader(x: torch.Tensor, y: torch.Tensor) -> DataLoader:
 def test_fit_learns_posterior_and_hyperparameters() -> None:
     model, likelihood, x, y = make_problem()
     history = fit(model, likelihood, make_loader(x, y), num_epochs=40, lr=0.1)
-    assert [epoch.number for epoch in history] == list(range(1, 41))
+    assert [epoch.number for epoch in history] == list(range(1, 42))  # and the optimum of all rows
     assert history[-1].smoothed_elbo > history[0].elbo + 50
     assert not model.training
     assert not likelihood.training
@@ -61,8 +61,8 @@ def test_patience_stops_and_the_callback_hears_of_every_epoch() -> None:
     model, likelihood, x, y = make_problem()
     heard: list[Epoch] = []
     history = fit(model, likelihood, make_loader(x, y), num_epochs=500, lr=0.1, patience=3, callback=heard.append)
-    assert heard == history
-    assert 4 <= len(history) < 500
+    assert heard == history[:-1]
+    assert 4 <= len(history) < 100
 
 
 def test_a_second_fit_goes_on_from_the_first() -> None:
