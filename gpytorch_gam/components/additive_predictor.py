@@ -141,8 +141,16 @@ class AdditivePredictor(gpytorch.Module):
 
     @property
     def group_shapes(self) -> tuple[tuple[int, int], ...]:
-        """For each group the number of components and the number of inducing points of each."""
-        return tuple((group.num_components, group.num_inducing) for group in self.groups)
+        """
+        For each group the number of blocks of its prior covariance, as a rule one a component, and their size: see
+        :attr:`ComponentGroup.block_shape`.
+        """
+        return tuple(group.block_shape for group in self.groups)
+
+    @property
+    def block_sizes(self) -> tuple[int, ...]:
+        """Sizes of the blocks of the prior covariance of the inducing vector."""
+        return tuple(size for count, size in self.group_shapes for _ in range(count))
 
     @property
     def predictor_of(self) -> tuple[int, ...]:

@@ -23,9 +23,11 @@ from linear_operator.operators import (
 from torch import Tensor
 
 from gpytorch_gam.kernels._separable_form import separable_form
-from gpytorch_gam.operators._cholesky import safe_cholesky
+from gpytorch_gam.kernels.level_kernel import level_column
+from gpytorch_gam.operators._cholesky import safe_cholesky, solve_in_blocks
 
 from ._fused_projection import is_transformed, plain_kernel
+from ._level_rows import LevelRows, find_levels, has_independent_levels
 from ._mean_variance import is_product_of_scales, mean_diagonal, product_of_scales
 from ._structure import STATE_KEY, Structure, as_bytes, difference, from_bytes, kernel_structure
 from .levels import Levels, listed
@@ -137,6 +139,7 @@ class ComponentGroup(gpytorch.Module):
         self._any_by_level = any(level is not None for level in self._by_levels)
         self._validate_kernel()
         self._has_known_mean_variance = is_product_of_scales(kernel, self.input_dim)
+        self._has_independent_levels = not learn_inducing_locations and has_independent_levels(kernel, inducing_points)
 
     def _validated_inducing_points(self, inducing_points: Tensor | Sequence[Tensor]) -> Tensor:
         if isinstance(inducing_points, np.ndarray):
@@ -214,6 +217,16 @@ class ComponentGroup(gpytorch.Module):
     def num_inducing(self) -> int:
         """Number of inducing points :math:`M` of each component."""
         return self.inducing_points.shape[-2]
+
+    @property
+    def block_shape(self) -> tuple[int, int]:
+        """
+        Number and size of the blocks into which the prior covariance of the inducing variables falls: one a component,
+        but one a level where levels are independent, as those of :func:`random_effect` are.
+        """
+        if self._has_independent_levels:
+            return self.num_components * self.num_inducing, 1
+        return self.num_components, self.num_inducing
 
     @property
     def batch_shape(self) -> torch.Size:
@@ -372,8 +385,8 @@ class ComponentGroup(gpytorch.Module):
 
         :param jitter: Added to the diagonal. An exact group takes none.
         :param relative: Whether the jitter is meant relative to the mean variance of each component.
-        :param covariance: The covariance in float64, if it is known already, ``(*batch, C_g, M, M)``.
-        :return: ``(*batch, C_g, M, M)``.
+        :param covariance: :meth:`inducing_covariance` in float64, if it is known already.
+        :return: ``(*batch, num_blocks, size, size)``, see :attr:`block_shape`.
         """
         covariance = self.inducing_covariance(torch.float64) if covariance is None else covariance
         if self.exact or jitter == 0.0:
@@ -384,12 +397,16 @@ class ComponentGroup(gpytorch.Module):
 
     def inducing_covariance(self, dtype: torch.dtype | None = None) -> Tensor:
         """
-        Prior covariance of the inducing variables, without jitter.
+        Blocks of the prior covariance of the inducing variables, without jitter.
 
         :param dtype: Precision in which the kernel is evaluated; default that of the inducing points.
-        :return: ``(*batch, C_g, M, M)``.
+        :return: ``(*batch, num_blocks, size, size)``, see :attr:`block_shape`.
         """
         points = self.inducing_points if dtype is None else self.inducing_points.to(dtype)
+        if self._has_independent_levels:
+            variance = self.mean_prior_variance().to(points.dtype).unsqueeze(-1)  # that of every level
+            shape = torch.broadcast_shapes(variance.shape, points.shape[:-1])
+            return variance.expand(shape).flatten(-2)[..., None, None]
         if points.device.type != "cpu":
             # GPyTorch's kernels compare their inputs, which waits for the device.
             form = separable_form(self.kernel, points, points)
@@ -426,6 +443,9 @@ class ComponentGroup(gpytorch.Module):
         :param x: Inputs ``(*batch, n, D)``.
         :return: ``(*batch, C_g, M, n)``.
         """
+        rows = self.level_rows(x)
+        if rows is not None:
+            return rows.matrix(self.num_inducing)
         covariance = self.evaluate_kernel(self.inducing_points.to(x.dtype), self.select(x))
         multiplier = self.multiplier(x)
         return covariance if multiplier is None else covariance * multiplier.unsqueeze(-2)
@@ -435,10 +455,25 @@ class ComponentGroup(gpytorch.Module):
         Features :math:`\phi_c(\mathbf x) = L_c^{-1} k_c(Z_c, \mathbf x)`, multipliers included.
 
         :param x: Inputs ``(*batch, n, D)``.
-        :param cholesky: :math:`L_c` from :meth:`inducing_cholesky`, ``(*batch, C_g, M, M)``.
+        :param cholesky: :math:`L_c` from :meth:`inducing_cholesky`, ``(*batch, num_blocks, size, size)``.
         :return: ``(*batch, C_g, M, n)``.
         """
-        return torch.linalg.solve_triangular(cholesky.to(x.dtype), self.cross_covariance(x), upper=False)
+        return solve_in_blocks(cholesky.to(x.dtype), self.cross_covariance(x))
+
+    def level_rows(self, x: Tensor) -> LevelRows | None:
+        """
+        Where the rows find their levels, if the inducing variables are independent levels of which a row sees one.
+
+        :param x: Inputs ``(*batch, n, D)``.
+        :return: None for other groups, and under transformations that lookups do not know.
+        """
+        if not self._has_independent_levels or trace_mode.on() or is_transformed(x):
+            return None
+        column = level_column(self.kernel, self.select(x), {})
+        place, is_known = find_levels(column, self.inducing_points.detach().float().squeeze(-1))
+        covariance = self.mean_prior_variance().to(x.dtype).unsqueeze(-1) * is_known
+        multiplier = self.multiplier(x)
+        return LevelRows(place, covariance if multiplier is None else covariance * multiplier)
 
     def prior_variance(self, x: Tensor) -> Tensor:
         """
@@ -500,7 +535,7 @@ class ComponentGroup(gpytorch.Module):
         are none of the inducing points.
 
         :param x: Inputs ``(*batch, n, D)``.
-        :param cholesky: :math:`L_c` from :meth:`inducing_cholesky`, ``(*batch, C_g, M, M)``.
+        :param cholesky: :math:`L_c` from :meth:`inducing_cholesky`, ``(*batch, num_blocks, size, size)``.
         :return: ``(*batch, C_g, n)``.
         """
         return self._undetermined(x, self.features(x, cholesky))

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gpytorch_gam import settings
 from gpytorch_gam.kernels._separable_form import separable_form
+from gpytorch_gam.operators._cholesky import triangular_solve
 
 from . import _triton_projection
 from ._fused_projection import (
@@ -24,6 +25,7 @@ from ._fused_projection import (
     is_transformed,
     plain_kernel,
 )
+from ._level_rows import LevelRows
 from .component_group import ComponentGroup
 
 
@@ -49,9 +51,14 @@ def project_sum(
 
     :param group: The components.
     :param x: Inputs ``(*batch, n, D)``.
-    :param shared_weights: ``(*batch, C_g, M, S)``, summed over components after projection.
-    :param block_weights: ``(*batch, C_g, M, r)``, squared and summed over components and columns; None for none.
+    :param shared_weights: ``(*batch, num_blocks, size, S)``, see :attr:`ComponentGroup.block_shape`, summed over
+        components after projection.
+    :param block_weights: ``(*batch, num_blocks, size, r)``, of directions that each block has for itself, squared and
+        summed over components and columns; None for none.
     """
+    rows = _level_rows(group, x)
+    if rows is not None:
+        return _looked_up_sum(group, x, rows, shared_weights, block_weights)
     fused = _fused_inputs(group, x, shared_weights, block_weights)
     if fused is None:
         return _plain_project_sum(group, x, shared_weights, block_weights)
@@ -94,8 +101,43 @@ def _plain_project_sum(
     covariance = group.cross_covariance(x)
     # One matrix product over the stacked inducing points of all components of the group.
     shared = shared_weights.flatten(-3, -2).mT @ covariance.flatten(-3, -2)
-    squares = None if block_weights is None else _sum_of_squares(block_weights.mT @ covariance)
+    squares = None if block_weights is None else _sum_of_squares(_own_directions(block_weights, covariance))
     return SummedProjection(shared, squares, group.prior_variance(x).sum(-2))
+
+
+def _level_rows(group: ComponentGroup, x: Tensor) -> LevelRows | None:
+    return None if settings.fused_projection.value() == "off" else group.level_rows(x)
+
+
+def _looked_up_sum(
+    group: ComponentGroup, x: Tensor, rows: LevelRows, shared_weights: Tensor, block_weights: Tensor | None
+) -> SummedProjection:
+    shared = rows.take(_by_component(group, shared_weights)).sum(-3).mT
+    squares = None
+    if block_weights is not None:
+        squares = rows.take(_by_component(group, block_weights)).square().sum((-3, -1))
+    return SummedProjection(shared, squares, group.prior_variance(x).sum(-2))
+
+
+def _by_component(group: ComponentGroup, weights: Tensor) -> Tensor:
+    """Weights ``(*batch, C_g, M, k)`` from those of the blocks, ``(*batch, num_blocks, size, k)``."""
+    return weights.flatten(-3, -2).unflatten(-2, (group.num_components, group.num_inducing))
+
+
+def _own_directions(block_weights: Tensor, covariance: Tensor) -> Tensor:
+    """
+    Projections on the directions of all blocks of each component.
+
+    :param block_weights: ``(*batch, num_blocks, size, r)``.
+    :param covariance: ``(*batch, C_g, M, n)``.
+    :return: ``(*batch, C_g, num_blocks / C_g * r, n)``.
+    """
+    num_blocks, size = block_weights.shape[-3:-1]
+    num_components, num_inducing = covariance.shape[-3:-1]
+    if size == num_inducing:
+        return block_weights.mT @ covariance
+    parts = block_weights.mT @ covariance.flatten(-3, -2).unflatten(-2, (num_blocks, size))
+    return parts.flatten(-3, -2).unflatten(-2, (num_components, -1))
 
 
 def _backend_for(inputs: ProjectionInputs) -> ProjectionBackend:
@@ -134,7 +176,8 @@ class ComponentProjection(NamedTuple):
     Projections of a group, each component for itself.
 
     :ivar shared: :math:`W_c^\top k_c`, ``(*batch, C_g, S, n)``.
-    :ivar block: :math:`V_c^\top k_c`, ``(*batch, C_g, r, n)``; None without block weights.
+    :ivar block: :math:`V_c^\top k_c`, ``(*batch, C_g, r, n)`` with the directions of all blocks of a component; None
+        without block weights.
     :ivar prior_variance: :math:`k_c(\mathbf x, \mathbf x)`, ``(*batch, C_g, n)``.
     """
 
@@ -151,12 +194,12 @@ def project_components(
 
     :param group: The components.
     :param x: Inputs ``(*batch, n, D)``.
-    :param shared_weights: ``(*batch, C_g, M, S)``.
-    :param block_weights: ``(*batch, C_g, M, r)``, or None.
+    :param shared_weights: ``(*batch, num_blocks, size, S)``, see :attr:`ComponentGroup.block_shape`.
+    :param block_weights: ``(*batch, num_blocks, size, r)``, of directions that each block has for itself, or None.
     """
     covariance, prior_variance = _covariance_and_variance(group, x)
-    block = None if block_weights is None else block_weights.mT @ covariance
-    return ComponentProjection(shared_weights.mT @ covariance, block, prior_variance)
+    block = None if block_weights is None else _own_directions(block_weights, covariance)
+    return ComponentProjection(_by_component(group, shared_weights).mT @ covariance, block, prior_variance)
 
 
 def _covariance_and_variance(group: ComponentGroup, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -184,8 +227,8 @@ def whitened_weights(cholesky: Tensor, columns: Tensor) -> Tensor:
     Weights :math:`L_c^{-\top} G_c`, whose projection is :math:`G_c^\top \phi_c(\mathbf x)` with features
     :math:`\phi_c(\mathbf x) = L_c^{-1} k_c(Z_c, \mathbf x)`.
 
-    :param cholesky: :math:`L_c`, ``(*batch, C_g, M, M)``.
-    :param columns: :math:`G_c`, ``(*batch, C_g, M, k)``.
-    :return: ``(*batch, C_g, M, k)``.
+    :param cholesky: :math:`L_c`, ``(*batch, num_blocks, size, size)``.
+    :param columns: :math:`G_c`, ``(*batch, num_blocks, size, k)``.
+    :return: ``(*batch, num_blocks, size, k)``.
     """
-    return torch.linalg.solve_triangular(cholesky.mT, columns, upper=True)
+    return triangular_solve(cholesky, columns, transpose=True)

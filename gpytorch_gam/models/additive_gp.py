@@ -163,4 +163,4 @@ def _make_distribution(
     if family == "mean_field":
         rank = 0
     rank = min(32, total) if rank is None else rank
-    return BlockLowRankPrecisionVariationalDistribution(predictor.num_inducing, rank=rank, **options)
+    return BlockLowRankPrecisionVariationalDistribution(predictor.block_sizes, rank=rank, **options)

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ._cholesky import triangular_solve
+
 
 def total_size(factors: Sequence[Tensor]) -> int:
     """Size ``Q`` of the matrix."""
@@ -42,7 +44,7 @@ def block_solve(factors: Sequence[Tensor], x: Tensor, transpose: bool = False) -
     """``L^-1 x``, or ``L^-T x`` if ``transpose``, for ``x`` of shape ``(*batch, Q, k)``; ``O(C M^2 k)``."""
     return join_rows(
         [
-            torch.linalg.solve_triangular(factor.mT if transpose else factor, part, upper=transpose)
+            triangular_solve(factor, part, transpose)
             for factor, part in zip(factors, split_rows(x, factors), strict=True)
         ]
     )

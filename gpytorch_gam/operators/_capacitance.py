@@ -47,6 +47,8 @@ def explained_factor(low_rank: Tensor, capacitance_root: Tensor) -> Tensor:
     :param capacitance_root: ``L`` from :func:`capacitance_cholesky`.
     :return: ``H``, of shape ``(*batch, Q, R)``.
     """
+    if capacitance_root.shape[-1] == 1:
+        return low_rank / capacitance_root
     return torch.linalg.solve_triangular(capacitance_root.mT, low_rank, upper=True, left=False)
 
 

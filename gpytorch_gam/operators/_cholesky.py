@@ -14,7 +14,11 @@ def cholesky(matrix: Tensor) -> Tensor:
     :param matrix: ``(*batch, k, k)``.
     :return: ``(*batch, k, k)``. On a GPU, a matrix that has no factor gives NaN instead of an error.
     """
-    return torch.linalg.cholesky(matrix) if matrix.device.type == "cpu" else cholesky_or_nan(matrix)
+    if matrix.device.type != "cpu":
+        return cholesky_or_nan(matrix)
+    if matrix.shape[-1] == 1 and bool((matrix > 0).all()):
+        return matrix.sqrt()  # LAPACK is called for each matrix
+    return torch.linalg.cholesky(matrix)
 
 
 def safe_cholesky(matrix: Tensor) -> Tensor:
@@ -27,7 +31,11 @@ def safe_cholesky(matrix: Tensor) -> Tensor:
     :param matrix: ``(*batch, k, k)``.
     """
     on_hot_path = matrix.device.type != "cpu" and torch.is_grad_enabled()
-    return cholesky_or_nan(matrix) if on_hot_path else psd_safe_cholesky(matrix)
+    if on_hot_path:
+        return cholesky_or_nan(matrix)
+    if matrix.shape[-1] == 1 and bool((matrix > 0).all()):
+        return matrix.sqrt()
+    return psd_safe_cholesky(matrix)
 
 
 def cholesky_or_nan(matrix: Tensor) -> Tensor:
@@ -36,5 +44,34 @@ def cholesky_or_nan(matrix: Tensor) -> Tensor:
 
     :param matrix: ``(*batch, k, k)``.
     """
+    if matrix.shape[-1] == 1:
+        return torch.where(matrix > 0, matrix, torch.nan).sqrt()
     factor, info = torch.linalg.cholesky_ex(matrix)
     return factor.masked_fill((info != 0)[..., None, None], torch.nan)
+
+
+def triangular_solve(lower: Tensor, columns: Tensor, transpose: bool = False) -> Tensor:
+    r"""
+    :math:`L^{-1} X`, or :math:`L^{-\top} X` if ``transpose``.
+
+    :param lower: :math:`L`, ``(*batch, k, k)``.
+    :param columns: ``(*batch, k, m)``.
+    """
+    if lower.shape[-1] == 1:
+        return columns / lower  # LAPACK is called for each matrix
+    return torch.linalg.solve_triangular(lower.mT if transpose else lower, columns, upper=transpose)
+
+
+def solve_in_blocks(cholesky: Tensor, columns: Tensor, transpose: bool = False) -> Tensor:
+    r"""
+    :func:`triangular_solve` with the blocks of block-diagonal matrices.
+
+    :param cholesky: All blocks of all matrices, ``(*batch, num_blocks, size, size)``.
+    :param columns: ``(*batch, C, M, m)`` with C M equal to ``num_blocks`` times ``size``.
+    :return: ``(*batch, C, M, m)``.
+    """
+    shape = columns.shape[-3:-1]
+    if shape == cholesky.shape[-3:-1]:
+        return triangular_solve(cholesky, columns, transpose)
+    blocks = columns.flatten(-3, -2).unflatten(-2, cholesky.shape[-3:-1])
+    return triangular_solve(cholesky, blocks, transpose).flatten(-3, -2).unflatten(-2, shape)

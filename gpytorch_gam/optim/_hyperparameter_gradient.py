@@ -25,11 +25,12 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from gpytorch_gam.operators._cholesky import triangular_solve
 from gpytorch_gam.variational import AdditiveVariationalStrategy
-from gpytorch_gam.variational._precision_algebra import CovarianceFactors, apply_block_inverse, split_groups
+from gpytorch_gam.variational._precision_algebra import CovarianceFactors, split_groups
 
 from ._distributed import Processes
-from ._predictor_rows import Segment, collected, masked, predictor_segments, scaled
+from ._predictor_rows import Segment, collected, predictor_segments, scaled, seen_by_rows
 
 
 def correct_gradients(
@@ -64,7 +65,7 @@ def correct_gradients(
         surrogate = torch.zeros_like(choleskys[0][..., 0, 0].sum())
         for cholesky, weight in zip(choleskys, weights, strict=True):
             if cholesky.requires_grad:
-                relative = torch.linalg.solve_triangular(cholesky.detach(), cholesky, upper=False)
+                relative = triangular_solve(cholesky.detach(), cholesky)
                 surrogate = surrogate + (weight * relative).sum() / num_data
         if not surrogate.requires_grad:
             return
@@ -112,22 +113,24 @@ def _smoothed_blocks(
     shapes: Sequence[tuple[int, int]],
     segments: Sequence[Segment],
 ) -> list[Tensor]:
-    r"""The diagonal blocks of :math:`\sum_n \Phi_n \Lambda_n \Phi_n^\top S`, for each group."""
-    blocks = [features.new_zeros(count, size, size) for count, size in shapes]
-    for owner in range(curvatures.shape[-1]):
-        smoothed = _times_covariance(factors, masked(features, owner, segments))
-        weighted = scaled(features, curvatures[..., owner].mT, segments)
-        parts = zip(split_groups(weighted, shapes), split_groups(smoothed, shapes), strict=True)
-        blocks = [block + left @ right.mT for block, (left, right) in zip(blocks, parts, strict=True)]
-    return blocks
-
-
-def _times_covariance(factors: CovarianceFactors, columns: Tensor) -> Tensor:
-    r""":math:`S X = X - VV^\top X - FF^\top X`."""
-    product = columns if factors.block_roots is None else apply_block_inverse(factors.block_roots, columns)
-    if factors.shared_root is None:
-        return product
-    return product - factors.shared_root @ (factors.shared_root.mT @ columns)
+    r"""
+    The diagonal blocks of :math:`GS`, for each group, with :math:`G = \sum_n \Phi_n \Lambda_n \Phi_n^\top` and :math:`S
+    = I - VV^\top - FF^\top`: of the first two terms only the diagonal blocks of G are needed, the third has products of
+    F with the rows.
+    """
+    diagonal = curvatures.diagonal(dim1=-2, dim2=-1).mT
+    weighted = split_groups(scaled(features, diagonal, segments), shapes)
+    own = [left @ right.mT for left, right in zip(weighted, split_groups(features, shapes), strict=True)]
+    blocks = own
+    if factors.block_roots is not None:
+        blocks = [block - (block @ root) @ root.mT for block, root in zip(own, factors.block_roots, strict=True)]
+    shared = factors.shared_root
+    if shared is None:
+        return blocks
+    seen = seen_by_rows(features, shared, curvatures.shape[-1], segments)  # (P, n, R)
+    smoothed = collected(features, torch.einsum("npq,qnr->pnr", curvatures, seen), segments)
+    parts = zip(blocks, split_groups(smoothed, shapes), split_groups(shared, shapes), strict=True)
+    return [block - left @ right.mT for block, left, right in parts]
 
 
 def _explained_blocks(factors: CovarianceFactors, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:

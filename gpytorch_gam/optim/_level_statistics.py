@@ -17,6 +17,7 @@ from torch import Tensor
 
 from gpytorch_gam.components import AdditivePredictor, ComponentGroup
 from gpytorch_gam.mlls import GaussianStatistics
+from gpytorch_gam.operators._cholesky import solve_in_blocks
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 
 from ._discretized_data import LevelTables, MomentTables
@@ -85,8 +86,8 @@ class LevelStatistics:
 
     def _gram(self, features: list[Tensor], predictor: AdditivePredictor) -> tuple[Tensor, Tensor]:
         r""":math:`\Phi W \Phi^\top`, ``(Q, Q)``, and its trace."""
-        shapes = predictor.group_shapes
-        rows = [[features[0].new_zeros(*shape, *other) for other in shapes] for shape in ((c, m) for c, m in shapes)]
+        shapes = [(group.num_components, group.num_inducing) for group in predictor.groups]
+        rows = [[features[0].new_zeros(*shape, *other) for other in shapes] for shape in shapes]
         trace = features[0].new_zeros(())
         for index, (phi, tables) in enumerate(zip(features, self._groups, strict=True)):
             weighted = phi * tables.own.unsqueeze(-2) if tables.own.dim() == 2 else phi @ tables.own
@@ -123,6 +124,9 @@ def level_features(strategy: AdditiveVariationalStrategy, group: ComponentGroup,
     :param places: ``(C_g, U, d)``, in float64.
     :return: ``(C_g, M, U)``.
     """
+    if group.block_shape != (group.num_components, group.num_inducing):
+        covariance = group.evaluate_kernel(group.inducing_points.double(), places)
+        return solve_in_blocks(strategy.inducing_cholesky(group), covariance)
     points = group.inducing_points.double()
     covariance = group.evaluate_kernel(points, torch.cat([points, places], dim=-2))
     inducing, cross = covariance.split([group.num_inducing, places.shape[-2]], dim=-1)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gpytorch_gam.operators._cholesky import triangular_solve
 from gpytorch_gam.variational._precision_algebra import (
     CovarianceFactors,
     apply_block_inverse,
@@ -56,9 +57,8 @@ def transported(posterior: Posterior, before: Sequence[Tensor], after: Sequence[
     :param before: Cholesky factors of the old prior's covariance, ``(count, size, size)`` for each run.
     :param after: Those of the new one.
     """
-    maps = [
-        torch.linalg.solve_triangular(old, new, upper=False).mT for old, new in zip(before, after, strict=True)
-    ]  # L_new' L_old^-T, upper triangular
+    # L_new' L_old^-T, upper triangular
+    maps = [triangular_solve(old, new).mT for old, new in zip(before, after, strict=True)]
     factor = None if posterior.factor is None else multiply_blocks(maps, posterior.factor)
     directions = None if posterior.directions is None else multiply_blocks(maps, posterior.directions)
     roots = [matrix @ root for matrix, root in zip(maps, posterior.block_roots, strict=True)]

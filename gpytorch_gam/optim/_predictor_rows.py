@@ -59,23 +59,6 @@ def scaled(features: Tensor, coefficients: Tensor, segments: Sequence[Segment]) 
     return torch.cat([features[place] * coefficients[owner] for owner, place in segments])
 
 
-def masked(features: Tensor, owner: int, segments: Sequence[Segment]) -> Tensor:
-    """
-    The features of one predictor, zero for the others.
-
-    :param features: ``(Q, n)``.
-    :param owner: The predictor.
-    :param segments: Of the inducing vector.
-    """
-    if len(segments) == 1:
-        return features
-    kept = torch.zeros_like(features)
-    for each, place in segments:
-        if each == owner:
-            kept[place] = features[place]
-    return kept
-
-
 def seen_by_rows(features: Tensor, columns: Tensor, num_predictors: int, segments: Sequence[Segment]) -> Tensor:
     r"""
     :math:`\Phi_n^\top X` for each row.

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from gpytorch_gam.operators._capacitance import add_identity
+from gpytorch_gam.operators._cholesky import cholesky, triangular_solve
 from gpytorch_gam.variational._precision_algebra import (
     multiply_blocks,
     precision_covariance_factors,
@@ -76,7 +77,7 @@ def fit_round(
     if own is None:
         directions, shift = leading_factor(apply, start, num_iterations)
     else:
-        choleskys = [torch.linalg.cholesky(add_identity(block) + _rounding(block)) for block in own]
+        choleskys = [cholesky(add_identity(block) + _rounding(block)) for block in own]
         directions, shift = leading_factor(
             lambda columns: solve_blocks(choleskys, apply(solve_blocks(choleskys, columns, transpose=True))),
             solve_blocks(choleskys, start),
@@ -105,7 +106,7 @@ def factor_analysis_round(
     :param rank: Columns R of B.
     :param num_iterations: Products with G, at least 1.
     """
-    choleskys = [torch.linalg.cholesky(add_identity(block) + _rounding(block)) for block in own]
+    choleskys = [cholesky(add_identity(block) + _rounding(block)) for block in own]
     product = solve_blocks(choleskys, start)
     for _ in range(num_iterations):
         basis = torch.linalg.qr(product).Q
@@ -214,10 +215,9 @@ def remainder_roots(totals: Sequence[Tensor], factor: Tensor | None) -> list[Ten
         remainders = [total - part @ part.mT for total, part in zip(totals, parts, strict=True)]
     roots = []
     for total, remainder in zip(totals, remainders, strict=True):
-        cholesky = torch.linalg.cholesky(add_identity(total) + _rounding(total))
-        half = torch.linalg.solve_triangular(cholesky, remainder, upper=False)
-        normalised = torch.linalg.solve_triangular(cholesky, half.mT, upper=False)
-        roots.append(cholesky @ shifted_cholesky(normalised, total.new_tensor(_SHIFT))[0])
+        scale = cholesky(add_identity(total) + _rounding(total))
+        normalised = triangular_solve(scale, triangular_solve(scale, remainder).mT)
+        roots.append(scale @ shifted_cholesky(normalised, total.new_tensor(_SHIFT))[0])
     return roots
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from gpytorch_gam.components import AdditivePredictor, ComponentGroup
 from gpytorch_gam.kernels import Measure
+from gpytorch_gam.operators._cholesky import solve_in_blocks
 
 from .component_source import ComponentSource, GroupPosterior
 
@@ -339,7 +340,7 @@ def _features_in_chunks(group: ComponentGroup, x: Tensor, cholesky: Tensor) -> I
     points = group.inducing_points.double()
     for rows in x.split(_MOST_ROWS, dim=-2):
         inputs = _inputs(group, rows)
-        features = torch.linalg.solve_triangular(cholesky, group.evaluate_kernel(points, inputs.columns), upper=False)
+        features = solve_in_blocks(cholesky, group.evaluate_kernel(points, inputs.columns))
         yield features if inputs.multiplier is None else features * inputs.multiplier.unsqueeze(-2)
 
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from gpytorch_gam.operators._capacitance import add_identity, capacitance_log_determinant, explained_factor
-from gpytorch_gam.operators._cholesky import cholesky
+from gpytorch_gam.operators._cholesky import cholesky, triangular_solve
 
 
 class CovarianceFactors(NamedTuple):
@@ -70,12 +70,7 @@ def solve_blocks(choleskys: Sequence[Tensor], stacked: Tensor, transpose: bool =
     :param stacked: ``(*batch, Q, k)``.
     """
     parts = split_groups(stacked, [(chol.shape[-3], chol.shape[-2]) for chol in choleskys])
-    return join_groups(
-        [
-            torch.linalg.solve_triangular(chol.mT if transpose else chol, part, upper=transpose)
-            for chol, part in zip(choleskys, parts, strict=True)
-        ]
-    )
+    return join_groups([triangular_solve(chol, part, transpose) for chol, part in zip(choleskys, parts, strict=True)])
 
 
 def multiply_blocks(blocks: Sequence[Tensor], stacked: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from gpytorch.variational._variational_distribution import _VariationalDistribut
 from torch import Tensor
 
 from gpytorch_gam.components import AdditivePredictor, ComponentGroup
+from gpytorch_gam.operators._cholesky import solve_in_blocks
 
 from ._expected_gradients import expected_gradients
 from .additive_variational_strategy import AdditiveVariationalStrategy
@@ -311,4 +312,4 @@ def features_in_dtype_of(group: ComponentGroup, x: Tensor, cholesky: Tensor) -> 
     """
     covariance = group.evaluate_kernel(group.inducing_points.to(x.dtype), group.select(x))
     covariance = scale_by_multipliers(group, covariance, x, dim=-1)
-    return torch.linalg.solve_triangular(cholesky.to(x.dtype), covariance, upper=False)
+    return solve_in_blocks(cholesky.to(x.dtype), covariance)

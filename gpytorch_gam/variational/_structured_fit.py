@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from gpytorch_gam.operators._capacitance import add_identity
+from gpytorch_gam.operators._cholesky import cholesky
 
 from ._precision_algebra import multiply_blocks, precision_covariance_factors, solve_blocks, split_groups
 
@@ -43,6 +44,8 @@ def leading_root(matrix: Tensor, rank: int) -> Tensor:
     :param rank: Number of columns, at most ``k``.
     :return: ``(*batch, k, rank)``.
     """
+    if matrix.shape[-1] == 1:
+        return matrix.clamp_min(0).sqrt()[..., :rank]  # LAPACK is called for each matrix
     values, vectors = torch.linalg.eigh(matrix)
     return vectors[..., -rank:] * values[..., -rank:].clamp_min(0).sqrt().unsqueeze(-2) if rank else vectors[..., :0]
 
@@ -161,7 +164,7 @@ def _round(
     excess: Tensor, shapes: Sequence[tuple[int, int]], targets: Sequence[Tensor], blocks: Sequence[Tensor], rank: int
 ) -> _Fit:
     """The best factor for given blocks, and the blocks that it leaves."""
-    choleskys = [torch.linalg.cholesky(add_identity(block)) for block in blocks]
+    choleskys = [cholesky(add_identity(block)) for block in blocks]
     unexplained = _minus_diagonal_blocks(excess, blocks, shapes)
     shared = leading_root(solve_blocks(choleskys, solve_blocks(choleskys, unexplained).mT), rank)
     factor = multiply_blocks(choleskys, shared)
@@ -247,7 +250,7 @@ def _positive_part(block: Tensor) -> Tensor:
 def _minus_diagonal_blocks(matrix: Tensor, blocks: Sequence[Tensor], shapes: Sequence[tuple[int, int]]) -> Tensor:
     changed = matrix.clone()
     for block, (count, size), start in zip(blocks, shapes, _starts(shapes), strict=True):
-        for index in range(count):
-            rows = slice(start + index * size, start + (index + 1) * size)
-            changed[..., rows, rows] -= block[..., index, :, :]
+        place = slice(start, start + count * size)
+        own = changed[..., place, place].unflatten(-1, (count, size)).unflatten(-3, (count, size))
+        own.diagonal(dim1=-4, dim2=-2).sub_(block.movedim(-3, -1))
     return changed

@@ -27,6 +27,7 @@ from gpytorch_gam.components import AdditivePredictor, ComponentGroup
 from gpytorch_gam.components._structure import STATE_KEY, as_bytes, from_bytes
 from gpytorch_gam.components._without_autocast import without_autocast
 from gpytorch_gam.components.additive_predictor import join_covariances, predictor_distribution
+from gpytorch_gam.components.levels import listed
 from gpytorch_gam.components.projection import project_components, project_sum, whitened_weights
 from gpytorch_gam.operators import BlockDiagonalCholeskyLinearOperator, LowRankPrecisionInverseLinearOperator
 
@@ -808,8 +809,9 @@ def _validate_distribution(predictor: AdditivePredictor, q: _VariationalDistribu
             f"variational_distribution has batch_shape {tuple(q.batch_shape)}, which does not broadcast with the "
             f"predictor's, {tuple(predictor.batch_shape)}"
         ) from error
-    if isinstance(q, BlockLowRankPrecisionVariationalDistribution) and q.block_sizes != predictor.num_inducing:
+    if isinstance(q, BlockLowRankPrecisionVariationalDistribution) and q.block_sizes != predictor.block_sizes:
         raise ValueError(
-            f"variational_distribution has block_sizes {list(q.block_sizes)}, but the components have "
-            f"{list(predictor.num_inducing)} inducing points: use predictor.num_inducing"
+            f"variational_distribution has block_sizes {listed(q.block_sizes)}, but the prior covariance of the "
+            f"components has blocks of {listed(predictor.block_sizes)} (one a component; where levels are independent, "
+            "as in a random effect, one a level): use predictor.block_sizes"
         )

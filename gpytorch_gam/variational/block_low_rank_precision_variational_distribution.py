@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gpytorch_gam.operators import BlockDiagonalCholeskyLinearOperator, LowRankPrecisionInverseLinearOperator
 from gpytorch_gam.operators._capacitance import add_identity
+from gpytorch_gam.operators._cholesky import cholesky
 
 from ._precision_variational_distribution import _PrecisionVariationalDistribution
 from ._structured_fit import fit_block_low_rank, rank_for_tolerance
@@ -27,13 +28,14 @@ class BlockLowRankPrecisionVariationalDistribution(_PrecisionVariationalDistribu
         q(\mathbf v) = N(\mathbf m, (D + B B^\top)^{-1}), \qquad
         D = I + \mathrm{blockdiag}(E_1 E_1^\top, \dots, E_C E_C^\top),
 
-    over the whitened inducing variables of all components. The blocks hold what the data say about each component, B
-    what they say about several at once. With ``rank=0`` it is the mean-field approximation (no coupling, no B
-    registered); with all :math:`E_c = 0` it is the family of the paper
-    (:class:`LowRankPrecisionVariationalDistribution`), which needs a far larger rank for the same accuracy.
+    over the whitened inducing variables of all components. The blocks hold what the data say about each component (each
+    level, where these are independent and no row sees two of them), B what they say about several at once. With
+    ``rank=0`` it is the mean-field approximation (no coupling, no B registered); with all :math:`E_c = 0` it is the
+    family of the paper (:class:`LowRankPrecisionVariationalDistribution`), which needs a far larger rank for the same
+    accuracy.
     :math:`D \ge I` costs nothing for log-concave likelihoods, whose optimal blocks are never wider than the prior.
 
-    :param block_sizes: Number of inducing points of each component, ``predictor.num_inducing``; may be ragged.
+    :param block_sizes: Sizes of the blocks, ``predictor.block_sizes``; may be ragged.
     :param rank: Columns R of B, between 0 and the sum of the block sizes. 16 to 64 suffices in most additive models; it
         grows slowly with the number of components. Or ``"auto"``, as in the low-rank family.
     :param block_rank: Largest number of columns of each :math:`E_c`; default the size of the block (no restriction).
@@ -117,8 +119,7 @@ class BlockLowRankPrecisionVariationalDistribution(_PrecisionVariationalDistribu
         :return: A multivariate normal of event size Q whose covariance is a lazy :math:`(D + BB^\top)^{-1}`.
         """
         choleskys = [
-            torch.linalg.cholesky(add_identity(factor.double() @ factor.double().mT)).to(self.dtype)
-            for factor in self.run_factors
+            cholesky(add_identity(factor.double() @ factor.double().mT)).to(self.dtype) for factor in self.run_factors
         ]
         blocks = BlockDiagonalCholeskyLinearOperator(*choleskys)
         if self.precision_factor is None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gpytorch_gam.components import ComponentGroup
 from gpytorch_gam.kernels import Measure
+from gpytorch_gam.operators._cholesky import solve_in_blocks
 
 from ._centring import (
     GroupCentre,
@@ -374,14 +375,15 @@ def draw_given_inducing(group: ComponentGroup, x: Tensor, cholesky: Tensor, whit
     r"""
     Draw :math:`f_c \mid \mathbf v_c \sim N(\phi_c^\top \mathbf v_c, k_c - \phi_c^\top \phi_c)` in float64.
 
-    :param cholesky: :math:`L_c`, ``(*batch, C_g, M, M)``.
-    :param whitened: draws of :math:`\mathbf v_c`, ``(*sample_shape, *batch, C_g, M, 1)``.
+    :param cholesky: :math:`L_c`, ``(*batch, num_blocks, size, size)``.
+    :param whitened: draws of :math:`\mathbf v_c`, ``(*sample_shape, *batch, num_blocks, size, 1)``.
     :return: ``(*sample_shape, *batch, C_g, n)``.
     """
     inputs = group.select(x).double()
     covariance = group.evaluate_kernel(group.inducing_points.double(), inputs)
-    features = torch.linalg.solve_triangular(cholesky, covariance, upper=False)
-    mean = multiply_draws(features.mT, whitened.squeeze(-1))
+    features = solve_in_blocks(cholesky, covariance)
+    whitened = whitened.flatten(-3).unflatten(-1, (group.num_components, group.num_inducing))
+    mean = multiply_draws(features.mT, whitened)
     multiplier, missing = group.multiplier(x), group.missing_variance(x)
     is_free = group.undetermined_rows(x, cholesky) if group.exact else None
     if is_free is None or is_free.any():
