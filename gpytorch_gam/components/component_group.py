@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import gpytorch
 import numpy as np
 import torch
-from gpytorch.kernels import Kernel
+from gpytorch.kernels import AdditiveKernel, Kernel, ProductKernel, ScaleKernel
 from gpytorch.settings import trace_mode
 from linear_operator.operators import (
     DiagLinearOperator,
@@ -22,6 +22,8 @@ from linear_operator.operators import (
 )
 from torch import Tensor
 
+from gpytorch_gam import _checks as checks
+from gpytorch_gam.kernels import ANOVAKernel, CentredKernel
 from gpytorch_gam.kernels._separable_form import separable_form
 from gpytorch_gam.kernels.level_kernel import level_column
 from gpytorch_gam.operators._cholesky import safe_cholesky, solve_in_blocks
@@ -69,6 +71,7 @@ class ComponentGroup(gpytorch.Module):
     :param learn_inducing_locations: Whether the inducing points are parameters; otherwise they are buffers.
     :param exact: Declare that the inducing variables determine the components everywhere (a constant, the levels of
         a factor). No jitter is added to the covariance of such a group, so it must be well conditioned.
+    :raises TypeError: If an argument is of another kind.
     :raises ValueError: If shapes, columns or names do not fit each other.
 
     Example:
@@ -105,8 +108,11 @@ class ComponentGroup(gpytorch.Module):
         self._by_levels = _validated_by_levels(by_levels, by, self.levels)
         self.names = _validated_names(names, columns, by, self._by_levels, self.levels, predictor)
         self._label = f"component group {list(self.names)}"
-        if not isinstance(predictor, int) or predictor < 0:
-            raise ValueError(f"predictor of {self._label} must be a non-negative integer, got {predictor!r}")
+        predictor = checks.integer(f"predictor of {self._label}", predictor, least=0)
+        exact, learn_inducing_locations = (
+            checks.flag("exact", exact),
+            checks.flag("learn_inducing_locations", learn_inducing_locations),
+        )
         if exact and learn_inducing_locations:
             raise ValueError(
                 f"{self._label} is exact, so its inducing points (levels, or none) cannot be learnt: leave "
@@ -145,6 +151,12 @@ class ComponentGroup(gpytorch.Module):
         if isinstance(inducing_points, np.ndarray):
             inducing_points = torch.as_tensor(inducing_points)
         if not torch.is_tensor(inducing_points):
+            is_list = isinstance(inducing_points, Sequence) and all(map(torch.is_tensor, inducing_points))
+            if not is_list or not len(inducing_points):
+                raise TypeError(
+                    f"inducing_points of {self._label} must be a tensor (M, d), or one for each component, got "
+                    f"{checks.shown(inducing_points)}"
+                )
             sizes = [tuple(points.shape) for points in inducing_points]
             if len(set(sizes)) > 1:
                 raise ValueError(
@@ -177,6 +189,17 @@ class ComponentGroup(gpytorch.Module):
         return inducing_points.detach().clone()
 
     def _validate_kernel(self) -> None:
+        if not isinstance(self.kernel, Kernel):
+            raise TypeError(
+                f"kernel of {self._label} must be a GPyTorch kernel, such as ScaleKernel(RBFKernel()), got "
+                f"{checks.shown(self.kernel)}"
+            )
+        for kernel, num_read in _with_numbers_of_columns(self.kernel, self.input_dim):
+            if kernel.ard_num_dims not in (None, num_read):
+                raise ValueError(
+                    f"kernel of {self._label}: {type(kernel).__name__} has ard_num_dims={kernel.ard_num_dims}, but "
+                    f"reads {num_read} column(s) of each component"
+                )
         probe = self.inducing_points[..., :1, :]
         if self.kernel.num_outputs_per_input(probe, probe) != 1:
             raise ValueError(
@@ -566,7 +589,22 @@ def _dense(matrix: LinearOperator | Tensor) -> Tensor:
     return matrix if torch.is_tensor(matrix) else matrix.to_dense()
 
 
+def _with_numbers_of_columns(kernel: Kernel, num_columns: int) -> Iterator[tuple[Kernel, int]]:
+    """The kernel and those inside it that are handed its columns, each with the number of columns that it reads."""
+    if kernel.active_dims is not None:
+        num_columns = kernel.active_dims.numel()
+    yield kernel, num_columns
+    if isinstance(kernel, ScaleKernel | AdditiveKernel | ProductKernel | CentredKernel | ANOVAKernel):
+        parts = kernel.kernels if isinstance(kernel, AdditiveKernel | ProductKernel) else [kernel.base_kernel]
+        for part in parts:
+            yield from _with_numbers_of_columns(part, num_columns)
+
+
 def _validated_columns(columns: Sequence[Sequence[int]]) -> list[list[int]]:
+    if isinstance(columns, str) or not isinstance(columns, Iterable):
+        raise TypeError(
+            f"columns must be one sequence of column indices for each component, got {checks.shown(columns)}"
+        )
     rows = [list(row) if isinstance(row, Sequence) else row for row in columns]
     if not rows or not all(isinstance(row, list) for row in rows):
         raise ValueError(

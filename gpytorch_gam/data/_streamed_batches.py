@@ -8,7 +8,7 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, cycle
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -179,6 +179,12 @@ class StreamedBatches(ABC):
         other = copy.copy(self)
         other._settings = dataclasses.replace(self._settings, shuffle=False, drop_last=False)
         return other
+
+    def __getitem__(self, index: Any) -> NoReturn:
+        raise TypeError(
+            f"{type(self).__name__} makes batches itself and cannot be indexed: use it in place of a DataLoader, as in "
+            "fit(model, likelihood, batches), and not inside one"
+        )
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Pairs of inputs ``(b, D)`` and responses ``(b)``, in a new order each time if rows are shuffled."""

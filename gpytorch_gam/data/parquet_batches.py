@@ -213,9 +213,16 @@ class _File(NamedTuple):
         :param num_rows: Of a batch, at most.
         :param row_groups: Default all.
         """
-        parquet = _pyarrow("parquet")
-        with parquet.ParquetFile(self.path, metadata=self.metadata, buffer_size=_READ_BUFFER, pre_buffer=False) as file:
-            yield from file.iter_batches(num_rows, row_groups, list(dict.fromkeys(names)), use_threads=False)
+        parquet, columns = _pyarrow("parquet"), list(dict.fromkeys(names))
+        options = {"metadata": self.metadata, "buffer_size": _READ_BUFFER, "pre_buffer": False}
+        try:
+            with parquet.ParquetFile(self.path, **options) as file:
+                yield from file.iter_batches(num_rows, row_groups, columns, use_threads=False)
+        except FileNotFoundError:
+            raise
+        except (OSError, _pyarrow().ArrowException) as error:  # of reading: nobody throws others into a generator
+            where = "" if row_groups is None else f" in row group {', '.join(map(str, row_groups))}"
+            raise ValueError(f"{self.path} cannot be read{where}, columns {columns}: {error}") from error
 
 
 class _RowGroup(NamedTuple):

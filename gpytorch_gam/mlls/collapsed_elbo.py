@@ -12,9 +12,10 @@ from gpytorch.likelihoods import GaussianLikelihood
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from gpytorch_gam import _checks as checks
 from gpytorch_gam.data._every_row import every_row
 from gpytorch_gam.operators._capacitance import add_identity, capacitance_log_determinant
-from gpytorch_gam.variational import AdditiveVariationalStrategy
+from gpytorch_gam.variational._model_check import additive_strategy
 
 
 class GaussianStatistics(NamedTuple):
@@ -76,7 +77,8 @@ class CollapsedELBO(gpytorch.Module):
     :param likelihood: A Gaussian likelihood with one noise variance.
     :param model: A model whose ``variational_strategy`` is an :class:`AdditiveVariationalStrategy`.
     :param chunk_size: Rows whose features exist at a time.
-    :raises ValueError: If the likelihood is not Gaussian, or the model is not additive with one predictor.
+    :raises TypeError: If the likelihood is not Gaussian, or the model is not additive.
+    :raises ValueError: If the model has several predictors.
 
     Example:
         >>> objective = CollapsedELBO(likelihood, model)
@@ -89,21 +91,17 @@ class CollapsedELBO(gpytorch.Module):
         self, likelihood: GaussianLikelihood, model: gpytorch.models.ApproximateGP, chunk_size: int = 8192
     ) -> None:
         super().__init__()
-        if not isinstance(likelihood, GaussianLikelihood):
-            raise ValueError(
+        if not isinstance(checks.likelihood(likelihood), GaussianLikelihood):
+            raise TypeError(
                 f"likelihood must be a GaussianLikelihood, got {type(likelihood).__name__}: others, and noises by row, "
                 "have no collapsed bound here, use gpytorch.mlls.VariationalELBO"
             )
-        strategy = getattr(model, "variational_strategy", None)
-        if not isinstance(strategy, AdditiveVariationalStrategy):
-            raise ValueError("model must have an AdditiveVariationalStrategy as its variational_strategy")
+        strategy = additive_strategy(model)
         if strategy.predictor.num_predictors != 1:
             raise ValueError(f"model has {strategy.predictor.num_predictors} predictors, a Gaussian likelihood takes 1")
-        if chunk_size < 1:
-            raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")
         self.likelihood = likelihood
         self.model = model
-        self.chunk_size = chunk_size
+        self.chunk_size = checks.integer("chunk_size", chunk_size, least=1)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """
@@ -130,8 +128,7 @@ class CollapsedELBO(gpytorch.Module):
 
     def _summed_statistics(self, x: Tensor, y: Tensor) -> GaussianStatistics:
         """Statistics of all rows. With gradients, chunks are evaluated again in the backward pass and not kept."""
-        if y.shape[-1] != x.shape[-2]:
-            raise ValueError(f"y has {y.shape[-1]} entries, but x has {x.shape[-2]} rows")
+        _check_lengths(x, y)
         if x.shape[-2] <= self.chunk_size:
             return self.statistics(x, y)
         # Evaluating again needs the parameters that are there later; functional_call puts others in their place.
@@ -155,8 +152,8 @@ class CollapsedELBO(gpytorch.Module):
         """
         total: GaussianStatistics | None = None
         # What can be gone through only once is taken as it is.
-        for x, y in batches if iter(batches) is batches else every_row(batches):
-            statistics = self.statistics(x, y)
+        for batch in batches if iter(batches) is batches else every_row(batches):
+            statistics = self.statistics(*_pair(batch))
             total = statistics if total is None else total.plus(statistics)
         if total is None:
             raise ValueError("batches is empty: there is no data to fit")
@@ -170,9 +167,8 @@ class CollapsedELBO(gpytorch.Module):
         :param y: Responses ``(*batch, n)``.
         """
         strategy = self.model.variational_strategy
+        _check_lengths(x, y)
         reading = strategy.read(x)
-        if y.shape[-1] != x.shape[-2]:
-            raise ValueError(f"y has {y.shape[-1]} entries, but x has {x.shape[-2]} rows")
         if not y.is_floating_point() or y.dtype != x.dtype or y.device != x.device:
             raise ValueError(f"y is {y.dtype} on {y.device}, but x is {x.dtype} on {x.device}: pass y.to(x)")
         if not torch.isfinite(y.detach().sum()):
@@ -192,6 +188,24 @@ class CollapsedELBO(gpytorch.Module):
 
     def _solve(self, statistics: GaussianStatistics) -> GaussianOptimum:
         return gaussian_optimum(statistics, self.likelihood.noise.double().squeeze(-1))
+
+
+def _pair(batch: object) -> tuple[Tensor, Tensor]:
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
+        raise ValueError(
+            f"batches must hold pairs (x, y), without row-wise arguments, got {checks.shown(batch)}: pass [(x, y)] for "
+            "a single one"
+        )
+    return batch[0], batch[1]
+
+
+def _check_lengths(x: Tensor, y: Tensor) -> None:
+    if checks.tensor("x", x).dim() < 2:
+        raise ValueError(f"x must have shape (*batch, n, D), got {tuple(x.shape)}")
+    if checks.tensor("y", y).dim() == 0 or y.shape[-1] != x.shape[-2]:
+        hint = ": pass y.squeeze(-1)" if y.shape == (x.shape[-2], 1) else ""
+        entries = y.shape[-1] if y.dim() else 0
+        raise ValueError(f"y has {entries} entries, shape {tuple(y.shape)}, but x has {x.shape[-2]} rows{hint}")
 
 
 def gaussian_optimum(statistics: GaussianStatistics, noise: Tensor) -> GaussianOptimum:

@@ -135,13 +135,22 @@ BAD_GROUPS = {
     "levels must map columns to Levels, got int for column 0": {"levels": {0: 3}},
     r"levels names column 4, but the components read only columns \[0, 1\]": {"levels": {4: as_levels(2)}},
     "is exact, so its inducing points": {"exact": True, "learn_inducing_locations": True},
+    "must be a GPyTorch kernel, .* got 'rbf'": {"kernel": "rbf"},
+    "must be a GPyTorch kernel, .* the class RBFKernel": {"kernel": RBFKernel},
+    "must be a tensor .M, d., or one for each component, got 16": {"inducing_points": 16},
+    "RBFKernel has ard_num_dims=3, but reads 1 column": {"kernel": ScaleKernel(RBFKernel(ard_num_dims=3))},
+    "MaternKernel has ard_num_dims=2, but reads 1 column": {
+        "kernel": RBFKernel() * MaternKernel(ard_num_dims=2, active_dims=[0])
+    },
+    "predictor of component group .* must be an integer, got 1.5": {"predictor": 1.5},
+    "exact must be True or False, got 'no'": {"exact": "no"},
 }
 
 
 @pytest.mark.parametrize("message", BAD_GROUPS)
 def test_errors_name_what_is_wrong(message: str) -> None:
     arguments = {"kernel": rbf(2), "columns": [[0], [1]], "inducing_points": torch.rand(2, 4, 1)}
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         ComponentGroup(**{**arguments, **BAD_GROUPS[message]})
 
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
 from gpytorch_gam.components import constant, regular_grid
@@ -471,3 +472,10 @@ def test_models_train_on_them(tmp_path: Path) -> None:
     assert objective.optimum_of_batches(dropping).bound.item() == pytest.approx(best)
     for all_rows in (batches, dropping):
         assert polish(model, likelihood, all_rows)[-1] == pytest.approx(best, abs=1.0)
+
+
+@pytest.mark.parametrize("options", [{}, {"batch_size": None}, {"shuffle": True}])
+def test_a_loader_around_the_batches_is_an_error_with_the_remedy(options: dict) -> None:
+    batches = MemoryMappedBatches(np.zeros((20, 2)), np.zeros(20), batch_size=5)
+    with pytest.raises(TypeError, match=r"MemoryMappedBatches makes batches itself .* in place of a DataLoader"):
+        next(iter(DataLoader(batches, **options)))

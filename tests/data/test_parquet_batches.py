@@ -452,3 +452,16 @@ def test_models_train_on_them(tmp_path: Path) -> None:
     best = objective.optimum(x, y).bound.item()
     assert objective.optimum_of_batches(batches).bound.item() == pytest.approx(best)
     assert polish(model, likelihood, batches)[-1] == pytest.approx(best, abs=1.0)
+
+
+@pytest.mark.parametrize("column", ["numbers", "strings"])
+def test_a_corrupt_page_is_reported_with_its_file(tmp_path: Path, column: str) -> None:
+    values = np.arange(100.0)
+    path = tmp_path / "rows.parquet"
+    table = pyarrow.table({"a": values if column == "numbers" else values.astype(str), "y": values})
+    parquet.write_table(table, path)
+    content = bytearray(path.read_bytes())
+    content[4:60] = b"\xff" * 56
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"rows\.parquet cannot be read.*columns \['a'"):
+        list(ParquetBatches(path, ["a"], "y", batch_size=10))

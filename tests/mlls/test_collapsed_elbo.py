@@ -112,12 +112,21 @@ def test_statistics_alone_give_the_optimum() -> None:
 def test_errors_name_what_is_wrong() -> None:
     case = reference.cases()[0]
     objective = make_objective(case)
-    with pytest.raises(ValueError, match="GaussianLikelihood"):
+    with pytest.raises(TypeError, match="must be a GaussianLikelihood, got BernoulliLikelihood"):
         CollapsedELBO(gpytorch.likelihoods.BernoulliLikelihood(), objective.model)
     x, y = reference.tensor(case["X"]), reference.tensor(case["y"])
     for call in (objective, objective.optimum):
         with pytest.raises(ValueError, match="y has 2 entries"):
             call(x, y[:2])
+        for wrong in (y.numpy(), y.tolist(), None):
+            with pytest.raises(TypeError, match=r"y must be a torch\.Tensor, got"):
+                call(x, wrong)
+            with pytest.raises(TypeError, match=r"x must be a torch\.Tensor, got"):
+                call(wrong, y)
+        with pytest.raises(ValueError, match=r"pass y.squeeze\(-1\)"):
+            call(x, y.unsqueeze(-1))
+    with pytest.raises(ValueError, match=r"batches must hold pairs \(x, y\)"):
+        objective.optimum_of_batches([(x, y, {"weights": y})])
     with pytest.raises(ValueError, match=r"y is torch\.float32 on cpu, but x is torch\.float64"):
         objective(x, y.float())
     y[1] = float("nan")
