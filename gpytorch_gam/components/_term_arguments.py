@@ -11,6 +11,8 @@ import torch
 from gpytorch.kernels import Kernel, ScaleKernel
 from torch import Tensor
 
+from gpytorch_gam._initial_values import note_initial_value
+from gpytorch_gam._positive import positive
 from gpytorch_gam.kernels import ANOVAKernel, Measure, Uniform
 from gpytorch_gam.kernels._bounded_kernels import BoundedMaternKernel, BoundedRBFKernel, PrintableInterval
 
@@ -22,6 +24,9 @@ PerColumn = float | Sequence[float] | Tensor
 
 _MATERN_SMOOTHNESS = {"matern12": 0.5, "matern32": 1.5, "matern52": 2.5}
 KERNELS = ("rbf", *_MATERN_SMOOTHNESS)
+
+# Prior variance of the levels of a factor, where the predictor varies by one.
+FACTOR_VARIANCE = 25.0
 
 # In ranges of the input.
 INITIAL_LENGTHSCALE = 0.25
@@ -247,14 +252,16 @@ def checked_count(term: str, num: int | Sequence[int], num_columns: int, least: 
     return [int(count) for count in given]
 
 
-def checked_variance(term: str, variance: float) -> float:
+def checked_variance(term: str, variance: float | None) -> float | None:
     """
     A prior variance.
 
     :param term: Name of the factory, for messages.
-    :param variance: The number.
+    :param variance: The number; None if it is left to the responses.
     :raises ValueError: If it is not positive and finite.
     """
+    if variance is None:
+        return None
     if not 0 < float(variance) < float("inf"):
         raise ValueError(f"variance of {term} must be positive and finite, got {variance!r}")
     return float(variance)
@@ -303,18 +310,23 @@ def centred_on(kernel: Kernel, measure: Measure | None, ranges: Ranges) -> ANOVA
     return ANOVAKernel(kernel, measure)
 
 
-def scaled(kernel: Kernel, num_components: int, variance: float = 1.0, is_fixed: bool = False) -> ScaleKernel:
+def scaled(
+    kernel: Kernel, num_components: int, variance: float | None, default: float = 1.0, is_fixed: bool = False
+) -> ScaleKernel:
     """
     A kernel with an output scale of each component's own.
 
     :param kernel: Of batch shape ``(C,)``.
     :param num_components: C.
-    :param variance: Initial output scale.
+    :param variance: Initial output scale; None if it is left to the responses.
+    :param default: Until these are seen.
     :param is_fixed: Whether training leaves it as it is.
     """
-    result = ScaleKernel(kernel, batch_shape=torch.Size([num_components]))
-    result.outputscale = variance
+    result = ScaleKernel(kernel, batch_shape=torch.Size([num_components]), outputscale_constraint=positive())
+    result.outputscale = default if variance is None else variance
     result.raw_outputscale.requires_grad_(not is_fixed)
+    if variance is None:
+        note_initial_value(result, "raw_outputscale")
     return result
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import torch
 from gpytorch.kernels import ConstantKernel
 
+from gpytorch_gam._initial_values import note_initial_value
+from gpytorch_gam._positive import positive
+
 from .component_group import ComponentGroup
 
 
 def constant(
-    variance: float = 1.0,
+    variance: float | None = None,
     *,
     name: str | None = None,
     predictor: int = 0,
@@ -22,17 +25,21 @@ def constant(
     components have mean zero under their measure, it is the overall mean. With kernels that contain constants
     (a plain RBF kernel), the constant and those components share one constant and only their sum is identified.
 
-    :param variance: Initial prior variance :math:`\sigma^2`, a trainable hyperparameter. The prior mean is zero: shift
-        the response, or give :class:`AdditivePredictor` a mean module, if zero is far away.
+    :param variance: Initial prior variance :math:`\sigma^2`, a trainable hyperparameter. Default: one, until a fit puts
+        in its place what leaves the mean of the responses free, see :func:`~gpytorch_gam.optim.start_from_responses`.
+        The prior mean is zero: where zero is a thousand standard deviations of the responses away, shift these, or give
+        :class:`AdditivePredictor` a mean module.
     :param name: Name of the component. Default: ``constant``, and ``constant.1`` for predictor 1.
     :param predictor: Which additive predictor of a multi-parameter likelihood it belongs to.
     :param batch_shape: Batch shape of independent models.
     :return: A group of one component without columns.
     """
-    if not variance > 0:
+    if variance is not None and not variance > 0:
         raise ValueError(f"variance of the constant component must be positive, got {variance}")
-    kernel = ConstantKernel(batch_shape=torch.Size([*batch_shape, 1]))
-    kernel.constant = torch.full((*batch_shape, 1, 1), float(variance))
+    kernel = ConstantKernel(batch_shape=torch.Size([*batch_shape, 1]), constant_constraint=positive())
+    kernel.constant = torch.full((*batch_shape, 1, 1), 1.0 if variance is None else float(variance))
+    if variance is None:
+        note_initial_value(kernel, "raw_constant")
     points = torch.zeros(*batch_shape, 1, 1, 0)
     names = None if name is None else [name]
     return ComponentGroup(kernel, columns=[[]], inducing_points=points, names=names, predictor=predictor, exact=True)

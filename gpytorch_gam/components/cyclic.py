@@ -42,7 +42,7 @@ def cyclic(
     anova: bool | None = None,
     by: int | None = None,
     levels: LevelsLike | None = None,
-    variance: float = 1.0,
+    variance: float | None = None,
     names: Sequence[str] | str | None = None,
     predictor: int = 0,
     missing: Literal["error", "marginal"] = "error",
@@ -69,7 +69,8 @@ def cyclic(
     :param anova: Whether effects have mean zero over a period. Default: unless ``by`` is numeric.
     :param by: Column of a multiplier, or with ``levels`` of a category.
     :param levels: Its levels: :class:`Levels`, or anything that :func:`as_levels` takes.
-    :param variance: Initial prior variance, which is trained. Effects on a log rate often have one far below one.
+    :param variance: Initial prior variance, which is trained. Default: one, until a fit puts that of the responses in
+        its place, see :func:`~gpytorch_gam.optim.start_from_responses`.
     :param names: One name a component. Default: such as ``cyclic(x0)``, ``cyclic(x0)*x2`` or
         ``cyclic(x0)|x3=Oslo``.
     :param predictor: Which additive predictor of a multi-parameter likelihood the components belong to.

@@ -8,6 +8,7 @@ from typing import Literal
 from gpytorch_gam.kernels import CentredKernel, LevelKernel
 
 from ._term_arguments import (
+    FACTOR_VARIANCE,
     LevelsLike,
     as_names,
     checked_column,
@@ -23,7 +24,7 @@ def factor(
     column: int,
     levels: LevelsLike,
     *,
-    variance: float = 25.0,
+    variance: float | None = None,
     names: Sequence[str] | str | None = None,
     predictor: int = 0,
     missing: Literal["error", "marginal"] = "error",
@@ -33,9 +34,9 @@ def factor(
     contrasts.
 
     **Prior.** Independent normal numbers, conditioned on their sum being zero, of variance ``variance`` each. It is
-    wide and not trained, so that the levels are hardly drawn towards each other; with a likelihood whose predictor is
-    on another scale than that of numbers around one, give another. The inducing variables are the numbers of all levels
-    but the last, which is minus the sum of the others: nothing is approximated, and training never moves their codes.
+    wide and not trained, so that the levels are hardly drawn towards each other. The inducing variables are the numbers
+    of all levels but the last, which is minus the sum of the others: nothing is approximated, and training never moves
+    their codes.
 
     **Identifiability.** The sum over levels is zero in prior and posterior: the level of the response is the
     constant's, and a difference of two levels is a contrast. A value of the column that is none of the levels is an
@@ -43,7 +44,8 @@ def factor(
 
     :param column: Column that the levels stand in.
     :param levels: Two or more: :class:`Levels`, or anything that :func:`as_levels` takes.
-    :param variance: Prior variance of each level.
+    :param variance: Prior variance of each level. Default: 25, until a fit multiplies that by the variance of the
+        responses, see :func:`~gpytorch_gam.optim.start_from_responses`.
     :param names: Name of the component. Default: such as ``x0``.
     :param predictor: Which additive predictor of a multi-parameter likelihood the component belongs to.
     :param missing: What a row with NaN in the column is: an error, or the prior, see :class:`ComponentGroup`.
@@ -59,7 +61,7 @@ def factor(
     codes = level_points(levels)
     kernel = CentredKernel(LevelKernel(), codes)
     return ComponentGroup(
-        scaled(kernel, 1, checked_variance("factor", variance), is_fixed=True),
+        scaled(kernel, 1, checked_variance("factor", variance), FACTOR_VARIANCE, is_fixed=True),
         columns=[[column]],
         inducing_points=codes[:-1].unsqueeze(0),
         names=as_names(names),

@@ -39,7 +39,7 @@ def interaction(
     num_inducing: int = 10,
     kernel: Literal["rbf", "matern12", "matern32", "matern52"] = "rbf",
     measure: Measure | None = None,
-    variance: float = 1.0,
+    variance: float | None = None,
     names: Sequence[str] | str | None = None,
     predictor: int = 0,
     missing: Literal["error", "marginal"] = "error",
@@ -67,7 +67,8 @@ def interaction(
     :param num_inducing: Number of inducing points of each level.
     :param kernel: Radial basis function, or Matern of smoothness 1/2, 3/2 or 5/2.
     :param measure: Under which each curve has mean zero. Default: uniform on the range.
-    :param variance: Initial prior variance, which is trained. Effects on a log rate often have one far below one.
+    :param variance: Initial prior variance, which is trained. Default: one, until a fit puts that of the responses in
+        its place, see :func:`~gpytorch_gam.optim.start_from_responses`.
     :param names: Name of the component. Default: such as ``x0:x3``.
     :param predictor: Which additive predictor of a multi-parameter likelihood the component belongs to.
     :param missing: What a row with NaN in a column is: an error, or the prior, see :class:`ComponentGroup`.

@@ -30,7 +30,7 @@ def linear(
     *,
     centre: PerColumn | None = None,
     scale: PerColumn | None = None,
-    variance: float = 1.0,
+    variance: float | None = None,
     by: int | None = None,
     levels: LevelsLike | None = None,
     names: Sequence[str] | str | None = None,
@@ -53,7 +53,8 @@ def linear(
     :param centre: Where effects are zero, or one a column. Default: mean of the column in ``x``; 0 without ``x``.
     :param scale: Unit of the columns, or one a column. Default: standard deviation of the column in ``x``; 1 without
         ``x``.
-    :param variance: Initial prior variance of the slopes per unit.
+    :param variance: Initial prior variance of the slopes per unit, which is trained. Default: one, until a fit puts
+        that of the responses in its place, see :func:`~gpytorch_gam.optim.start_from_responses`.
     :param by: Column of a multiplier, or with ``levels`` of a category.
     :param levels: Its levels: :class:`Levels`, or anything that :func:`as_levels` takes.
     :param names: One name a component. Default: such as ``linear(x0)``, ``linear(x0)*x2`` or

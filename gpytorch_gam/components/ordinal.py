@@ -31,7 +31,7 @@ def ordinal(
     column: int,
     levels: LevelsLike,
     *,
-    variance: float = 1.0,
+    variance: float | None = None,
     names: Sequence[str] | str | None = None,
     predictor: int = 0,
     missing: Literal["error", "marginal"] = "error",
@@ -53,7 +53,8 @@ def ordinal(
     :param column: Column that the levels stand in.
     :param levels: Two or more in their order, whatever their codes: :class:`Levels`, or anything that
         :func:`as_levels` takes.
-    :param variance: Initial mean prior variance of the levels.
+    :param variance: Initial mean prior variance of the levels, which is trained. Default: one, until a fit puts that of
+        the responses in its place, see :func:`~gpytorch_gam.optim.start_from_responses`.
     :param names: Name of the component. Default: such as ``x0``.
     :param predictor: Which additive predictor of a multi-parameter likelihood the component belongs to.
     :param missing: What a row with NaN in the column is: an error, or the prior, see :class:`ComponentGroup`.

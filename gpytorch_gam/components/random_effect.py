@@ -23,7 +23,7 @@ def random_effect(
     column: int,
     levels: LevelsLike,
     *,
-    variance: float = 1.0,
+    variance: float | None = None,
     by: int | None = None,
     names: Sequence[str] | str | None = None,
     predictor: int = 0,
@@ -41,7 +41,8 @@ def random_effect(
 
     :param column: Column that the levels stand in.
     :param levels: Those in the data: :class:`Levels`, or anything that :func:`as_levels` takes.
-    :param variance: Initial variance of the levels.
+    :param variance: Initial variance of the levels, which is trained. Default: one, until a fit puts that of the
+        responses in its place, see :func:`~gpytorch_gam.optim.start_from_responses`.
     :param by: Column of a numeric multiplier, whose slope then varies with the level.
     :param names: Name of the component. Default: such as ``x0``.
     :param predictor: Which additive predictor of a multi-parameter likelihood the component belongs to.

@@ -39,7 +39,7 @@ def smooth(
     measure: Measure | None = None,
     by: int | None = None,
     levels: LevelsLike | None = None,
-    variance: float = 1.0,
+    variance: float | None = None,
     names: Sequence[str] | str | None = None,
     predictor: int = 0,
     missing: Literal["error", "marginal"] = "error",
@@ -77,7 +77,8 @@ def smooth(
     :param measure: For ``anova``, of batch shape ``()`` or one a column. Default: uniform on the range.
     :param by: Column of a multiplier, or with ``levels`` of a category.
     :param levels: Its levels: :class:`Levels`, or anything that :func:`as_levels` takes.
-    :param variance: Initial prior variance, which is trained. Effects on a log rate often have one far below one.
+    :param variance: Initial prior variance, which is trained. Default: one, until a fit puts that of the responses in
+        its place, see :func:`~gpytorch_gam.optim.start_from_responses`.
     :param names: One name a component. Default: such as ``x0``, ``x0*x2`` (by a number), ``x0|x3=Oslo`` (by levels; in
         the order of columns, then levels).
     :param predictor: Which additive predictor of a multi-parameter likelihood the components belong to.

@@ -44,7 +44,7 @@ def spatial(
     num_inducing: int = 64,
     kernel: Literal["rbf", "matern12", "matern32", "matern52"] = "matern32",
     centred: bool = True,
-    variance: float = 1.0,
+    variance: float | None = None,
     names: Sequence[str] | str | None = None,
     predictor: int = 0,
     missing: Literal["error", "marginal"] = "error",
@@ -72,7 +72,8 @@ def spatial(
     :param num_inducing: Number of inducing points.
     :param kernel: Radial basis function, or Matern of smoothness 1/2, 3/2 or 5/2.
     :param centred: Whether the effect has mean zero over the rows.
-    :param variance: Initial prior variance, which is trained. Effects on a log rate often have one far below one.
+    :param variance: Initial prior variance, which is trained. Default: one, until a fit puts that of the responses in
+        its place, see :func:`~gpytorch_gam.optim.start_from_responses`.
     :param names: Name of the component. Default: such as ``x0:x1``.
     :param predictor: Which additive predictor of a multi-parameter likelihood the component belongs to.
     :param missing: What a row with NaN in a column is: an error, or the prior, see :class:`ComponentGroup`.

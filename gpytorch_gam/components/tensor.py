@@ -40,7 +40,7 @@ def tensor(
     pure: bool = True,
     measures: Sequence[Measure] | None = None,
     by: int | None = None,
-    variance: float = 1.0,
+    variance: float | None = None,
     names: Sequence[str] | str | None = None,
     predictor: int = 0,
     missing: Literal["error", "marginal"] = "error",
@@ -69,7 +69,8 @@ def tensor(
     :param pure: Whether the component is centred in each argument.
     :param measures: For ``pure``, one a column of a component. Default: uniform on the ranges.
     :param by: Column of a numeric multiplier.
-    :param variance: Initial prior variance, which is trained. Effects on a log rate often have one far below one.
+    :param variance: Initial prior variance, which is trained. Default: one, until a fit puts that of the responses in
+        its place, see :func:`~gpytorch_gam.optim.start_from_responses`.
     :param names: One name a component. Default: such as ``x0:x1``.
     :param predictor: Which additive predictor of a multi-parameter likelihood the components belong to.
     :param missing: What a row with NaN in a column is: an error, or the prior, see :class:`ComponentGroup`.

@@ -15,6 +15,9 @@ from gpytorch.priors import Prior
 from torch import Tensor
 from torch.distributions import Distribution
 
+from gpytorch_gam._initial_values import forget_initial_value, note_initial_value
+
+from ._null_model import NullModel, Responses
 from ._quadrature import (
     NormalRule,
     equispaced_rule,
@@ -188,6 +191,10 @@ class OnePredictorLikelihood(Likelihood, ABC):
     def _check_responses(self, y: Tensor, values: Values) -> None:
         """Refuse responses that the likelihood cannot have."""
 
+    @abstractmethod
+    def _null_model(self, responses: Responses) -> NullModel:
+        """The model without effects, from moments of the responses."""
+
     def _bend(self, y: Tensor, values: Values) -> tuple[Tensor, Tensor]:
         """Place and width of the bend of ``log p(y | f)`` in f, broadcasting to ``(*batch, n)``: for quadratures."""
         raise NotImplementedError
@@ -271,16 +278,25 @@ class OnePredictorLikelihood(Likelihood, ABC):
         self.register_constraint(f"raw_{name}", constraint)
         # A constraint has the last word: by its own initial value, or by leaving no room for ours.
         if constraint.initial_value is None and constraint.lower_bound < initial < constraint.upper_bound:
-            self._set(name, initial)
+            self._write(name, initial)
+            note_initial_value(self, f"raw_{name}")
         if prior is not None:
             # Partial functions, because closures could not be pickled.
             self.register_prior(f"{name}_prior", prior, partial(_get, name=name), partial(_set, name=name))
+
+    def _raw_names(self, name: str) -> tuple[str, ...]:
+        """Of the parameters behind a learnt one."""
+        return (f"raw_{name}",)
 
     def _get(self, name: str) -> Tensor:
         raw = getattr(self, f"raw_{name}")
         return getattr(self, f"raw_{name}_constraint").transform(raw)
 
     def _set(self, name: str, value: Tensor | float) -> None:
+        forget_initial_value(self, f"raw_{name}")
+        self._write(name, value)
+
+    def _write(self, name: str, value: Tensor | float) -> None:
         raw = getattr(self, f"raw_{name}")
         value = torch.as_tensor(value, dtype=raw.dtype, device=raw.device)
         self.initialize(**{f"raw_{name}": getattr(self, f"raw_{name}_constraint").inverse_transform(value)})

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Binomial
 
+from ._null_model import NullModel, Responses, log_odds, probit
 from ._one_predictor_likelihood import OnePredictorLikelihood, Values
 from ._row_arguments import refuse_rows
 from ._settings_in_state import SettingsInState
@@ -85,3 +86,9 @@ class BinomialLikelihood(SettingsInState, OnePredictorLikelihood):
             "fractional trials",
             "trials are whole numbers",
         )
+
+    def _null_model(self, responses: Responses) -> NullModel:
+        trials = responses.argument("trials", 1.0)
+        share = responses.mean(responses.y) / responses.mean(trials)
+        link = log_odds if self.link == "logit" else probit
+        return NullModel([link(share, len(responses)) - responses.mean(responses.offset)], [1.0], {})

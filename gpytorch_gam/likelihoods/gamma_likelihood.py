@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 import torch
-from gpytorch.constraints import Interval, Positive
+from gpytorch.constraints import Interval
 from gpytorch.priors import Prior
 from torch import Tensor
 from torch.distributions import Gamma
 
+from gpytorch_gam._positive import positive
+
+from ._null_model import NOISE_SHARE, NullModel, Responses, bounded_log_variance, shape_of_log_variance
 from ._one_predictor_likelihood import OnePredictorLikelihood, Values
 from ._quadrature import expectation, focused_rule, mean_of_exp
 from ._row_arguments import refuse_rows
@@ -55,7 +59,7 @@ class GammaLikelihood(OnePredictorLikelihood):
         shape_constraint: Interval | None = None,
     ) -> None:
         super().__init__()
-        self._learn("shape", 1.0, batch_shape, shape_constraint or Positive(), shape_prior)
+        self._learn("shape", 1.0, batch_shape, shape_constraint or positive(), shape_prior)
 
     @property
     def shape(self) -> Tensor:
@@ -91,6 +95,15 @@ class GammaLikelihood(OnePredictorLikelihood):
         refuse_rows(
             type(self).__name__, y, lambda values: values <= 0, "zero or negative values", "they must be positive"
         )
+
+    def _null_model(self, responses: Responses) -> NullModel:
+        positive_y = responses.y.clamp_min(torch.finfo(torch.float64).tiny)
+        logs = positive_y.log() - responses.offset
+        largest = logs.max().item()  # on whose scale nothing overflows
+        variance = responses.variance(logs)
+        shape = shape_of_log_variance(NOISE_SHARE * variance)
+        effects = bounded_log_variance((1.0 - NOISE_SHARE) * variance)
+        return NullModel([largest + math.log(responses.mean((logs - largest).exp()))], [effects], {"shape": shape})
 
 
 def _gamma_log_prob(y: Tensor, mean: Tensor, variance: Tensor, shape: Tensor) -> Tensor:

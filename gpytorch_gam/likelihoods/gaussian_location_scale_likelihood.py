@@ -12,6 +12,7 @@ from gpytorch_gam.variational.row_moments import PredictorMoments
 from ._joint_expectation import conditional_nodes, positive_exp
 from ._joint_likelihood import _JointLikelihood
 from ._node_mixture import NodeMixture
+from ._null_model import NOISE_SHARE, NullModel, Responses
 from ._quadrature import bounded_exp, mean_of_exp
 
 
@@ -68,3 +69,8 @@ class GaussianLocationScaleLikelihood(_JointLikelihood):
     def _conditional(*parameters: Tensor) -> Normal:
         location, scale = parameters
         return Normal(location, scale, validate_args=False)
+
+    def _null_model(self, responses: Responses) -> NullModel:
+        values = responses.y - responses.offset
+        variance = responses.variance(values)
+        return NullModel([responses.mean(values), 0.5 * math.log(NOISE_SHARE * variance)], [variance, 1.0], {})

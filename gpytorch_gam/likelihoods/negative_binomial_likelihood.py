@@ -7,12 +7,15 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
-from gpytorch.constraints import GreaterThan, Interval
+from gpytorch.constraints import Interval
 from gpytorch.priors import Prior
 from torch import Tensor
 
+from gpytorch_gam._positive import positive
+
 from ._exposed_negative_binomial import ExposedNegativeBinomial
 from ._mean_dispersion_negative_binomial import negative_binomial_log_prob
+from ._null_model import Counts, NullModel, Responses
 from ._one_predictor_likelihood import OnePredictorLikelihood, Values
 from .poisson_likelihood import refuse_non_counts
 
@@ -53,7 +56,7 @@ class NegativeBinomialLikelihood(OnePredictorLikelihood):
         dispersion_constraint: Interval | None = None,
     ) -> None:
         super().__init__()
-        self._learn("dispersion", 0.1, batch_shape, dispersion_constraint or GreaterThan(1e-8), dispersion_prior)
+        self._learn("dispersion", 0.1, batch_shape, dispersion_constraint or positive(1e-8), dispersion_prior)
 
     @property
     def dispersion(self) -> Tensor:
@@ -77,6 +80,12 @@ class NegativeBinomialLikelihood(OnePredictorLikelihood):
 
     def _check_responses(self, y: Tensor, values: Values) -> None:
         refuse_non_counts(type(self).__name__, y)
+
+    def _null_model(self, responses: Responses) -> NullModel:
+        counts = Counts.of(responses)
+        # One half of what a Poisson distribution leaves is the dispersion's.
+        dispersion = math.expm1(0.5 * counts.log_spread)
+        return NullModel([counts.log_mean], [0.5 * counts.log_spread], {"dispersion": dispersion})
 
 
 def _log_dispersion(values: Values) -> Tensor:

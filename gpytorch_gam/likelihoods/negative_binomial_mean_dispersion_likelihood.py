@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from ._mean_dispersion_negative_binomial import (
     negative_binomial_log_prob,
 )
 from ._node_mixture import NodeMixture
+from ._null_model import Counts, NullModel, Responses
 from ._quadrature import log_expectation, product_rule
 from ._row_arguments import refuse_rows
 
@@ -107,6 +109,12 @@ class NegativeBinomialMeanDispersionLikelihood(_JointLikelihood):
     @staticmethod
     def _conditional(*parameters: Tensor) -> MeanDispersionNegativeBinomial:
         return MeanDispersionNegativeBinomial(*parameters)
+
+    def _null_model(self, responses: Responses) -> NullModel:
+        counts = Counts.of(responses)
+        # One half of what a Poisson distribution leaves is the dispersion's.
+        log_dispersion = math.log(math.expm1(0.5 * counts.log_spread))
+        return NullModel([counts.log_mean, log_dispersion], [0.5 * counts.log_spread, 1.0], {})
 
 
 def _with_exposure_in_mean(moments: PredictorMoments, exposure: Tensor | None) -> PredictorMoments:

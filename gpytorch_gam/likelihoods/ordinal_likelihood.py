@@ -6,15 +6,21 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from gpytorch.constraints import GreaterThan
 from torch import Tensor
 from torch.distributions import Categorical
 
+from gpytorch_gam._initial_values import forget_initial_value, note_initial_value
+from gpytorch_gam._positive import positive
+
+from ._null_model import NullModel, Responses
 from ._one_predictor_likelihood import OnePredictorLikelihood, Values
 from ._row_arguments import refuse_rows
 
 # Width of the bend of log-probabilities: functions of the normal distribution function, as in the binomial likelihood.
 _BEND_WIDTH = 2.0
+
+# Between the cut-points of the null model, around classes that nearly no row is in.
+_LEAST_GAP = 1e-3
 
 # Stands for infinity, of which gradients would be NaN.
 _FAR_AWAY = 1e8
@@ -56,8 +62,13 @@ class OrdinalLikelihood(OnePredictorLikelihood):
         self.register_parameter("first_cutpoint", torch.nn.Parameter(torch.zeros(*batch_shape, 1)))
         if num_classes > 2:
             self.register_parameter("raw_gaps", torch.nn.Parameter(torch.zeros(*batch_shape, num_classes - 2)))
-            self.register_constraint("raw_gaps", GreaterThan(1e-4))
+            self.register_constraint("raw_gaps", positive(1e-4))
         self.cutpoints = torch.special.ndtri(torch.arange(1, num_classes, dtype=torch.float64) / num_classes)
+        for name in self._raw_names("cutpoints"):
+            note_initial_value(self, name)
+
+    def _raw_names(self, name: str) -> tuple[str, ...]:
+        return ("first_cutpoint",) if self.num_classes == 2 else ("first_cutpoint", "raw_gaps")
 
     @property
     def cutpoints(self) -> Tensor:
@@ -75,6 +86,8 @@ class OrdinalLikelihood(OnePredictorLikelihood):
             raise ValueError(
                 f"cutpoints must be {self.num_classes - 1} numbers with gaps above 1e-4, got {value.tolist()}"
             )
+        for name in self._raw_names("cutpoints"):
+            forget_initial_value(self, name)
         self.initialize(first_cutpoint=value[..., :1].expand_as(self.first_cutpoint))
         if self.num_classes > 2:
             raw = self.raw_gaps_constraint.inverse_transform(gaps)
@@ -132,6 +145,14 @@ class OrdinalLikelihood(OnePredictorLikelihood):
             f"something else than a class 0, ..., {largest}",
             f"num_classes is {self.num_classes}",
         )
+
+    def _null_model(self, responses: Responses) -> NullModel:
+        counts = responses.counts(self.num_classes)
+        shares = counts.cumsum(0)[:-1] / counts.sum()
+        cutpoints = torch.special.ndtri(shares) + responses.mean(responses.offset)
+        gaps = cutpoints.diff().clamp_min(_LEAST_GAP)
+        spaced = torch.cat([cutpoints[:1], cutpoints[:1] + gaps.cumsum(0)])
+        return NullModel([0.0], [1.0], {"cutpoints": spaced})
 
 
 def _with_ends(cutpoints: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Poisson
 
+from ._null_model import Counts, NullModel, Responses
 from ._one_predictor_likelihood import OnePredictorLikelihood, Values
 from ._quadrature import bounded_exp, mean_of_exp
 from ._row_arguments import refuse_rows
@@ -53,6 +54,10 @@ class PoissonLikelihood(OnePredictorLikelihood):
 
     def _check_responses(self, y: Tensor, values: Values) -> None:
         refuse_non_counts(type(self).__name__, y)
+
+    def _null_model(self, responses: Responses) -> NullModel:
+        counts = Counts.of(responses)
+        return NullModel([counts.log_mean], [counts.log_spread], {})
 
 
 def poisson_log_prob(y: Tensor, log_rate: Tensor, rate: Tensor, exposure: Tensor) -> Tensor:

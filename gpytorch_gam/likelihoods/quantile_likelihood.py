@@ -6,12 +6,15 @@ import math
 from typing import ClassVar
 
 import torch
-from gpytorch.constraints import GreaterThan, Interval
+from gpytorch.constraints import Interval
 from gpytorch.priors import Prior
 from torch import Tensor
 
+from gpytorch_gam._positive import positive
+
 from ._asymmetric_laplace import AsymmetricLaplace
 from ._blurred_asymmetric_laplace import BlurredAsymmetricLaplace, blurred_log_prob
+from ._null_model import NOISE_SHARE, NullModel, Responses
 from ._one_predictor_likelihood import OnePredictorLikelihood, Values
 from ._settings_in_state import SettingsInState
 
@@ -63,7 +66,7 @@ class QuantileLikelihood(SettingsInState, OnePredictorLikelihood):
             raise ValueError(f"quantile must lie between 0 and 1, got {quantile!r}")
         super().__init__()
         self.quantile = float(quantile)
-        self._learn("scale", 0.3, batch_shape, scale_constraint or GreaterThan(1e-4), scale_prior)
+        self._learn("scale", 0.3, batch_shape, scale_constraint or positive(1e-4), scale_prior)
 
     @property
     def scale(self) -> Tensor:
@@ -95,3 +98,11 @@ class QuantileLikelihood(SettingsInState, OnePredictorLikelihood):
 
     def _check_responses(self, y: Tensor, values: Values) -> None:
         """All real numbers will do."""
+
+    def _null_model(self, responses: Responses) -> NullModel:
+        values = responses.y - responses.offset
+        quantile = responses.quantile(values, self.quantile)
+        above = values - quantile
+        loss = responses.mean(above * (self.quantile - (above < 0).double())) or 1.0
+        scale = math.sqrt(NOISE_SHARE) * loss  # whose maximum-likelihood estimate is the mean loss
+        return NullModel([quantile], [responses.robust_variance(values)], {"scale": scale})

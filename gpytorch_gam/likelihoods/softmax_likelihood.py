@@ -10,6 +10,7 @@ from gpytorch_gam.variational.row_moments import PredictorMoments
 
 from ._joint_expectation import row_cholesky, standard_nodes
 from ._joint_likelihood import _JointLikelihood
+from ._null_model import NullModel, Responses
 from ._row_arguments import refuse_rows
 
 
@@ -79,6 +80,10 @@ class SoftmaxLikelihood(_JointLikelihood):
     @staticmethod
     def _conditional(*parameters: Tensor) -> Categorical:
         return Categorical(logits=parameters[0], validate_args=False)
+
+    def _null_model(self, responses: Responses) -> NullModel:
+        logits = responses.counts(self.num_classes).log()
+        return NullModel((logits - logits.mean()).tolist(), [1.0] * self.num_classes, {})
 
 
 def difference_nodes(moments: PredictorMoments) -> tuple[Tensor, Tensor]:

@@ -6,11 +6,14 @@ import math
 from typing import ClassVar
 
 import torch
-from gpytorch.constraints import GreaterThan, Interval
+from gpytorch.constraints import Interval
 from gpytorch.priors import Prior
 from torch import Tensor
 from torch.distributions import StudentT
 
+from gpytorch_gam._positive import positive
+
+from ._null_model import NOISE_SHARE, NullModel, Responses
 from ._one_predictor_likelihood import OnePredictorLikelihood, Values
 from ._quadrature import NormalRule
 
@@ -55,8 +58,8 @@ class StudentTLikelihood(OnePredictorLikelihood):
         noise_constraint: Interval | None = None,
     ) -> None:
         super().__init__()
-        self._learn("deg_free", 7.0, batch_shape, deg_free_constraint or GreaterThan(2.0), deg_free_prior)
-        self._learn("noise", 0.5, batch_shape, noise_constraint or GreaterThan(1e-4), noise_prior)
+        self._learn("deg_free", 7.0, batch_shape, deg_free_constraint or positive(2.0), deg_free_prior)
+        self._learn("noise", 0.5, batch_shape, noise_constraint or positive(1e-4), noise_prior)
 
     @property
     def deg_free(self) -> Tensor:
@@ -94,3 +97,8 @@ class StudentTLikelihood(OnePredictorLikelihood):
 
     def _check_responses(self, y: Tensor, values: Values) -> None:
         """All real numbers will do."""
+
+    def _null_model(self, responses: Responses) -> NullModel:
+        values = responses.y - responses.offset
+        variance = responses.robust_variance(values)
+        return NullModel([responses.quantile(values, 0.5)], [variance], {"noise": NOISE_SHARE * variance})

@@ -6,16 +6,19 @@ import math
 from typing import Any
 
 import torch
-from gpytorch.constraints import GreaterThan, Interval
+from gpytorch.constraints import Interval
 from gpytorch.priors import Prior
 from torch import Tensor
 from torch.distributions import Normal, StudentT
 
+from gpytorch_gam._initial_values import forget_initial_value, note_initial_value
+from gpytorch_gam._positive import positive
 from gpytorch_gam.variational.row_moments import PredictorMoments
 
 from ._joint_expectation import conditional_nodes, positive_exp
 from ._joint_likelihood import _JointLikelihood
 from ._node_mixture import NodeMixture
+from ._null_model import NOISE_SHARE, NullModel, Responses
 from ._quadrature import bounded_exp
 
 # Nodes in the log scale, and in the mixing variable of Student's distribution for expectations and for predictions.
@@ -59,10 +62,11 @@ class StudentTLocationScaleLikelihood(_JointLikelihood):
     ) -> None:
         super().__init__(num_predictors=2)
         self.register_parameter("raw_deg_free", torch.nn.Parameter(torch.zeros(*batch_shape, 1)))
-        self.register_constraint("raw_deg_free", deg_free_constraint or GreaterThan(2.0))
+        self.register_constraint("raw_deg_free", deg_free_constraint or positive(2.0))
         if deg_free_prior is not None:
             self.register_prior("deg_free_prior", deg_free_prior, _deg_free_of, _set_deg_free_of)
         self.deg_free = 7.0
+        note_initial_value(self, "raw_deg_free")
 
     @property
     def deg_free(self) -> Tensor:
@@ -71,6 +75,7 @@ class StudentTLocationScaleLikelihood(_JointLikelihood):
 
     @deg_free.setter
     def deg_free(self, value: Any) -> None:
+        forget_initial_value(self, "raw_deg_free")
         value = torch.as_tensor(value).to(self.raw_deg_free)
         self.initialize(raw_deg_free=self.raw_deg_free_constraint.inverse_transform(value))
 
@@ -110,6 +115,12 @@ class StudentTLocationScaleLikelihood(_JointLikelihood):
     def _conditional(*parameters: Tensor) -> StudentT:
         deg_free, location, scale = parameters
         return StudentT(deg_free, location, scale, validate_args=False)
+
+    def _null_model(self, responses: Responses) -> NullModel:
+        values = responses.y - responses.offset
+        variance = responses.robust_variance(values)
+        log_scale = 0.5 * math.log(NOISE_SHARE * variance)
+        return NullModel([responses.quantile(values, 0.5), log_scale], [variance, 1.0], {})
 
 
 class _StudentMixture(NodeMixture):

@@ -11,6 +11,7 @@ from gpytorch.constraints import Interval
 from gpytorch.priors import Prior
 from torch import Tensor
 
+from ._null_model import Counts, NullModel, Responses
 from ._one_predictor_likelihood import OnePredictorLikelihood, Values
 from ._quadrature import NormalRule, bounded_exp, expectation, mean_of_exp, product_rule
 from ._zero_inflated_poisson import ZeroInflatedPoisson
@@ -98,6 +99,14 @@ class ZeroInflatedPoissonLikelihood(OnePredictorLikelihood):
 
     def _check_responses(self, y: Tensor, values: Values) -> None:
         refuse_non_counts(type(self).__name__, y)
+
+    def _null_model(self, responses: Responses) -> NullModel:
+        counts = Counts.of(responses)
+        zeros = responses.mean((responses.y == 0).double())
+        # One half of the zeros that a Poisson distribution does not explain.
+        unexplained = max(zeros - math.exp(-responses.mean(responses.y)), 0.0)
+        inflation = max(0.5 * unexplained, 0.01)
+        return NullModel([counts.log_mean - math.log1p(-inflation)], [counts.log_spread], {"inflation": inflation})
 
 
 def _zero_log_prob(rate: Tensor, inflation: Tensor) -> Tensor:

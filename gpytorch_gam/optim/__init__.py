@@ -7,6 +7,7 @@ from .hyperparameter_uncertainty import HyperparameterUncertainty
 from .initialize_posterior import initialize_posterior
 from .natural_gradient import NaturalGradient
 from .polish import polish
+from .starting_values import null_predictor, start_from_responses
 
 __all__ = [
     "Epoch",
@@ -16,6 +17,8 @@ __all__ = [
     "fit",
     "fit_discretized",
     "initialize_posterior",
+    "null_predictor",
     "polish",
     "row_weighted",
+    "start_from_responses",
 ]

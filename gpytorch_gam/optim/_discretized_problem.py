@@ -13,7 +13,9 @@ from gpytorch.means import ConstantMean
 from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
 
+from gpytorch_gam._log_scale import Coordinates
 from gpytorch_gam.components import ColumnLevels
+from gpytorch_gam.likelihoods._null_model import NullModel
 from gpytorch_gam.mlls import GaussianOptimum
 from gpytorch_gam.mlls.collapsed_elbo import gaussian_optimum
 from gpytorch_gam.variational import AdditiveVariationalStrategy
@@ -21,6 +23,7 @@ from gpytorch_gam.variational import AdditiveVariationalStrategy
 from ._discretized_data import DiscretizedData, LevelTables, MomentTables
 from ._level_statistics import LevelStatistics, interpolated, moment_tables
 from ._quasi_newton import ObjectiveError, QuasiNewton
+from .starting_values import null_mean, start_from_null_model, units_of_means
 
 # Knots in a column on which hyperparameters do most of their way, see `interpolated`.
 _NUM_KNOTS = (32, 16, 8)
@@ -37,10 +40,23 @@ FIRST_ROWS = 2000
 
 
 class DiscretizedProblem:
-    """What both kinds of fit share: the model as a function of tables, and moves of its hyperparameters."""
+    """
+    What both kinds of fit share: the model as a function of tables, and moves of its hyperparameters.
+
+    :param model: Its hyperparameters go to their starting values.
+    :param likelihood: Of the data; so do its parameters.
+    :param levels: Of the columns.
+    :param num_rows: Of the data.
+    :param null: Of the data, which says where to start; None to start from the present values.
+    """
 
     def __init__(
-        self, model: gpytorch.models.ApproximateGP, likelihood: Likelihood, levels: ColumnLevels, num_rows: int
+        self,
+        model: gpytorch.models.ApproximateGP,
+        likelihood: Likelihood,
+        levels: ColumnLevels,
+        num_rows: int,
+        null: NullModel | None = None,
     ) -> None:
         self.model, self.likelihood = model, likelihood
         self.strategy: AdditiveVariationalStrategy = model.variational_strategy
@@ -53,7 +69,12 @@ class DiscretizedProblem:
         unique = {id(p): p for p in (*model.parameters(), *likelihood.parameters()) if p.requires_grad}
         self.hyperparameters = [parameter for key, parameter in unique.items() if key not in variational]
         self._num_rows = num_rows
-        self._ascent = QuasiNewton(self.hyperparameters, [self._curvature(p, num_rows) for p in self.hyperparameters])
+        rest = None if null is None else start_from_null_model(self.strategy, likelihood, null)
+        self._start = None if rest is None else null_mean(self.strategy, rest)
+        units = {} if null is None else units_of_means(self.strategy, null)
+        coordinates = Coordinates(self.hyperparameters, [model, likelihood], units)
+        curvatures = [self._curvature(parameter, num_rows) for parameter in self.hyperparameters]
+        self._ascent = QuasiNewton(self.hyperparameters, curvatures, coordinates)
 
     def _curvature(self, parameter: Tensor, num_rows: int) -> float:
         """About what minus the second derivative of the bound is: noise and mean are known from each row."""
@@ -89,10 +110,14 @@ class DiscretizedProblem:
         return tables, 0.5 * excess.sum().item()
 
     def narrow_prior(self, data: DiscretizedData) -> GaussianOptimum:
-        """The prior, so much narrower that variances are no larger than 1: exponential links overflow."""
+        """
+        The prior, around the null model and so much narrower that variances are no larger than 1: exponential links
+        overflow.
+        """
         size = self.strategy.predictor.num_inducing_total
         identity = torch.eye(size, dtype=torch.float64, device=self.strategy.predictor.device)
-        prior = GaussianOptimum(identity[0] * 0.0, identity, identity[0, 0] * math.nan)
+        mean = identity[0] * 0.0 if self._start is None else self._start
+        prior = GaussianOptimum(mean, identity, identity[0, 0] * math.nan)
         with torch.no_grad():
             variances = data.moments(self.moments(data, prior)[0])[1]
         return prior._replace(precision=identity * variances.amax().clamp_min(1.0))

@@ -63,14 +63,21 @@ def transported(posterior: Posterior, before: Sequence[Tensor], after: Sequence[
     directions = None if posterior.directions is None else multiply_blocks(maps, posterior.directions)
     roots = [matrix @ root for matrix, root in zip(maps, posterior.block_roots, strict=True)]
 
-    linear = posterior.mean.unsqueeze(-1)  # P m
-    own = [root @ root.mT for root in posterior.block_roots]
-    linear = linear + multiply_blocks(own, linear)
-    if posterior.factor is not None:
-        linear = linear + posterior.factor @ (posterior.factor.mT @ posterior.mean.unsqueeze(-1))
-    linear = multiply_blocks(maps, linear).squeeze(-1)
+    linear = _precision_times(posterior.mean, posterior.factor, posterior.block_roots)
+    linear = multiply_blocks(maps, linear.unsqueeze(-1)).squeeze(-1)
     factors, _ = precision_covariance_factors(linear, factor, roots)
-    return Posterior(precision_solve(factors), factor, roots, directions)
+    mean = precision_solve(factors)
+    # Where the data know a variable a million times better than the prior, as they do a constant that is free, the
+    # subtractions in the solution cost as many digits. Once more for the rest.
+    rest = linear - _precision_times(mean, factor, roots)
+    return Posterior(mean + precision_solve(factors._replace(mean=rest)), factor, roots, directions)
+
+
+def _precision_times(vector: Tensor, factor: Tensor | None, block_roots: list[Tensor]) -> Tensor:
+    """:math:`P a`, ``(Q,)``."""
+    column = vector.unsqueeze(-1)
+    product = column + multiply_blocks([root @ root.mT for root in block_roots], column)
+    return (product if factor is None else product + factor @ (factor.mT @ column)).squeeze(-1)
 
 
 def precision_solve(factors: CovarianceFactors) -> Tensor:

@@ -12,6 +12,8 @@ import torch
 from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 
+from gpytorch_gam._log_scale import Coordinates
+
 from ._data_stream import OverflowingLikelihoodError, Rows
 from ._distributed import Processes
 from ._quasi_newton import QuasiNewton
@@ -55,6 +57,7 @@ class ProfileBound:
     :param likelihood: Its likelihood.
     :param rows: All rows of this process.
     :param parameters: The hyperparameters.
+    :param coordinates: In which they are moved; default as they are.
     :param process_group: Processes that each evaluate it, see :func:`polish`; default this process alone.
     """
 
@@ -64,11 +67,12 @@ class ProfileBound:
         likelihood: Likelihood,
         rows: Sequence[Rows],
         parameters: Sequence[Tensor],
+        coordinates: Coordinates | None = None,
         process_group: ProcessGroup | None = None,
     ) -> None:
         self._model, self._likelihood, self._rows = model, likelihood, rows
         self._group, self._processes = process_group, Processes(process_group)
-        self._parameters = list(parameters)
+        self._parameters, self._coordinates = list(parameters), coordinates
         own = sum(len(part.y) for part in rows)
         self.num_data = sum(count for (count,) in self._processes.gather([own], parameters[0].device))
 
@@ -87,7 +91,8 @@ class ProfileBound:
             raise
 
     def _maximise(self) -> Maximum:
-        ascent = QuasiNewton(self._parameters, [self._curvature(parameter) for parameter in self._parameters])
+        curvatures = [self._curvature(parameter) for parameter in self._parameters]
+        ascent = QuasiNewton(self._parameters, curvatures, self._coordinates)
         before, bound = -math.inf, self().item()
         for _ in range(_MAX_ROUNDS):
             if bound - before <= _ROUND_GAIN:

@@ -10,6 +10,8 @@ import torch
 from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
 
+from gpytorch_gam._log_scale import Coordinates
+
 # Largest change of a parameter in a step, and as long as little is known of the curvature.
 _LONGEST, _FIRST = 2.0, 0.5
 
@@ -41,11 +43,18 @@ class QuasiNewton:
     passes over data or levels of accuracy, a few evaluations are enough.
 
     :param parameters: What moves, in place.
-    :param curvatures: For each parameter the size of minus the second derivatives to begin with.
+    :param curvatures: For each parameter the size of minus the second derivatives to begin with, in its coordinates.
+    :param coordinates: In which steps are taken; default the parameters as they are.
     """
 
-    def __init__(self, parameters: Sequence[Tensor], curvatures: Sequence[float]) -> None:
+    def __init__(
+        self,
+        parameters: Sequence[Tensor],
+        curvatures: Sequence[float],
+        coordinates: Coordinates | None = None,
+    ) -> None:
         self._parameters = list(parameters)
+        self._coordinates = Coordinates(self._parameters, []) if coordinates is None else coordinates
         parts = [
             torch.full((parameter.numel(),), 1.0 / curvature, dtype=torch.float64, device=parameter.device)
             for parameter, curvature in zip(self._parameters, curvatures, strict=True)
@@ -153,18 +162,18 @@ class QuasiNewton:
         except (torch.linalg.LinAlgError, NotPSDError, NanError):
             return None
         parts = [
-            torch.zeros_like(parameter) if gradient is None else gradient
+            torch.zeros_like(parameter) if gradient is None else gradient.detach()
             for gradient, parameter in zip(gradients, self._parameters, strict=True)
         ]
-        gradient = torch.cat([part.detach().flatten().double() for part in parts])
+        gradient = torch.cat([part.flatten().double() for part in self._coordinates.gradients(parts)])
         number = value.item()
         return _Point(position, number, gradient) if math.isfinite(number + gradient.sum().item()) else None
 
     def _read(self) -> Tensor:
-        return torch.cat([parameter.detach().flatten().double() for parameter in self._parameters])
+        return torch.cat([position.flatten().double() for position in self._coordinates.read()])
 
     @torch.no_grad()
     def _write(self, position: Tensor) -> None:
         parts = position.split([parameter.numel() for parameter in self._parameters])
-        for parameter, part in zip(self._parameters, parts, strict=True):
-            parameter.copy_(part.view_as(parameter))
+        shaped = [part.view_as(parameter) for parameter, part in zip(self._parameters, parts, strict=True)]
+        self._coordinates.write(shaped)

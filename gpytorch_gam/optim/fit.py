@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterable, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,12 +15,13 @@ import torch
 from torch import Tensor
 
 from gpytorch_gam import _checks as checks
+from gpytorch_gam._log_scale import Adam, Coordinates
 from gpytorch_gam.data._every_row import every_row
 from gpytorch_gam.warnings import TrainingLoopWarning
 
 from ._convergence import MeanGradient, open_gains, warn_if_open
 from ._data_stream import Rows, checked_rows, joined
-from ._distributed import Processes, average_gradients, row_weighted
+from ._distributed import Processes, average_gradients, row_weighted, start_from_first
 from ._grad_mode import gradients_on
 from ._graphed_step import GraphedStep
 from ._likelihood_check import check_number_of_predictors, is_gaussian, with_noise_by_row
@@ -30,6 +32,7 @@ from ._row_count import number_of_rows, warn_of_other_rows
 from ._structured_posterior import StructuredDistribution, modes_kept, validated_strategy
 from .natural_gradient import NaturalGradient
 from .polish import polish
+from .starting_values import null_model_of, start_from_null_model, units_of_means
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -99,7 +102,8 @@ def fit(
     gradients of the last epoch say what is left: a :class:`~gpytorch_gam.warnings.ConvergenceWarning` tells how many
     nats or more the bound would still rise.
 
-    Model and likelihood are left in eval mode, also when the loop is interrupted or a callback raises.
+    Hyperparameters that nobody has chosen start from the responses, see :func:`start_from_responses`. Model and
+    likelihood are left in eval mode, also when the loop is interrupted or a callback raises.
 
     :param model: A model that :class:`NaturalGradient` takes.
     :param likelihood: Any likelihood of as many predictors as the model has.
@@ -118,7 +122,8 @@ def fit(
         steps, and none under ``warm_start``. With as many as there are steps the hyperparameters stay.
     :param patience: Stop when the smoothed ELBO has not changed notably, by its noise and by half a nat, for so many
         epochs in which the hyperparameters moved; default never.
-    :param warm_start: Go on from the present posterior, as after another ``fit``; see :class:`NaturalGradient`.
+    :param warm_start: Go on from the present posterior and hyperparameters, as after another ``fit``; see
+        :class:`NaturalGradient`.
     :param polish_passes: Bring the posterior to its optimum by up to so many passes of :func:`polish` at the end, at
         the hyperparameters that were found. The history then ends with one more entry, whose ``elbo`` is exact.
     :param callback: Called after each epoch with an :class:`Epoch`.
@@ -158,6 +163,8 @@ def fit(
     epochs = _progress_bar(range(1, num_epochs + 1)) if with_bar else range(1, num_epochs + 1)
     history: list[Epoch] = []
     try:
+        batches, seen = _with_first(batches)
+        loop.start(seen, warm_start)
         for number in epochs:
             loop.set_rate(number - 1, num_epochs)
             with gradients_on():
@@ -215,16 +222,34 @@ class _Loop:
         self.evaluate = GraphedStep(self.mll).evaluate_rows if cuda_graph else self._evaluate
         self.natural = NaturalGradient(model, num_data=num_data, warm_start=warm_start, process_group=process_group)
         self.process_group, self.processes = process_group, Processes(process_group)
-        self.processes.broadcast([*likelihood.parameters(), *likelihood.buffers()])
         self.hyperparameters = [p for p in (*model.hyperparameters(), *likelihood.parameters()) if p.requires_grad]
         # A model whose hyperparameters are all fixed trains its posterior alone.
-        self.adam = torch.optim.Adam(self.hyperparameters, lr=lr) if self.hyperparameters else None
+        self.adam: Adam | None = None
+        self.coordinates = Coordinates(self.hyperparameters, [model, likelihood])
         self.lr = lr
         self.num_held_back = num_held_back
         self.num_steps = 0
         self.num_still_epochs = 0  # in which no hyperparameter moved
         self.has_counted = False
         self.gradient = MeanGradient(self.hyperparameters)
+
+    def start(self, batches: Iterable[Any], keeps_values: bool) -> None:
+        """
+        Go to the starting values, and find the units in which hyperparameters are moved.
+
+        :param batches: Rows of this process.
+        :param keeps_values: Whether values stay as they are.
+        """
+        model, likelihood = self.mll.model, self.mll.likelihood
+        strategy = model.variational_strategy
+        null = null_model_of(strategy, likelihood, batches)
+        if null is not None and not keeps_values:
+            start_from_null_model(strategy, likelihood, null)
+        start_from_first(self.processes, strategy, [model, likelihood])
+        if self.hyperparameters:
+            units = {} if null is None else units_of_means(strategy, null)
+            self.coordinates = Coordinates(self.hyperparameters, [model, likelihood], units)
+            self.adam = Adam(self.hyperparameters, self.coordinates, self.lr)
 
     @property
     def has_moved(self) -> bool:
@@ -332,12 +357,20 @@ class _Loop:
         except ValueError:  # each pass is over other rows
             return None
         rows = joined([checked_rows(strategy, likelihood, batch) for batch in parts])
-        profile = ProfileBound(model, likelihood, rows, self.hyperparameters, self.process_group)
+        profile = ProfileBound(model, likelihood, rows, self.hyperparameters, self.coordinates, self.process_group)
         if profile.num_data != self.mll.num_data:
             return None
         with modes_kept(model, likelihood), suppress(ObjectiveError):
             return profile.maximise()
         return None
+
+
+def _with_first(batches: Iterable[Any]) -> tuple[Iterable[Any], Iterable[Any]]:
+    """The batches, and those of them that can be looked at before: of a generator the first one."""
+    if not isinstance(batches, Iterator):
+        return batches, batches
+    first = list(itertools.islice(batches, 1))
+    return itertools.chain(first, batches), first
 
 
 def _default_held_back(batches: Iterable[Any], num_epochs: int) -> int:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gpytorch_gam.components import ColumnLevels
 from gpytorch_gam.data._every_row import every_row
+from gpytorch_gam.likelihoods._null_model import NullModel, Responses, null_model
 from gpytorch_gam.mlls import GaussianOptimum
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 
@@ -36,6 +37,9 @@ _GAUSSIAN_STEPS = 200
 # Many rows with any other likelihood begin with a sample of this size, on fewer levels; up to four times as many rows
 # do not.
 _SAMPLE_SIZE, _SAMPLE_LEVELS = 20000, (64, 20, 8)
+
+# Rows from which starting values are taken.
+_NUM_MOMENT_ROWS = 100000
 
 # Largest Q, as Q x Q matrices are factorised at each step, and numbers in all tables together (2 GiB).
 _MAX_INDUCING, _MAX_TABLE_ENTRIES = 4096, 2**28
@@ -81,7 +85,8 @@ def fit_discretized(
     Levels of a rounded column are equidistant: give a column with a long tail on a scale without it, such as that of
     its logarithm.
 
-    Hyperparameters start where they are; the posterior is found from scratch. Those with ``requires_grad=False`` stay.
+    Hyperparameters that nobody has chosen start from the responses, see :func:`start_from_responses`, and others where
+    they are; the posterior is found from scratch. Those with ``requires_grad=False`` stay.
     Model and likelihood are left in eval mode.
 
     :param model: A model whose ``variational_strategy`` is an
@@ -128,7 +133,8 @@ def fit_discretized(
             with torch.no_grad():
                 strategy._initialize_once()
                 data = DiscretizedData.from_batches(batches, levels, strategy, _fixed_mean(strategy), num_threads)
-            problem = DiscretizedProblem(model, likelihood, levels, len(data))
+            null = _null_model(strategy, likelihood, data)
+            problem = DiscretizedProblem(model, likelihood, levels, len(data), null)
             if isinstance(likelihood, GaussianLikelihood):
                 optimum, history = _fit_gaussian(problem, data, tolerance, callback)
             else:
@@ -211,6 +217,21 @@ def _fixed_mean(strategy: AdditiveVariationalStrategy) -> Any:
     """The mean module, if it is neither zero nor a constant, which need no rows."""
     mean = strategy.predictor.means[0]
     return None if isinstance(mean, ZeroMean | ConstantMean) else mean
+
+
+@torch.no_grad()
+def _null_model(
+    strategy: AdditiveVariationalStrategy, likelihood: Likelihood, data: DiscretizedData
+) -> NullModel | None:
+    """From equally spaced rows, as much as the mean module leaves; None if the likelihood is not known."""
+    rows = slice(None, None, max(1, len(data) // _NUM_MOMENT_ROWS))
+    y, mean = data.responses[rows], strategy.predictor.means[0]
+    if data.offset is not None:
+        offset = data.offset[rows]
+    else:
+        constant = mean.constant.squeeze() if isinstance(mean, ConstantMean) else y.new_zeros(())
+        offset = constant.double().expand(len(y))
+    return null_model(unwrapped(likelihood), Responses(y, {"offset": offset}))
 
 
 def _fit_gaussian(

@@ -1,0 +1,251 @@
+"""The model without effects, from moments of the responses: where training starts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import gpytorch.likelihoods as gpytorch_likelihoods
+import torch
+from gpytorch.likelihoods import Likelihood
+from torch import Tensor
+
+# Part of the spread of the responses that is noise to begin with; the effects begin with the rest.
+NOISE_SHARE = 0.5
+
+# Quartiles of a normal distribution are so many standard deviations apart.
+_NORMAL_QUARTILE_RANGE = 1.3489795
+
+# Within these limits moments say something about the variance of a logarithm.
+_LEAST_LOG_VARIANCE, _LARGEST_LOG_VARIANCE = 0.05, 4.0
+
+_LARGEST_SHAPE = 1e4
+
+
+class NullModel(NamedTuple):
+    """
+    The model of a constant predictor, roughly.
+
+    :ivar mean: the predictors, one number for each of P.
+    :ivar variance: how much each predictor might vary between rows.
+    :ivar parameters: values of the likelihood's own parameters by name, while the predictors vary so much.
+    """
+
+    mean: list[float]
+    variance: list[float]
+    parameters: dict[str, float | Tensor]
+
+
+class Responses:
+    """
+    Rows of responses, in float64 on the CPU, without those that are not finite.
+
+    :param y: ``(n,)``.
+    :param rows: row-wise arguments of the likelihood.
+    """
+
+    def __init__(self, y: Tensor, rows: Mapping[str, Tensor]) -> None:
+        self.y = y.detach().double().cpu()
+        self._rows = {name: value.detach().double().cpu() for name, value in rows.items()}
+        self.weights = self.argument("weights", 1.0)
+        self.offset = self.argument("offset", 0.0)
+        if self.offset.dim() > 1:
+            self.offset = self.offset[..., 0]  # one for each predictor
+        is_finite = torch.isfinite(self.y + self.offset + self.weights)
+        if not is_finite.all():
+            self.y, self.weights, self.offset = self.y[is_finite], self.weights[is_finite], self.offset[is_finite]
+            self._rows = {name: value[is_finite] for name, value in self._rows.items()}
+
+    def __len__(self) -> int:
+        return len(self.y) if bool(self.weights.any()) else 0
+
+    def argument(self, name: str, default: float) -> Tensor:
+        """
+        A row-wise argument, ``(n,)``.
+
+        :param name: Of the argument.
+        :param default: Where it was not given.
+        """
+        value = self._rows.get(name)
+        return torch.full_like(self.y, default) if value is None else value
+
+    def mean(self, values: Tensor) -> float:
+        """
+        The weighted mean.
+
+        :param values: ``(n,)``.
+        """
+        return ((self.weights * values).sum() / self.weights.sum()).item()
+
+    def variance(self, values: Tensor) -> float:
+        """
+        The weighted variance; one if there is none.
+
+        :param values: ``(n,)``.
+        """
+        return self.mean((values - self.mean(values)).square()) or 1.0
+
+    def quantile(self, values: Tensor, probability: float) -> float:
+        """
+        The weighted quantile.
+
+        :param values: ``(n,)``.
+        :param probability: Between zero and one.
+        """
+        ordered, order = values.sort()
+        share = self.weights[order].cumsum(0) / self.weights.sum()
+        return ordered[int((share < probability).sum().clamp_max(len(ordered) - 1))].item()
+
+    def robust_variance(self, values: Tensor) -> float:
+        """
+        That of a normal distribution with the quartiles of the rows, for responses with outliers.
+
+        :param values: ``(n,)``.
+        """
+        deviation = (self.quantile(values, 0.75) - self.quantile(values, 0.25)) / _NORMAL_QUARTILE_RANGE
+        return deviation**2 or self.variance(values)
+
+    def counts(self, num_classes: int) -> Tensor:
+        """
+        Weights of the rows of each class, and half a row more, ``(K,)``.
+
+        :param num_classes: K.
+        """
+        classes = self.y.round().long().clamp(0, num_classes - 1)
+        return torch.full((num_classes,), 0.5, dtype=torch.float64).index_add_(0, classes, self.weights)
+
+
+class Counts(NamedTuple):
+    """
+    Moments of counts with exposures.
+
+    :ivar log_mean: log of the mean for an exposure of one.
+    :ivar log_spread: variance that the logarithm of the rates would need to explain what a Poisson distribution does
+        not.
+    """
+
+    log_mean: float
+    log_spread: float
+
+    @classmethod
+    def of(cls, responses: Responses) -> Counts:
+        """
+        Of rows with offsets and exposures.
+
+        :param responses: The rows.
+        """
+        units = responses.argument("exposure", 1.0) * responses.offset.exp()
+        total, weight = responses.mean(responses.y), responses.mean(units)
+        smallest = 0.5 / len(responses.y)  # nothing was counted
+        rate = max(total, smallest) / weight
+        expected = rate * units
+        excess = responses.mean((responses.y - expected).square() - expected) / responses.mean(expected.square())
+        return cls(math.log(rate), bounded_log_variance(math.log1p(max(excess, 0.0))))
+
+
+def bounded_log_variance(value: float) -> float:
+    """
+    A variance of logarithms within what moments can tell.
+
+    :param value: The variance.
+    """
+    return min(max(value, _LEAST_LOG_VARIANCE), _LARGEST_LOG_VARIANCE)
+
+
+def shape_of_log_variance(value: float) -> float:
+    r"""
+    The shape a of a gamma distribution whose logarithm has a variance :math:`\psi'(a)`, to a few percent.
+
+    :param value: The variance.
+    """
+    return min((1.0 + math.sqrt(1.0 + 2.0 * value)) / (2.0 * value), _LARGEST_SHAPE)
+
+
+def log_odds(share: float, num_rows: int) -> float:
+    """
+    Of a share that is not quite nothing or all of the rows.
+
+    :param share: The share.
+    :param num_rows: Number of rows.
+    """
+    margin = 0.5 / max(num_rows, 1)
+    bounded = min(max(share, margin), 1.0 - margin)
+    return math.log(bounded / (1.0 - bounded))
+
+
+def probit(share: float, num_rows: int) -> float:
+    """
+    The normal quantile of a share that is not quite nothing or all of the rows.
+
+    :param share: The share.
+    :param num_rows: Number of rows.
+    """
+    margin = 0.5 / max(num_rows, 1)
+    return torch.special.ndtri(torch.tensor(min(max(share, margin), 1.0 - margin), dtype=torch.float64)).item()
+
+
+def null_model(likelihood: Likelihood, responses: Responses) -> NullModel | None:
+    """
+    The null model of a likelihood. Those of this package have a method for it; some of GPyTorch's are known here, and
+    not what is derived from them, which may have another link.
+
+    :param likelihood: Any.
+    :param responses: Rows, one at least.
+    :return: None if nothing is known.
+    """
+    method = getattr(likelihood, "_null_model", None)
+    if method is not None:
+        return method(responses)
+    known = _KNOWN.get(type(likelihood))
+    return None if known is None else known(likelihood, responses)
+
+
+def _gaussian(likelihood: Likelihood, responses: Responses) -> NullModel:
+    values = responses.y - responses.offset
+    variance = responses.variance(values)
+    return NullModel([responses.mean(values)], [variance], {"noise": NOISE_SHARE * variance})
+
+
+def _fixed_noise(likelihood: Likelihood, responses: Responses) -> NullModel:
+    return _gaussian(likelihood, responses)._replace(parameters={})
+
+
+def _heavy_tailed(likelihood: Likelihood, responses: Responses) -> NullModel:
+    values = responses.y - responses.offset
+    variance = responses.robust_variance(values)
+    return NullModel([responses.quantile(values, 0.5)], [variance], {"noise": NOISE_SHARE * variance})
+
+
+def _labels(likelihood: Likelihood, responses: Responses) -> NullModel:
+    share = responses.mean((responses.y > 0).double())
+    return NullModel([probit(share, len(responses)) - responses.mean(responses.offset)], [1.0], {})
+
+
+def _counts(likelihood: Likelihood, responses: Responses) -> NullModel | None:
+    if getattr(likelihood, "num_failures_param", False):
+        return None
+    # With a softplus link, which is the identity for large means and the logarithm for small ones.
+    mean = max(responses.mean(responses.y), 0.5 / len(responses))
+    slope = -math.expm1(-mean)  # of the mean in the predictor
+    spread = max(responses.variance(responses.y) - mean, 0.0) / slope**2
+    variance = max(spread, _LEAST_LOG_VARIANCE) if mean > 1 else bounded_log_variance(spread)
+    return NullModel([mean + math.log(slope) - responses.mean(responses.offset)], [variance], {})
+
+
+def _proportions(likelihood: Likelihood, responses: Responses) -> NullModel:
+    mean = log_odds(responses.mean(responses.y), len(responses))
+    return NullModel([mean - responses.mean(responses.offset)], [1.0], {})
+
+
+_KNOWN: dict[type[Likelihood], Callable[[Likelihood, Responses], NullModel | None]] = {
+    gpytorch_likelihoods.GaussianLikelihood: _gaussian,
+    gpytorch_likelihoods.GaussianLikelihoodWithMissingObs: _gaussian,
+    gpytorch_likelihoods.FixedNoiseGaussianLikelihood: _fixed_noise,
+    gpytorch_likelihoods.StudentTLikelihood: _heavy_tailed,
+    gpytorch_likelihoods.LaplaceLikelihood: _heavy_tailed,
+    gpytorch_likelihoods.BernoulliLikelihood: _labels,
+    gpytorch_likelihoods.PoissonLikelihood: _counts,
+    gpytorch_likelihoods.NegativeBinomialLikelihood: _counts,
+    gpytorch_likelihoods.BetaLikelihood: _proportions,
+}

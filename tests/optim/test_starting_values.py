@@ -1,0 +1,222 @@
+"""Where fits start: in the units of the responses, but for what somebody has chosen."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import gpytorch
+import pytest
+import torch
+from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.means import ConstantMean
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
+from gpytorch_gam import likelihoods as ours
+from gpytorch_gam.components import constant, factor, regular_grid, smooth
+from gpytorch_gam.optim import fit, fit_discretized, null_predictor, start_from_responses
+from gpytorch_gam.warnings import TrainingLoopWarning
+
+
+def make_rows(num_rows: int = 300) -> tuple[Tensor, Tensor]:
+    x = torch.rand(num_rows, 1).double()
+    return x, torch.sin(6 * x[:, 0]) + 0.5 * torch.randn(num_rows).double()
+
+
+def make_model(x: Tensor, *groups: ComponentGroup, **options: object) -> AdditiveGP:
+    groups = groups or (smooth(0, x, num_inducing=8), constant())
+    return AdditiveGP(AdditivePredictor(*groups, **options), rank=4).double()
+
+
+def fitted(x: Tensor, y: Tensor, kind: str) -> tuple[Tensor, Tensor]:
+    """Means and standard deviations of new responses."""
+    torch.manual_seed(1)
+    model, likelihood = make_model(x), GaussianLikelihood().double()
+    if kind == "fit":
+        fit(model, likelihood, [(x, y)], num_data=len(y), num_epochs=20)
+    else:
+        fit_discretized(model, likelihood, [(x, y)], tolerance=0.001)
+    with torch.no_grad():
+        predicted = likelihood(model(x))
+    return predicted.mean, predicted.variance.sqrt()
+
+
+@pytest.mark.parametrize("kind", ["fit", "fit_discretized"])
+@pytest.mark.parametrize(("shift", "scale"), [(0.0, 1e-3), (0.0, 1e4), (100.0, 40.0), (1e4, 1.0)])
+def test_a_fit_is_that_of_the_responses_in_other_units(kind: str, shift: float, scale: float) -> None:
+    x, y = make_rows()
+    mean, deviation = fitted(x, y, kind)
+    shifted_mean, shifted_deviation = fitted(x, shift + scale * y, kind)
+    # The constant's prior narrows where zero is near, by less than the standard error of the mean.
+    tolerance = 1e-4 if shift == 0 else 0.03
+    torch.testing.assert_close((shifted_mean - shift) / scale, mean, rtol=0, atol=tolerance)
+    torch.testing.assert_close(shifted_deviation / scale, deviation, rtol=tolerance, atol=0)
+
+
+def test_starting_values_are_moments_of_the_responses() -> None:
+    x, y = make_rows()
+    y = 100 + 40 * y
+    levels = torch.randint(3, (300, 1)).double()
+    groups = smooth(0, x, num_inducing=8), factor(1, 3), constant()
+    model, likelihood = make_model(x, *groups), GaussianLikelihood().double()
+    start_from_responses(model, likelihood, [(torch.cat([x, levels], -1), y)])
+    variance = y.var(unbiased=False).item()
+    found = [groups[0].kernel.outputscale.item(), groups[1].kernel.outputscale.item(), groups[2].kernel.constant.item()]
+    assert found == pytest.approx([variance, 25 * variance, variance + y.mean().item() ** 2])
+    assert 0.1 * variance < likelihood.noise.item() < variance
+    with torch.no_grad():
+        torch.testing.assert_close(model(torch.cat([x, levels], -1)).mean, y.mean().expand(300), rtol=1e-3, atol=0)
+
+
+def test_what_was_chosen_stays() -> None:
+    x, y = make_rows()
+    x, y = torch.cat([x, torch.randint(3, (300, 1)).double()], -1), 1000 * y
+    kernel = ScaleKernel(RBFKernel())
+    kernel.outputscale = 2.0
+    own = ComponentGroup(kernel, [[0]], regular_grid(0.0, 1.0, 4).double(), names=["own"])
+    groups = smooth(0, x, num_inducing=4, variance=1.0), factor(1, 3, variance=25.0), own, constant(1.0)
+    model, likelihood = make_model(x, *groups, mean=ConstantMean()), GaussianLikelihood().double()
+    likelihood.noise = 0.5
+    model.predictor.means[0].constant = torch.tensor(3.0)
+    before = copy.deepcopy({**model.state_dict(), **likelihood.state_dict()})
+    start_from_responses(model, likelihood, [(x, y)])
+    after = {**model.state_dict(), **likelihood.state_dict()}
+    changed = [name for name in before if not torch.equal(before[name], after[name]) and "variational" not in name]
+    assert not [name for name in changed if "whitening" not in name]
+
+
+def test_fixed_loaded_and_trained_values_stay() -> None:
+    x, y = make_rows()
+    model, likelihood = make_model(x), GaussianLikelihood().double()
+    model.predictor.groups[0].kernel.raw_outputscale.requires_grad_(False)
+    start_from_responses(model, likelihood, [(x, 10 * y)])
+    assert model.predictor.groups[0].kernel.outputscale.item() == 1.0
+    other = make_model(x)
+    other.load_state_dict(model.state_dict())
+    start_from_responses(other, likelihood, [(x, 1000 * y)])
+    assert other.predictor.groups[1].kernel.constant.item() == model.predictor.groups[1].kernel.constant.item()
+    moved = copy.deepcopy(model)
+    start_from_responses(moved, likelihood, [(x, 1000 * y)])
+    assert moved.predictor.groups[1].kernel.constant.item() == model.predictor.groups[1].kernel.constant.item()
+
+
+def test_a_copy_in_another_dtype_still_knows_what_nobody_has_chosen() -> None:
+    x, y = make_rows()
+    model = copy.deepcopy(make_model(x).float()).double()
+    start_from_responses(model, GaussianLikelihood().double(), [(x, 10 * y)])
+    assert model.predictor.groups[0].kernel.outputscale.item() == pytest.approx(100 * y.var(unbiased=False).item())
+
+
+def test_a_constant_mean_starts_at_the_mean() -> None:
+    x, y = make_rows()
+    model = make_model(x, smooth(0, x, num_inducing=4), mean=ConstantMean())
+    start_from_responses(model, GaussianLikelihood().double(), [(x, y + 70)])
+    assert model.predictor.means[0].constant.item() == pytest.approx(70 + y.mean().item())
+
+
+def test_a_loader_gives_the_same_rows_afterwards() -> None:
+    x, y = make_rows()
+    orders = []
+    for starts in (False, True):
+        torch.manual_seed(0)
+        loader = DataLoader(TensorDataset(x, y), batch_size=100, shuffle=True)
+        model = make_model(x)
+        model(x[:1])
+        if starts:
+            start_from_responses(model, GaussianLikelihood().double(), loader)
+        orders.append(torch.cat([rows for _, rows in loader]))
+    torch.testing.assert_close(orders[0], orders[1])
+
+
+def test_float32_says_that_zero_is_too_far_away() -> None:
+    x, y = make_rows()
+    with pytest.warns(TrainingLoopWarning, match="far from zero .* float32: subtract"):
+        start_from_responses(make_model(x).float(), GaussianLikelihood(), [(x.float(), y.float() + 1e4)])
+
+
+def test_a_generator_is_refused() -> None:
+    x, y = make_rows()
+    with pytest.raises(ValueError, match="not a generator"):
+        start_from_responses(make_model(x), GaussianLikelihood().double(), iter([(x, y)]))
+
+
+def draw(kind: str, predictor: Tensor) -> Tensor:
+    torch.manual_seed(0)
+    draws = {
+        "counts": lambda: torch.poisson(predictor.exp()),
+        "softplus": lambda: torch.poisson(torch.nn.functional.softplus(predictor)),
+        "labels": lambda: torch.bernoulli(torch.special.ndtr(predictor)),
+        "logit": lambda: torch.binomial(torch.full_like(predictor, 5.0), predictor.sigmoid()),
+        "positive": lambda: torch.distributions.Gamma(4.0, 4.0 * (-predictor).exp()).sample(),
+        "real": lambda: predictor + 0.3 * torch.randn_like(predictor),
+    }
+    return draws[kind]().double()
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "kind", "level"),
+    [
+        (GaussianLikelihood(), "real", 30.0),
+        (gpytorch.likelihoods.StudentTLikelihood(), "real", 30.0),
+        (gpytorch.likelihoods.LaplaceLikelihood(), "real", -30.0),
+        (gpytorch.likelihoods.BernoulliLikelihood(), "labels", -1.0),
+        (gpytorch.likelihoods.PoissonLikelihood(), "softplus", 8.0),
+        (gpytorch.likelihoods.PoissonLikelihood(), "softplus", -2.0),
+        (ours.RowwiseLikelihood(GaussianLikelihood()), "real", 30.0),
+        (ours.PoissonLikelihood(), "counts", 9.0),
+        (ours.NegativeBinomialLikelihood(), "counts", 9.0),
+        (ours.ZeroInflatedPoissonLikelihood(), "counts", 5.0),
+        (ours.GammaLikelihood(), "positive", 9.0),
+        (ours.StudentTLikelihood(), "real", 30.0),
+        (ours.QuantileLikelihood(), "real", 30.0),
+    ],
+)
+def test_null_predictors_go_through_the_link(likelihood: object, kind: str, level: float) -> None:
+    y = draw(kind, torch.full((4000,), level).double())
+    (found,) = null_predictor(likelihood, y)
+    assert found.item() == pytest.approx(level, abs=0.1)
+
+
+def test_null_predictors_read_offsets_exposures_trials_and_weights() -> None:
+    truth = torch.full((4000,), 2.0).double()
+    offset, exposure = torch.randn(4000).double(), 1 + torch.rand(4000).double()
+    y = torch.poisson(exposure * (truth + offset).exp())
+    assert null_predictor(
+        ours.PoissonLikelihood(), y, {"offset": offset, "exposure": exposure}
+    ).item() == pytest.approx(2.0, abs=0.02)
+    y = draw("logit", torch.full((4000,), 1.0).double())
+    trials = torch.full_like(y, 5.0)
+    assert null_predictor(ours.BinomialLikelihood(), y, {"trials": trials}).item() == pytest.approx(1.0, abs=0.05)
+    weights = torch.tensor([1.0, 0.0, 3.0]).double()
+    y = torch.tensor([1.0, 50.0, 5.0]).double()
+    found = null_predictor(ours.RowwiseLikelihood(GaussianLikelihood()), y, {"weights": weights})
+    assert found.item() == pytest.approx(4.0)
+
+
+def test_several_predictors_have_a_null_model_each() -> None:
+    y = 50 + 3 * torch.randn(2000).double()
+    location, log_scale = null_predictor(ours.GaussianLocationScaleLikelihood(), y).tolist()
+    assert location == pytest.approx(50, abs=0.3)
+    assert log_scale == pytest.approx(math.log(3), abs=0.5)
+    labels = torch.tensor([0, 0, 0, 1, 1, 2]).repeat(100).double()
+    logits = null_predictor(ours.SoftmaxLikelihood(3), labels)
+    torch.testing.assert_close(logits.softmax(-1), torch.tensor([3, 2, 1]).double() / 6, rtol=0, atol=1e-2)
+
+
+def test_likelihoods_that_are_not_known_have_none() -> None:
+    class Own(gpytorch.likelihoods.PoissonLikelihood):
+        """With another link, perhaps."""
+
+    assert null_predictor(Own(), torch.ones(5)) is None
+
+
+def test_counts_of_thousands_are_fitted_from_the_null_model() -> None:
+    x = torch.rand(400, 1).double()
+    y = torch.poisson((9 + torch.sin(6 * x[:, 0])).exp())
+    model = make_model(x)
+    fit_discretized(model, ours.PoissonLikelihood(), [(x, y)])
+    with torch.no_grad():
+        torch.testing.assert_close(model(x).mean, 9 + torch.sin(6 * x[:, 0]), rtol=0, atol=0.02)
