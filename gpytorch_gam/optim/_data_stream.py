@@ -21,7 +21,7 @@ from gpytorch_gam.variational._precision_algebra import CovarianceFactors, split
 from gpytorch_gam.variational.reading import Reading
 
 from ._grad_mode import trainable
-from ._likelihood_check import check_row_parameters, responses_in_a_row
+from ._likelihood_check import check_response_values, check_row_parameters, responses_in_a_row
 from ._predictor_rows import predictor_segments, seen_by_rows
 from ._weighted_features import FeatureChunk, Totals, WeightedFeatures
 
@@ -224,6 +224,7 @@ def checked_data(
     parameters = {} if parameters is None else _checked_parameters(parameters, x)
     if likelihood is not None:
         check_row_parameters(likelihood, parameters)
+        check_response_values(likelihood, y)
     return Rows(trainable(x), trainable(y), {name: trainable(value) for name, value in parameters.items()})
 
 

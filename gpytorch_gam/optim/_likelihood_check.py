@@ -7,10 +7,15 @@ from typing import Any
 
 import torch
 from gpytorch.likelihoods import (
+    BernoulliLikelihood,
+    BetaLikelihood,
     FixedNoiseGaussianLikelihood,
     GaussianLikelihood,
     Likelihood,
     MultitaskGaussianLikelihood,
+    NegativeBinomialLikelihood,
+    PoissonLikelihood,
+    SoftmaxLikelihood,
     _GaussianLikelihoodBase,
     _OneDimensionalLikelihood,
 )
@@ -19,7 +24,8 @@ from torch import Tensor
 from gpytorch_gam import _checks as checks
 from gpytorch_gam._checks import did_you_mean
 from gpytorch_gam.likelihoods import RowwiseLikelihood
-from gpytorch_gam.likelihoods._row_arguments import row_arguments
+from gpytorch_gam.likelihoods._row_arguments import refuse_rows, row_arguments
+from gpytorch_gam.likelihoods.poisson_likelihood import refuse_non_counts
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 
 # Of GPyTorch's likelihoods, which do not say how many predictors they take, those that take one.
@@ -174,3 +180,45 @@ def check_row_parameters(likelihood: Likelihood, names: Collection[str]) -> None
                 f"RowwiseLikelihood({owner}(...)), which reads offset and weights"
             ) from error
         raise
+
+
+def check_response_values(likelihood: Likelihood, y: Tensor) -> None:
+    """
+    Raise an error for responses that one of GPyTorch's likelihoods cannot have: for some it computes a number all the
+    same. (Those of this package look at theirs.) Values are looked at on the CPU and in debug mode.
+
+    :param likelihood: Of the data.
+    :param y: Responses.
+    :raises ValueError: If there are such.
+    """
+    inner = unwrapped(likelihood)
+    owner = type(inner).__name__
+    if not type(inner).__module__.startswith("gpytorch."):
+        return
+    if isinstance(inner, BernoulliLikelihood):
+        # With -1 in it GPyTorch takes a batch for labels -1 and 1, and a 0 there for neither.
+        refuse_rows(
+            owner,
+            y,
+            lambda values: (values != 1) & (values != (-1 if (values == -1).any() else 0)),
+            "values that are no labels",
+            "labels are 0 and 1 (or -1 and 1, without 0); subtract 1 from labels 1 and 2",
+        )
+    elif isinstance(inner, BetaLikelihood):
+        refuse_rows(
+            owner,
+            y,
+            lambda values: (values <= 0) | (values >= 1),
+            "values outside of (0, 1)",
+            "it takes proportions strictly between 0 and 1: move those at the ends inwards, or model counts",
+        )
+    elif isinstance(inner, PoissonLikelihood | NegativeBinomialLikelihood):
+        refuse_non_counts(owner, y)
+    elif isinstance(inner, SoftmaxLikelihood):
+        refuse_rows(
+            owner,
+            y,
+            lambda values: (values < 0) | (values >= inner.num_classes) | (values != values.round()),
+            "values that are no classes",
+            f"classes are the integers 0 to {inner.num_classes - 1}",
+        )

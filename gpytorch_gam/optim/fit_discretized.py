@@ -23,7 +23,7 @@ from gpytorch_gam.variational import AdditiveVariationalStrategy
 from ._discretized_data import DiscretizedData, sampled
 from ._discretized_problem import FIRST_ROWS, DiscretizedProblem
 from ._level_statistics import LevelStatistics
-from ._likelihood_check import unwrapped
+from ._likelihood_check import check_response_values, unwrapped
 from ._site_fit import SHARE_OF_TOLERANCE, SiteFit
 from ._structured_posterior import StructuredDistribution, validated_strategy
 
@@ -133,6 +133,7 @@ def fit_discretized(
             with torch.no_grad():
                 strategy._initialize_once()
                 data = DiscretizedData.from_batches(batches, levels, strategy, _fixed_mean(strategy), num_threads)
+            check_response_values(likelihood, data.responses.cpu())
             null = _null_model(strategy, likelihood, data)
             problem = DiscretizedProblem(model, likelihood, levels, len(data), null)
             if isinstance(likelihood, GaussianLikelihood):

@@ -22,7 +22,7 @@ from gpytorch_gam.likelihoods._null_model import NullModel, Responses, null_mode
 from gpytorch_gam.variational import AdditiveVariationalStrategy, BlockLowRankPrecisionVariationalDistribution
 from gpytorch_gam.warnings import TrainingLoopWarning
 
-from ._likelihood_check import check_number_of_predictors, unwrapped
+from ._likelihood_check import check_number_of_predictors, check_response_values, unwrapped
 from ._response_sample import sampled_responses
 from ._structured_posterior import StructuredDistribution
 
@@ -114,7 +114,11 @@ def null_model_of(
     :return: None if the likelihood is not known, or there is no row.
     """
     responses = sampled_responses(strategy, likelihood, batches)
-    return None if responses is None else null_model(unwrapped(likelihood), responses)
+    if responses is None:
+        return None
+    # Batches were looked at one by one, and on the CPU alone.
+    check_response_values(likelihood, responses.y)
+    return null_model(unwrapped(likelihood), responses)
 
 
 @torch.no_grad()
