@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gpytorch_gam.variational import AdditiveVariationalStrategy
-from gpytorch_gam.variational._forward_recorder import ForwardRecord, ForwardRecorder
+from gpytorch_gam.variational._forward_recorder import ForwardRecorder, Recorded
 
 from ._data_stream import Rows
 
@@ -28,12 +28,12 @@ class Outputs(NamedTuple):
 
     :ivar loss: minus the objective.
     :ivar gradients: of the parameters, None for those without.
-    :ivar records: of the forward, see :class:`ForwardRecorder`.
+    :ivar recorded: of the forward, see :class:`ForwardRecorder`.
     """
 
     loss: Tensor
     gradients: list[Tensor | None]
-    records: list[ForwardRecord]
+    recorded: Recorded
 
 
 class _Recording(NamedTuple):
@@ -122,7 +122,7 @@ class GraphedStep:
         for parameter, gradient in zip(parameters, recording.outputs.gradients, strict=True):
             parameter.grad = gradient
         if self._strategy._recorder is not None:
-            self._strategy._recorder.records.extend(recording.outputs.records)
+            self._strategy._recorder.put(recording.outputs.recorded)  # gradients are replaced, too
         return recording.outputs.loss.clone()
 
 

@@ -39,12 +39,12 @@ def correct_gradients(
     features: Iterable[Tensor],
     gradients: Sequence[Tensor],
     curvatures: Sequence[Tensor],
-    num_data: int,
+    divergence_weight: float,
     processes: Processes,
 ) -> None:
     r"""
-    Turn the gradients of ``loss = -ELBO / N`` in the parameters of the predictor to those at a fixed
-    :math:`q(\mathbf u)`.
+    Turn the gradients of ``loss = -w ELBO``, such as that of w = 1 / N, in the parameters of the predictor to those at
+    a fixed :math:`q(\mathbf u)`.
 
     :param strategy: With the posterior and the kernels of the forward.
     :param choleskys: Of the covariances of the inducing variables, with the graph of the kernels, for each group.
@@ -52,7 +52,7 @@ def correct_gradients(
     :param gradients: :math:`g` of each chunk, ``(n, P)``, scaled to all of the data.
     :param curvatures: :math:`-2\, \partial E_n / \partial \mathrm{covariance}_n` of each chunk, ``(n, P, P)``, scaled
         too, as they are.
-    :param num_data: N.
+    :param divergence_weight: w, the weight of the divergence in the loss.
     :param processes: That have the other rows. Each differentiates with its own rows and its share of what does not
         depend on them; the sum of that is the same in all.
     """
@@ -66,7 +66,7 @@ def correct_gradients(
         for cholesky, weight in zip(choleskys, weights, strict=True):
             if cholesky.requires_grad:
                 relative = triangular_solve(cholesky.detach(), cholesky)
-                surrogate = surrogate + (weight * relative).sum() / num_data
+                surrogate = surrogate + (weight * relative).sum() * divergence_weight
         if not surrogate.requires_grad:
             return
         found = torch.autograd.grad(surrogate, parameters, allow_unused=True)

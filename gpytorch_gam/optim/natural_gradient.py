@@ -5,7 +5,8 @@ from __future__ import annotations
 import numbers
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
 from itertools import groupby
@@ -13,7 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import gpytorch
 import torch
+from gpytorch.mlls import MarginalLogLikelihood, VariationalELBO
 from torch import Tensor
+from torch.autograd import Variable
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from gpytorch_gam.variational import (
     AdditiveVariationalStrategy,
@@ -21,10 +25,11 @@ from gpytorch_gam.variational import (
     LowRankPrecisionVariationalDistribution,
 )
 from gpytorch_gam.variational._expected_gradients import curvature_of
-from gpytorch_gam.variational._forward_recorder import ForwardRecord, ForwardRecorder
+from gpytorch_gam.variational._forward_recorder import DivergenceRecord, ForwardRecorder, Recorded
 from gpytorch_gam.warnings import CurvatureWarning, RankWarning, TrainingLoopWarning
 
 from ._distributed import Processes, start_from_first, step_together
+from ._gradient_watch import GradientWatch
 from ._hyperparameter_gradient import correct_gradients
 from ._mean_step import Posterior, effective_dimension, transported
 from ._natural_step import DENSE_LIMIT, OVERSAMPLING, dense_step, streamed_step
@@ -62,6 +67,20 @@ _MAX_HALVINGS, _LOSS_SLACK = 6, 1e-6
 # long where log-likelihoods are not concave.
 _LEAST_JOINT_STEP = 0.3
 
+# Relative difference of the weight of the divergence from 1 / num_data that is more than rounding.
+_WEIGHT_SLACK = 1e-3
+
+# Relative difference of Cholesky factors that is more than rounding, which depends on whether kernels are evaluated
+# with gradients, and which a condition number of up to the inverse of the jitter may raise.
+_KERNEL_SLACK = 1e-7
+
+# Objectives whose data term is no expected log-likelihood.
+_OTHER_OBJECTIVES = (
+    gpytorch.mlls.PredictiveLogLikelihood,
+    gpytorch.mlls.GammaRobustVariationalELBO,
+    gpytorch.mlls.DeepPredictiveLogLikelihood,
+)
+
 # Where the schedule starts for a posterior that is worth keeping: at a step size of a tenth.
 _WARM_STEP = 90
 
@@ -73,6 +92,17 @@ class _Batch(NamedTuple):
     gradients: Tensor  # g_n, (b, P), float64
     curvatures: Tensor  # lambda_n, (b, P, P), float64, indefinite where the likelihood is not log-concave
     num_rows: int  # of all processes
+    divergence_weight: float  # in the average of the losses of all processes
+    is_whole_elbo: bool  # whether that is in GPyTorch's proportion to the data's
+
+
+class _Rows(NamedTuple):
+    """Derivatives of this process's loss, as backward passes have left them."""
+
+    x: Tensor  # (b, D)
+    gradients: Tensor  # in the means, (b, P), float64
+    curvatures: Tensor  # in their covariance, (b, P, P)
+    divergence_weight: float  # that in the divergence
 
 
 class NaturalGradient(torch.optim.Optimizer):
@@ -153,12 +183,20 @@ class NaturalGradient(torch.optim.Optimizer):
     in the number of components. A step with r = 1 forms a dense :math:`Q \times Q` matrix while Q is at most 512, and
     evaluates the features of a batch above ``chunk_size`` up to fifteen times beyond that.
 
-    Use it with :class:`~gpytorch.mlls.VariationalELBO` (``beta`` 1) in a training forward with gradients, the loss
-    being minus the objective as it is returned, per row. Prefer batches of one size (``drop_last=True``). It reads the
-    gradients at the predictor and not those of its own parameters, so clipping and scaling them does not reach it, and
-    ``zero_grad`` has nothing to forget. Several forward and backward passes before a step count as one batch; divide
-    each loss by their number, as for any optimiser. A checkpoint needs the states of model *and* optimiser: the latter
-    knows the kernels that the posterior belongs to. It cannot be copied or pickled itself.
+    Use it with :class:`~gpytorch.mlls.VariationalELBO` in a training forward with gradients, the loss being minus the
+    objective. Prefer batches of one size (``drop_last=True``). It reads the gradients at the predictor and at the
+    divergence, and not those of its own parameters, so clipping these does not reach it. What the data say is weighed
+    against the divergence: a loss that is a multiple of minus the ELBO, by a sum over the rows or a loss scaler, has
+    the same steps; ``beta`` tempers the posterior; a loss of your own is followed as it is, and one whose divergence
+    does not have the weight 1 / N is warned of. Objectives without an expected log-likelihood, such as
+    :class:`~gpytorch.mlls.PredictiveLogLikelihood`, are refused.
+
+    The batch of a step is what was differentiated since the last one, or what its closure evaluates. Several forward
+    and backward passes before a step count as one batch, as their gradients add up; divide each loss by their number
+    for the other optimiser. As for gradients, ``zero_grad`` before another backward pass (of this optimiser or of the
+    hyperparameters') forgets what was differentiated. Evaluations of other optimisers' closures do not count. A
+    checkpoint needs the states of model *and* optimiser: the latter knows the kernels that the posterior belongs to. It
+    cannot be copied or pickled itself.
 
     While it is attached, the strategy records each training forward with gradients until the next step; detach it by
     :meth:`detach`. Copies and pickles of the model are not attached.
@@ -166,7 +204,7 @@ class NaturalGradient(torch.optim.Optimizer):
     :param model: A model whose ``variational_strategy`` is an :class:`AdditiveVariationalStrategy` with no batch
         shape, and a :class:`BlockLowRankPrecisionVariationalDistribution` or
         :class:`LowRankPrecisionVariationalDistribution`.
-    :param num_data: Number N of rows of all the data, as given to the ELBO.
+    :param num_data: Number N of rows of all the data (not of batches), as given to the ELBO.
     :param lr: A fixed step size in (0, 1]; default the schedule above.
     :param tolerance: Nats that the noise of minibatches may cost in the long run; without effect under ``lr``.
     :param chunk_size: Rows whose features exist at a time.
@@ -176,8 +214,8 @@ class NaturalGradient(torch.optim.Optimizer):
     :param variance_reduction: Take the noise of minibatches out of the gradients of the kernels' parameters.
     :param process_group: The processes that train this model together, such as ``torch.distributed.group.WORLD``;
         default this process alone, also where others train models of their own.
-    :raises ValueError: If an argument is out of range, another optimiser is attached to the model, or the processes
-        differ in ``num_data`` or in the shape of the posterior.
+    :raises ValueError: If an argument is out of range, parameters of the posterior do not require gradients, another
+        optimiser is attached to the model, or the processes differ in ``num_data`` or in the shape of the posterior.
     :raises TypeError: If model, distribution or ``process_group`` are of another kind.
     :raises NotImplementedError: For batches of models.
 
@@ -200,6 +238,7 @@ class NaturalGradient(torch.optim.Optimizer):
     _processes: Processes
     _segments: tuple[Segment, ...]
     _recorder: _AttachedRecorder
+    _stop_pausing: Callable[[], Any]
 
     def __init__(
         self,
@@ -230,6 +269,7 @@ class NaturalGradient(torch.optim.Optimizer):
         if isinstance(attached, _AttachedRecorder) and attached.owner() is not None:
             raise ValueError("model has a NaturalGradient attached: call its detach() before attaching another")
         self._strategy, self._distribution = strategy, strategy._variational_distribution
+        self._require_free_posterior()
         self._num_data, self._chunk_size = int(num_data), chunk_size
         self._processes = Processes(process_group)
         self._processes.require_equal({"num_data": self._num_data}, self._distribution.device)
@@ -242,6 +282,7 @@ class NaturalGradient(torch.optim.Optimizer):
             self._start_from_present_posterior()
         self._segments = predictor_segments(strategy.predictor)
         self._recorder = strategy._recorder = _AttachedRecorder(self)
+        self._stop_pausing = _pause_in_other_steps(self)
 
     @torch.no_grad()
     def _start_from_present_posterior(self) -> None:
@@ -257,6 +298,7 @@ class NaturalGradient(torch.optim.Optimizer):
         if self._strategy._recorder is self._recorder:
             self._follow_kernels()
             self._strategy._recorder = None
+        self._stop_pausing()
         self._recorder.take()
 
     @property
@@ -274,19 +316,27 @@ class NaturalGradient(torch.optim.Optimizer):
             left out. Gradients of hyperparameters are then those at the new posterior.
         :return: What the closure returned at first.
         :raises RuntimeError: If the model was not called in train mode with gradients since the last step, ``backward``
-            has not run, a gradient is not finite in any process, or the new precision cannot be factorised. The
-            parameters are then as before.
+            has not run or not reached the divergence, a gradient is not finite in any process, or the new precision
+            cannot be factorised. The parameters are then as before, also with the following errors.
+        :raises ValueError: If there are more rows than ``num_data``, the objective has another ``num_data``, the loss
+            has the wrong sign, or parameters of the posterior do not require gradients.
+        :raises TypeError: If the objective is no bound with an expected log-likelihood.
         :raises NotImplementedError: If the inputs had a batch shape.
         """
         if torch.is_inference_mode_enabled():
             raise RuntimeError("step() needs gradients, which torch.inference_mode() rules out: call it outside")
-        result: Any = None
-        if closure is not None:
-            with torch.enable_grad():
-                result = closure()
         if self._strategy._recorder is not self._recorder:
             raise RuntimeError("this NaturalGradient is detached from its model: make a new one")
+        self._require_free_posterior()
+        result: Any = None
+        if closure is not None:
+            before = self._recorder.take()  # of other losses: the closure is the batch
+            result = self._evaluate(closure)
+            if not self._recorder.num_forwards:  # wrappers of optimisers pass closures that do nothing
+                self._recorder.put(before)
+                closure = None
         batch = self._take_batch()
+        self._warn_if_weight_is_unexplained(batch)
         with torch.set_grad_enabled(self.param_groups[0]["variance_reduction"]):
             choleskys = self._strategy.inducing_choleskys()
         self._warn_if_out_of_order(choleskys)
@@ -301,19 +351,32 @@ class NaturalGradient(torch.optim.Optimizer):
         self._warn_if_rank_is_small()
         return result
 
+    def _require_free_posterior(self) -> None:
+        fixed = [name for name, each in self._distribution.named_parameters() if not each.requires_grad]
+        if fixed:
+            raise ValueError(
+                f"NaturalGradient moves the whole posterior, but {', '.join(fixed)} of the variational distribution "
+                "do not require gradients: call requires_grad_(True) on them, or take no natural-gradient steps while "
+                "the posterior is to stay as it is"
+            )
+
+    def _evaluate(self, closure: Callable[[], Any]) -> Any:
+        with torch.enable_grad(), self._recorder.recording():
+            return closure()
+
     def _take_batch(self) -> _Batch:
         """The rows of all forwards since the last step. An error of one process is one of all: none waits for ever."""
-        batch, error = None, None
+        rows, error, recorded = None, None, self._recorder.take()
         try:
-            # The loss is the average of those of the processes.
-            batch = _joined(self._recorder.take(), self._num_data / self._processes.size)
-        except (RuntimeError, NotImplementedError) as caught:
+            self._check_objectives(recorded.divergences)
+            rows = _joined(recorded)
+        except (RuntimeError, NotImplementedError, ValueError, TypeError) as caught:
             error = caught
-        state = [-1 if batch is None else batch.num_rows, self._memory.get("step", 0)]
+        state = [-1 if rows is None else len(rows.x), self._memory.get("step", 0)]
         counts, steps = zip(*self._processes.gather(state, self._distribution.device), strict=True)
         if error is not None:
             raise error
-        assert batch is not None
+        assert rows is not None
         if min(counts) < 0:
             raise RuntimeError(
                 f"process {counts.index(min(counts))} of process_group has no gradients for this step: see its error"
@@ -325,7 +388,66 @@ class NaturalGradient(torch.optim.Optimizer):
             )
         if min(counts) == 0 and not self._processes.is_alone:
             raise RuntimeError(f"the processes of process_group have {list(counts)} rows in this step: each needs some")
-        return batch._replace(num_rows=sum(counts))
+        self._check_number_of_rows(sum(counts))
+        weight = self._weight_of_all(rows.divergence_weight)
+        # Of the bound with the divergence as it is, summed over all rows.
+        scale = 1.0 / (self._processes.size * weight)
+        gradients, curvatures = -scale * rows.gradients, curvature_of(rows.curvatures, 2 * scale)
+        is_whole = all(_is_whole_elbo(record.objective) for record in recorded.divergences)
+        return _Batch(rows.x, gradients, curvatures, sum(counts), weight, is_whole)
+
+    def _check_objectives(self, divergences: Sequence[DivergenceRecord]) -> None:
+        for objective in {record.objective for record in divergences}:
+            if isinstance(objective, _OTHER_OBJECTIVES):
+                raise TypeError(
+                    f"NaturalGradient maximises bounds with an expected log-likelihood, such as VariationalELBO, and "
+                    f"{type(objective).__name__} has none: train model.variational_parameters() with an optimiser of "
+                    "torch.optim for it, after detach()"
+                )
+            num_data = getattr(objective, "num_data", self._num_data)
+            if float(num_data) != self._num_data:
+                raise ValueError(
+                    f"the objective has num_data={num_data} and NaturalGradient num_data={self._num_data}: give both "
+                    "the number of rows of all data (beta of the objective is there to weigh the divergence)"
+                )
+
+    def _check_number_of_rows(self, num_rows: int) -> None:
+        padding = self._processes.size - 1  # a DistributedSampler repeats rows to give all processes as many
+        if num_rows > self._num_data + padding:
+            raise ValueError(
+                f"{num_rows} rows since the last step are more than num_data={self._num_data}, the number of rows of "
+                "all data (not of batches): pass num_data=len(y), and step at least once in a pass over the data"
+            )
+
+    def _weight_of_all(self, weight: float) -> float:
+        """The weight of the divergence in the average of the losses of all processes."""
+        if not self._processes.is_alone:
+            own = torch.tensor(weight, dtype=torch.float64, device=self._distribution.device)
+            weight = self._processes.sum([own])[0].item() / self._processes.size
+        if weight == 0.0:
+            raise RuntimeError(
+                "the Kullback-Leibler divergence was not differentiated, and its weight in the loss is what the data "
+                "are weighed against: use gpytorch.mlls.VariationalELBO, or model.variational_strategy.kl_divergence() "
+                "/ num_data in a loss per row of your own, and differentiate in model.variational_parameters(), too"
+            )
+        return weight
+
+    def _warn_if_weight_is_unexplained(self, batch: _Batch) -> None:
+        """A loss that is minus the ELBO times any number needs no words; one that was put together elsewhere might."""
+        weight = batch.divergence_weight
+        relative = weight * self._num_data
+        if batch.is_whole_elbo or abs(relative - 1.0) <= _WEIGHT_SLACK:
+            return
+        if self._processes.leads and not self._memory.get("has_warned_of_weight"):
+            self._memory["has_warned_of_weight"] = True
+            warnings.warn(
+                f"the Kullback-Leibler divergence has a weight of {weight:.3g} in the loss, {relative:.3g} times the "
+                f"1 / num_data of a loss per row (num_data={self._num_data}). The posterior follows the loss as it is: "
+                "that is right if the data term has the same factor; otherwise divide the divergence by the number of "
+                "rows of all data where the expected log-likelihood is an average over the rows of the batch",
+                TrainingLoopWarning,
+                stacklevel=_USER_LEVEL,
+            )
 
     def _loss_of_all(self, loss: Any) -> float:
         own = torch.as_tensor(loss, dtype=torch.float64, device=self._distribution.device)
@@ -372,15 +494,13 @@ class NaturalGradient(torch.optim.Optimizer):
         before, memory = deepcopy(q.state_dict()), dict(self._memory)
         for attempt in range(_MAX_HALVINGS):
             self._update(batch, features, choleskys, scale=0.5**attempt)
-            with torch.enable_grad():
-                after = self._loss_of_all(closure())
+            after = self._loss_of_all(self._evaluate(closure))
             again = self._take_batch()
             if after <= loss + _LOSS_SLACK * abs(loss):
                 break
             self._restore(before, memory)
         else:
-            with torch.enable_grad():
-                closure()
+            self._evaluate(closure)
             again = self._take_batch()
         self._correct_gradients(again, self._features(again, choleskys), choleskys)
 
@@ -400,7 +520,7 @@ class NaturalGradient(torch.optim.Optimizer):
             return
         chunks = batch.gradients.split(self._chunk_size), batch.curvatures.split(self._chunk_size)
         rows = (chunk.features for chunk in features.chunks())
-        correct_gradients(self._strategy, choleskys, rows, *chunks, self._num_data, self._processes)
+        correct_gradients(self._strategy, choleskys, rows, *chunks, batch.divergence_weight, self._processes)
 
     def _update(self, batch: _Batch, features: BatchFeatures, by_group: list[Tensor], scale: float = 1.0) -> None:
         memory = self._memory
@@ -515,7 +635,7 @@ class NaturalGradient(torch.optim.Optimizer):
         at_forward = self._memory.get("choleskys")
         if at_forward is None:
             return False
-        return any(not torch.equal(*pair) for pair in zip(at_forward, self._in_runs(choleskys), strict=True))
+        return not _agree(at_forward, self._in_runs(choleskys))
 
     def _warn_if_curvature_is_negative(self, batch: _Batch) -> None:
         """Looks at the first few batches only, because it waits for the device."""
@@ -530,7 +650,8 @@ class NaturalGradient(torch.optim.Optimizer):
         if memory.get("step", 0) == _NUM_CHECKED and memory["num_negative"] >= _NUM_ROWS:
             warnings.warn(
                 f"the loss falls with the variance of the predictor in each row of the first {_NUM_CHECKED} batches, "
-                "so nothing is learnt of it: pass the gradients of loss = -mll(model(x), y), with the minus sign",
+                "so nothing is learnt of it: the data enter the loss as minus the expected log-likelihood, as in "
+                "-mll(model(x), y)",
                 CurvatureWarning,
                 stacklevel=_USER_LEVEL,
             )
@@ -553,7 +674,7 @@ class NaturalGradient(torch.optim.Optimizer):
         before = self._memory.setdefault("choleskys", choleskys)
         # Comparing waits for the device; in training the kernels move all the time.
         on_hot_path = self._strategy.training and choleskys[0].is_cuda
-        if not on_hot_path and all(torch.equal(old, new) for old, new in zip(before, choleskys, strict=True)):
+        if not on_hot_path and _agree(before, choleskys):
             return
         posterior = self._posterior(choleskys)
         before = self._memory.get("choleskys")  # none if somebody else has set the posterior
@@ -612,11 +733,40 @@ class NaturalGradient(torch.optim.Optimizer):
 
 
 class _AttachedRecorder(ForwardRecorder):
-    """Records while its optimiser is alive. Copies, which go with copies of the model, belong to none and stay idle."""
+    """
+    Records while its optimiser is alive, except in the steps of other optimisers: what they evaluate is their own
+    affair. Copies, which go with copies of the model, belong to none and stay idle.
+    """
 
     def __init__(self, owner: NaturalGradient | None) -> None:
         super().__init__()
         self.owner = _nobody if owner is None else weakref.ref(owner)
+        self._is_paused, self._is_recording = False, False
+        self._backward = -1  # torch's number of the backward pass that was entered last
+        self._watch = GradientWatch(() if owner is None else _watched(owner._strategy))
+        self._objectives: weakref.WeakSet[MarginalLogLikelihood] = weakref.WeakSet()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Forwards inside are not recorded, unless they are in :meth:`recording`."""
+        before, self._is_paused = self._is_paused, True
+        try:
+            yield
+        finally:
+            self._is_paused = before
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Forwards inside are recorded, also those of a closure that came by way of another optimiser."""
+        before, self._is_recording = self._is_recording, True
+        try:
+            yield
+        finally:
+            self._is_recording = before
+
+    @property
+    def _is_on(self) -> bool:
+        return self.owner() is not None and (self._is_recording or not self._is_paused)
 
     def prepare(self) -> None:
         """Carry the posterior along with the kernels."""
@@ -625,13 +775,34 @@ class _AttachedRecorder(ForwardRecorder):
             owner._follow_kernels()
 
     def record(self, x: Tensor, mean: Tensor, variance: Tensor) -> None:
-        owner = self.owner()
-        if owner is None:
+        if self._is_on:
+            super().record(x, mean, variance)
+
+    def record_divergence(self, divergence: Tensor) -> None:
+        if self._is_on:
+            super().record_divergence(divergence)
+
+    def _enter_backward(self) -> None:
+        owner, backward = self.owner(), torch._C._current_graph_task_id()
+        if owner is None or backward == self._backward:
             return
-        super().record(x, mean, variance)
-        # More than all rows is no batch: somebody trains without stepping, and graphs must not pile up.
-        while len(self.records) > 1 and sum(len(record.mean) for record in self.records[1:]) > owner._num_data:
-            self.records.pop(0)
+        self._backward = backward
+        if self._watch.begin():
+            self.forget_gradients()
+        Variable._execution_engine.queue_callback(self._watch.end)
+
+    def _keep(self, period: int, forward: Any, which: int, gradient: Tensor) -> None:
+        super()._keep(period, forward, which, gradient)
+        # Somebody differentiates without ever stepping. Enough is kept for a step to see that there are too many rows.
+        owner = self.owner()
+        while owner is not None and len(self._forwards) > 1 and self.num_rows > 2 * owner._num_data:
+            self._forwards.pop(0)
+
+    def _keep_weight(self, period: int, objective: MarginalLogLikelihood | None, gradient: Tensor) -> None:
+        if objective is not None and objective not in self._objectives:
+            self._objectives.add(objective)
+            self._watch.add(objective.parameters())
+        super()._keep_weight(period, objective, gradient)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _AttachedRecorder, (None,)
@@ -641,19 +812,70 @@ def _nobody() -> None:
     return None
 
 
-def _joined(records: Sequence[ForwardRecord], scale: float) -> _Batch:
+def _watched(strategy: AdditiveVariationalStrategy) -> list[Tensor]:
+    """Parameters whose gradients tell whether a backward pass adds to those before; the factors are large."""
+    return [strategy._variational_distribution.variational_mean, *strategy.model.hyperparameters()]
+
+
+def _pause_in_other_steps(natural: NaturalGradient) -> Callable[[], Any]:
+    """
+    Let nothing be recorded of the closures of other optimisers, while a natural gradient is attached.
+
+    :return: Ends that; so does the end of the optimiser.
+    """
+    owner, recorder = weakref.ref(natural), natural._recorder
+
+    def pause(
+        optimizer: torch.optim.Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if torch.compiler.is_compiling() or optimizer is owner():
+            return None
+        return tuple(map(paused, arguments)), {name: paused(value) for name, value in named.items()}
+
+    def paused(argument: Any) -> Any:
+        if isinstance(argument, torch.optim.Optimizer) or not callable(argument):
+            return argument
+
+        def closure(*arguments: Any, **named: Any) -> Any:
+            with recorder.paused():
+                return argument(*arguments, **named)
+
+        return closure
+
+    handle = register_optimizer_step_pre_hook(pause)
+    return weakref.finalize(natural, handle.remove)
+
+
+def _is_whole_elbo(objective: MarginalLogLikelihood | None) -> bool:
+    """Whether the weight of the divergence is what GPyTorch has given it, in proportion to that of the data."""
+    return (
+        isinstance(objective, VariationalELBO)
+        and objective.combine_terms
+        and type(objective).forward is VariationalELBO.forward
+    )
+
+
+def _agree(old: Sequence[Tensor], new: Sequence[Tensor]) -> bool:
+    """Whether Cholesky factors ``(..., M, M)`` are those of the same kernels."""
+    return all(
+        bool(((a - b).abs().amax((-2, -1)) <= _KERNEL_SLACK * b.abs().amax((-2, -1))).all())
+        for a, b in zip(old, new, strict=True)
+    )
+
+
+def _joined(recorded: Recorded) -> _Rows:
     """
     All rows that a backward pass has been through. Forwards without one are not part of the loss.
 
-    :param records: Of one process.
-    :param scale: From gradients of its loss to those of the bound.
+    :param recorded: By one process.
     """
-    if not records:
+    if not recorded.num_forwards:
         raise RuntimeError(
             "nothing was recorded since the last step: call the model in train mode, with gradients enabled and "
-            "diag=True, before natural.step()"
+            "diag=True, before natural.step(), or pass it a closure (what a closure of another optimiser evaluates "
+            "does not count)"
         )
-    records = [record for record in records if record.mean.grad is not None and record.variance.grad is not None]
+    records = recorded.records
     if not records:
         raise RuntimeError("no gradients reached the model's output: call loss.backward() before natural.step()")
     for record in records:
@@ -661,20 +883,25 @@ def _joined(records: Sequence[ForwardRecord], scale: float) -> _Batch:
             raise NotImplementedError(
                 f"NaturalGradient takes inputs (n, D), got shape {tuple(record.x.shape)}: flatten the batch dimensions"
             )
-    gradients = torch.cat([record.mean.grad for record in records]).double()  # type: ignore[misc]
-    curvatures = torch.cat([record.variance.grad for record in records])  # type: ignore[misc]
+    gradients = torch.cat([record.mean_gradient for record in records]).double()
+    curvatures = torch.cat([record.variance_gradient for record in records])
     if gradients.dim() == 1:
         gradients, curvatures = gradients[:, None], curvatures[:, None, None]
-    # For loss = -ELBO / N: the mean over the batch and the scaling to all rows cancel.
-    gradients, curvatures = -scale * gradients, curvature_of(curvatures, 2 * scale)
-    finite = torch.isfinite(gradients).all(-1) & torch.isfinite(curvatures).flatten(1).all(-1)
-    if not finite.all():
+    not_finite = ~(torch.isfinite(gradients).all(-1) & torch.isfinite(curvatures).flatten(1).all(-1))
+    weights = [record.weight.double() for record in recorded.divergences]
+    weight = torch.stack(weights).sum() if weights else gradients.new_zeros(())
+    num_not_finite, divergence_weight = torch.stack([not_finite.sum().to(weight), weight]).tolist()
+    if num_not_finite:
         raise RuntimeError(
-            f"the gradient of the loss is NaN or infinite in {int((~finite).sum())} of {len(finite)} rows: look for "
+            f"the gradient of the loss is NaN or infinite in {num_not_finite:.0f} of {len(gradients)} rows: look for "
             "such values in the data, or for an overflow in the likelihood"
         )
-    x = torch.cat([record.x for record in records]).detach()
-    return _Batch(x, gradients, curvatures, len(x))
+    if not divergence_weight >= 0:
+        raise ValueError(
+            f"the loss falls with the Kullback-Leibler divergence (by {-divergence_weight:.3g} a nat): pass the "
+            "gradients of loss = -mll(model(x), y), with the minus sign, and leave maximize=False in optimisers"
+        )
+    return _Rows(torch.cat([record.x for record in records]), gradients, curvatures, divergence_weight)
 
 
 def _moved(value: Any, device: torch.device) -> Any:

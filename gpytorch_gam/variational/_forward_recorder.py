@@ -1,43 +1,78 @@
-"""What a training forward computed, for optimisers that need more than gradients of parameters."""
+"""What backward passes leave at training forwards, for optimisers that need more than gradients of parameters."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
+import gpytorch
 from torch import Tensor
+
+from ._calling_objective import calling_objective
 
 
 class ForwardRecord(NamedTuple):
     """
-    Moments of the predictors in each row of one training forward, with their gradients once ``backward`` has run.
+    The rows of one training forward, and derivatives of the loss at the moments of the predictors in them.
 
     :ivar x: inputs ``(*batch, n, D)``.
-    :ivar mean: ``(*batch, n)``, its gradient retained; with several predictors ``(*batch, n, P)``.
-    :ivar variance: ``(*batch, n)``, its gradient retained; with several predictors their covariance,
-        ``(*batch, n, P, P)``.
+    :ivar mean_gradient: ``(*batch, n)``; with several predictors ``(*batch, n, P)``.
+    :ivar variance_gradient: ``(*batch, n)``; with several predictors that in their covariance, ``(*batch, n, P, P)``.
     """
 
     x: Tensor
-    mean: Tensor
-    variance: Tensor
+    mean_gradient: Tensor
+    variance_gradient: Tensor
+
+
+class DivergenceRecord(NamedTuple):
+    """
+    The weight of the Kullback-Leibler divergence in a loss.
+
+    :ivar weight: derivative of the loss in the divergence, a scalar: 1 / N for minus the ELBO per row.
+    :ivar objective: GPyTorch's objective that asked for the divergence, None if it was somebody else.
+    """
+
+    weight: Tensor
+    objective: gpytorch.mlls.MarginalLogLikelihood | None
+
+
+class Recorded(NamedTuple):
+    """
+    What happened since the last step.
+
+    :ivar num_forwards: training forwards with gradients, whether differentiated or not.
+    :ivar records: those that a backward pass has been through.
+    :ivar divergences: likewise.
+    """
+
+    num_forwards: int
+    records: list[ForwardRecord]
+    divergences: list[DivergenceRecord]
 
 
 class ForwardRecorder:
     """
-    Collects a :class:`ForwardRecord` for each training forward with gradients, while an optimiser is attached.
+    Collects what backward passes leave at the outputs of training forwards, while an optimiser is attached.
 
-    Optimisers derive from it and say what a copy of the model gets: records have a graph and cannot be copied.
+    Nothing of a forward is kept here before a backward pass has been through it: hooks in its graph know the rows.
+    Optimisers derive from it and say what a copy of the model gets.
+
+    :ivar num_forwards: training forwards with gradients since the last :meth:`take`.
     """
 
     def __init__(self) -> None:
-        self.records: list[ForwardRecord] = []
+        self._period = 0  # between two steps; a forward counts in its own
+        self.num_forwards = 0
+        self._forwards: list[_Forward] = []
+        self._divergences: list[DivergenceRecord] = []
 
     def prepare(self) -> None:
         """Called before each forward: bring the posterior to the present kernels. Nothing to do in general."""
 
     def record(self, x: Tensor, mean: Tensor, variance: Tensor) -> None:
         """
-        Keep the moments of a forward; nothing is kept where gradients are off.
+        Wait for the gradients of a forward; nothing is recorded where gradients are off.
 
         :param x: inputs ``(*batch, n, D)``.
         :param mean: ``(*batch, n)``, or ``(*batch, n, P)``.
@@ -45,11 +80,89 @@ class ForwardRecorder:
         """
         if not (mean.requires_grad and variance.requires_grad):
             return
-        mean.retain_grad()
-        variance.retain_grad()
-        self.records.append(ForwardRecord(x, mean, variance))
+        self.num_forwards += 1
+        forward = _Forward(x.detach())
+        mean.register_hook(partial(self._keep, self._period, forward, 0))
+        variance.register_hook(partial(self._keep, self._period, forward, 1))
 
-    def take(self) -> list[ForwardRecord]:
-        """All records since the last call, oldest first."""
-        records, self.records = self.records, []
-        return records
+    def record_divergence(self, divergence: Tensor) -> None:
+        """
+        Wait for the weight that a loss gives to the divergence from the prior.
+
+        :param divergence: ``()``.
+        """
+        if divergence.requires_grad:
+            divergence.register_hook(partial(self._keep_weight, self._period, calling_objective()))
+
+    def take(self) -> Recorded:
+        """All since the last call. Later backward passes through forwards from before it do not count."""
+        complete = [forward.record() for forward in self._forwards if forward.is_complete]
+        recorded = Recorded(self.num_forwards, complete, self._divergences)
+        self._period += 1
+        self.num_forwards = 0
+        self.forget_gradients()
+        return recorded
+
+    def put(self, recorded: Recorded) -> None:
+        """
+        Replace what was collected.
+
+        :param recorded: From :meth:`take`.
+        """
+        self.num_forwards = recorded.num_forwards
+        self._forwards = [_Forward(x, [mean, variance]) for x, mean, variance in recorded.records]
+        self._divergences = list(recorded.divergences)
+
+    def forget_gradients(self) -> None:
+        """Drop what backward passes have left."""
+        for forward in self._forwards:
+            forward.gradients = [None, None]
+        self._forwards, self._divergences = [], []
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that a backward pass has been through."""
+        return sum(forward.num_rows for forward in self._forwards)
+
+    def _enter_backward(self) -> None:
+        """Called whenever a backward pass reaches something recorded."""
+
+    def _keep(self, period: int, forward: _Forward, which: int, gradient: Tensor) -> None:
+        self._enter_backward()
+        if period != self._period:
+            return
+        if not any(each is forward for each in self._forwards):
+            self._forwards.append(forward)
+        forward.add(which, gradient.detach())
+
+    def _keep_weight(
+        self, period: int, objective: gpytorch.mlls.MarginalLogLikelihood | None, gradient: Tensor
+    ) -> None:
+        self._enter_backward()
+        if period == self._period:
+            self._divergences.append(DivergenceRecord(gradient.detach(), objective))
+
+
+class _Forward:
+    """Rows of a forward, and the sums of the gradients that backward passes have brought to its mean and variance."""
+
+    def __init__(self, x: Tensor, gradients: list[Tensor | None] | None = None) -> None:
+        self.x = x
+        self.gradients: list[Tensor | None] = [None, None] if gradients is None else gradients
+
+    def add(self, which: int, gradient: Tensor) -> None:
+        before = self.gradients[which]
+        self.gradients[which] = gradient if before is None else before + gradient
+
+    @property
+    def is_complete(self) -> bool:
+        return all(gradient is not None for gradient in self.gradients)
+
+    @property
+    def num_rows(self) -> int:
+        return self.x.shape[:-1].numel() if self.is_complete else 0
+
+    def record(self) -> ForwardRecord:
+        mean, variance = self.gradients
+        assert mean is not None and variance is not None
+        return ForwardRecord(self.x, mean, variance)

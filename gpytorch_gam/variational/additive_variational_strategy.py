@@ -279,9 +279,12 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
 
         :return: ``(*batch)``.
         """
-        if isinstance(self._variational_distribution, _PrecisionVariationalDistribution):
-            return self._variational_distribution.kl_divergence()
-        return super().kl_divergence()
+        if not isinstance(self._variational_distribution, _PrecisionVariationalDistribution):
+            return super().kl_divergence()
+        divergence = self._variational_distribution.kl_divergence()
+        if self._recorder is not None and self.training:
+            self._recorder.record_divergence(divergence)
+        return divergence
 
     def inducing_posterior(self) -> MultivariateNormal:
         r"""

@@ -252,6 +252,13 @@ def errors(group: Group) -> dict[str, tuple[str, str]]:
     after = trainer.loss.state_dict()
     found["unchanged"] = ("", str(all(torch.equal(before[name], after[name]) for name in after)))
 
+    loss_of_one = trainer.loss(x[:30], y[:30])
+    (loss_of_one if rank == 0 else -loss_of_one).backward()
+    found["sign"] = error_of(trainer.natural.step)
+    trainer.loss(x[:200], y[:200]).backward()
+    trainer.loss(x[:200], y[:200]).backward()
+    found["rows"] = error_of(trainer.natural.step)
+
     trainer.loss(x[:30], y[:30]).backward()
     with mock.patch("gpytorch_gam.optim.natural_gradient.dense_step", side_effect=ArithmeticError("broken")):
         found["first fails"] = error_of(trainer.natural.step)
@@ -282,13 +289,19 @@ def drift(group: Group) -> list[str]:
     return [str(warning.message) for warning in caught if warning.category is TrainingLoopWarning]
 
 
+def loss_with_wrong_sign(loss: Loss, x: Tensor, y: Tensor) -> Tensor:
+    expected, divergence, _ = loss.mll(loss.model(x), y)
+    return expected + divergence
+
+
 def wrong_sign(group: Group) -> list[str]:
-    """Warnings where the loss of one process, or of all, has the wrong sign."""
+    """Warnings where the data term of one process, or of all, has the wrong sign."""
     case, found = Case("block_low_rank", 6, EVEN), []
     for ranks in ((1,), (0, 1)):
         trainer = Trainer(case, group)
         if rank_of(group) in ranks:
-            trainer.forward = lambda x, y, loss=trainer.loss: -loss(x, y)
+            trainer.loss.mll.combine_terms = False
+            trainer.forward = functools.partial(loss_with_wrong_sign, trainer.loss)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             for _ in range(6):
@@ -412,6 +425,8 @@ def test_a_resumed_run_equals_an_uninterrupted_one(ranks: list[dict[str, Any]]) 
         ("no rows", ("ValueError", "ValueError"), r"have \[0, 1\] rows in this step"),
         ("no forward", ("RuntimeError", "RuntimeError"), "nothing was recorded|process 0 .* has no gradients"),
         ("not finite", ("RuntimeError", "RuntimeError"), "infinite in 1 of 30 rows|process 1 .* has no gradients"),
+        ("sign", ("RuntimeError", "ValueError"), "with the minus sign|process 1 .* has no gradients"),
+        ("rows", ("ValueError", "ValueError"), "800 rows since the last step are more than num_data=400"),
         ("first fails", ("ArithmeticError", "RuntimeError"), "broken|failed in the first process"),
         ("step", ("RuntimeError", "RuntimeError"), r"have taken \[1, 7\] steps"),
         ("lengths", ("ValueError", "ValueError"), r"have numbers of batches \[1, 2\]"),

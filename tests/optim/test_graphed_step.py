@@ -47,12 +47,9 @@ def num_recordings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def tensors_of(outputs: Outputs) -> list[Tensor]:
-    records = [
-        tensor
-        for record in outputs.records
-        for tensor in (record.mean, record.variance, record.mean.grad, record.variance.grad)
-    ]
-    return [outputs.loss, *outputs.gradients, *records]
+    records = [tensor for record in outputs.recorded.records for tensor in record]
+    weights = [record.weight for record in outputs.recorded.divergences]
+    return [outputs.loss, *outputs.gradients, *records, *weights]
 
 
 def test_it_needs_a_gpu() -> None:

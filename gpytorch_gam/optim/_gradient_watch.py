@@ -1,0 +1,68 @@
+"""Whether a backward pass adds to the gradients that are there, or begins anew."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import Tensor
+
+# What can be seen of a gradient without reading its values: its identity and the number of times it was written.
+_Mark = tuple[int, int] | None
+
+
+class GradientWatch:
+    """
+    Tells backward passes that add up, as for batches in several parts, from those that follow cleared gradients: torch
+    says nothing of ``zero_grad``. Values are read only where a gradient was written between two backward passes.
+
+    :param parameters: That receive gradients.
+    """
+
+    def __init__(self, parameters: Iterable[Tensor]) -> None:
+        self._parameters: list[Tensor] = []
+        self._before: list[_Mark] = []
+        self._after: list[_Mark] = []  # empty before the end of a first pass
+        self._is_open, self._left_nothing = False, False
+        self.add(parameters)
+
+    def add(self, parameters: Iterable[Tensor]) -> None:
+        """
+        Watch more parameters.
+
+        :param parameters: Those that are watched already are passed over.
+        """
+        known = set(map(id, self._parameters))
+        new = [each for each in dict.fromkeys(parameters) if id(each) not in known and each.requires_grad]
+        self._parameters += new
+        self._after += [None] * len(new) if self._after else []
+
+    def begin(self) -> bool:
+        """
+        Called before a backward pass reaches the parameters.
+
+        :return: Whether it begins anew: a gradient was cleared since the last pass, or that pass did not come to its
+            end, or it left no gradient, as those of ``torch.autograd.grad``.
+        """
+        was_interrupted, self._is_open = self._is_open, True
+        self._before, after = self._marks(), self._after
+        if was_interrupted:
+            return True
+        return bool(after) and (self._left_nothing or self._has_cleared(after))
+
+    def end(self) -> None:
+        """Called when the backward pass is over."""
+        self._after = self._marks()
+        self._left_nothing = self._after == self._before + [None] * (len(self._after) - len(self._before))
+        self._is_open = False
+
+    def _marks(self) -> list[_Mark]:
+        gradients = [parameter.grad for parameter in self._parameters]
+        return [None if gradient is None else (id(gradient), gradient._version) for gradient in gradients]
+
+    def _has_cleared(self, after: list[_Mark]) -> bool:
+        for parameter, then, now in zip(self._parameters, after, self._before, strict=True):
+            if then is None or then == now:
+                continue
+            if parameter.grad is None or not parameter.grad.any():
+                return True
+        return False
