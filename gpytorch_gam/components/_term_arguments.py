@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from gpytorch.kernels import Kernel, ScaleKernel
 from torch import Tensor
@@ -32,26 +33,78 @@ FACTOR_VARIANCE = 25.0
 INITIAL_LENGTHSCALE = 0.25
 SHORTEST_LENGTHSCALE, LONGEST_LENGTHSCALE = 0.01, 10.0
 
+# Largest differences of distribution functions from that of a uniform column. Normal columns have .2 to .3, one with an
+# outlier at twenty ranges .95.
+_EVEN, _UNEVEN = 0.3, 0.6
+
+# Share of the values beyond each end of the quantiles that tell where the bulk is.
+_TAIL = 0.05
+
+# Knots of the distribution function that are kept, and values of a column that are looked at, or twice as many.
+_NUM_PLACES, _MOST_VALUES = 2049, 2**16
+
 
 @dataclass(frozen=True)
 class Ranges:
     """
-    Where the values of some columns lie.
+    Where the values of some columns lie, in float64.
 
-    :ivar low: ``(C,)`` or ``(C, d)``, float64.
+    :ivar low: ``(C,)`` or ``(C, d)``.
     :ivar high: of the same shape, above ``low``.
+    :ivar bulk_low: the lower end of the part that holds the bulk of the values, of the same shape.
+    :ivar bulk_high: the upper end of that part.
+    :ivar places: ascending, from the lower end to the upper one, ``(C, K)`` or ``(C, d, K)``: equally spaced, or denser
+        where there are more values.
     """
 
     low: Tensor
     high: Tensor
+    bulk_low: Tensor
+    bulk_high: Tensor
+    places: Tensor
+
+    @classmethod
+    def between(cls, low: Tensor, high: Tensor) -> Ranges:
+        """
+        Ranges of which no more is known than their ends.
+
+        :param low: ``(C,)`` or ``(C, d)``.
+        :param high: Of the same shape.
+        """
+        return cls(low, high, low, high, torch.stack([low, high], -1))
+
+    @classmethod
+    def stack(cls, parts: Sequence[Ranges]) -> Ranges:
+        """
+        Ranges of shape ``(C, d)`` from C ones of shape ``(d,)``.
+
+        :param parts: One for each component.
+        """
+        return cls(*(torch.stack([getattr(part, field.name) for part in parts]) for field in fields(cls)))
 
     @property
     def width(self) -> Tensor:
         """Difference of the ends."""
         return self.high - self.low
 
+    @property
+    def bulk_width(self) -> Tensor:
+        """Difference of the ends of the bulk."""
+        return self.bulk_high - self.bulk_low
+
+    def points(self, num: int) -> Tensor:
+        """
+        Points on each range, both ends included, ``(*shape, num)``.
+
+        :param num: Their number.
+        """
+        position = torch.linspace(0.0, self.places.shape[-1] - 1, num, dtype=torch.float64)
+        before = position.floor().clamp(max=self.places.shape[-1] - 2).long()
+        start, end = self.places[..., before], self.places[..., before + 1]
+        return start + (end - start) * (position - before)
+
     def __getitem__(self, index: Any) -> Ranges:
-        return Ranges(self.low[index], self.high[index])
+        return Ranges(*(getattr(self, field.name)[index] for field in fields(self)))
 
 
 class Multipliers(NamedTuple):
@@ -189,7 +242,7 @@ def column_ranges(
     :param x: Training inputs ``(*batch, n, D)``; not needed with both ends.
     :param low: Lower end, or one a column.
     :param high: Upper end, or one a column.
-    :return: Of shape ``(C,)``.
+    :return: Of shape ``(C,)``. Where ``x`` has long tails, with the bulk of its values told from these.
     :raises ValueError: If there is nothing to take them from, or a column has no finite values, or only one.
     """
     if x is None and (low is None or high is None):
@@ -198,10 +251,11 @@ def column_ranges(
             "low and high"
         )
     lows, highs = (_per_column(term, name, end, columns) for name, end in (("low", low), ("high", high)))
+    values = None if x is None else data_columns(term, x, columns)
     if lows is None or highs is None:
-        assert x is not None
-        extremes = _extremes(term, columns, data_columns(term, x, columns))
-        lows, highs = extremes.low if lows is None else lows, extremes.high if highs is None else highs
+        assert values is not None
+        extremes = _extremes(term, columns, values)
+        lows, highs = extremes[0] if lows is None else lows, extremes[1] if highs is None else highs
     for column, lower, upper in zip(columns, lows.tolist(), highs.tolist(), strict=True):
         if lower == upper and low is None and high is None:
             raise ValueError(
@@ -210,7 +264,42 @@ def column_ranges(
             )
         if not lower < upper:
             raise ValueError(f"{term}: low must be below high, got low={lower:g}, high={upper:g} for column {column}")
-    return Ranges(lows, highs)
+    if values is None:
+        return Ranges.between(lows, highs)
+    return Ranges(
+        lows, highs, *(torch.stack(parts) for parts in zip(*map(_told_apart, lows, highs, values.mT), strict=True))
+    )
+
+
+def _told_apart(low: Tensor, high: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """
+    The ends of the bulk of one column, and places that serve it as well as the range.
+
+    Distinct values that are spread like uniform or normal ones count as bulk all together. The further their
+    distribution is from uniform beyond that, the more a place is shifted from an equal share of the range towards an
+    equal share of the values, up to halfway, and the ends of the bulk towards where a uniform distribution of the same
+    central quantiles would end.
+    """
+    values = values[torch.isfinite(values)]
+    values = values[(values >= low) & (values <= high)]
+    kept = torch.cat([_thinned(values), torch.stack([low, high])]).unique()  # sorted
+    of_range = (kept - low) / (high - low)
+    of_values = torch.linspace(0.0, 1.0, len(kept), dtype=torch.float64)
+    distance = (of_range - of_values).abs().max()
+    unevenness = ((distance - _EVEN) / (_UNEVEN - _EVEN)).clamp(0.0, 1.0)
+    share = torch.lerp(of_range, of_values, 0.5 * unevenness)
+    grid = np.linspace(0.0, 1.0, _NUM_PLACES)
+    places = torch.from_numpy(np.interp(grid, share.numpy(), kept.numpy()))
+    if unevenness == 0:
+        places = torch.lerp(low, high, torch.from_numpy(grid))
+    lower, upper = torch.quantile(kept, torch.tensor([_TAIL, 1 - _TAIL], dtype=torch.float64))
+    beyond = (upper - lower) * _TAIL / (1 - 2 * _TAIL)
+    ends = (torch.maximum(lower - beyond, low), torch.minimum(upper + beyond, high))
+    return torch.lerp(low, ends[0], unevenness), torch.lerp(high, ends[1], unevenness), places
+
+
+def _thinned(values: Tensor) -> Tensor:
+    return values[:: max(1, len(values) // _MOST_VALUES)]
 
 
 def per_column(term: str, name: str, value: PerColumn, columns: Sequence[int]) -> Tensor:
@@ -267,24 +356,27 @@ def checked_variance(term: str, variance: float | None) -> float | None:
     return float(variance)
 
 
-def stationary_kernel(term: str, kind: str, width: Tensor, active_dims: Sequence[int] | None = None) -> Kernel:
+def stationary_kernel(
+    term: str, kind: str, width: Tensor, bulk_width: Tensor, active_dims: Sequence[int] | None = None
+) -> Kernel:
     """
-    A stationary kernel with a lengthscale of each component's own: a quarter of the range of the input at first, and
-    bounded by a hundredth and ten times the range.
+    A stationary kernel with a lengthscale of each component's own: a quarter of the range of the input's bulk at first,
+    and bounded by a hundredth of that and ten times the whole range.
 
     :param term: Name of the factory, for messages.
     :param kind: One of :data:`KERNELS`.
     :param width: Ranges of the input, ``(C,)``.
+    :param bulk_width: Those of its bulk, ``(C,)``.
     :param active_dims: Columns of a component that the kernel reads; default all, with one lengthscale.
     :return: A kernel of batch shape ``(C,)``.
     :raises ValueError: If the kind is unknown.
     """
     if kind not in KERNELS:
         raise ValueError(f"kernel of {term} must be one of {list(KERNELS)}, got {kind!r}")
-    unit = width.to(torch.get_default_dtype()).reshape(-1, 1, 1)
+    whole, unit = (part.to(torch.get_default_dtype()).reshape(-1, 1, 1) for part in (width, bulk_width))
     options: dict[str, Any] = {
         "batch_shape": torch.Size([len(width)]),
-        "lengthscale_constraint": PrintableInterval(SHORTEST_LENGTHSCALE * unit, LONGEST_LENGTHSCALE * unit),
+        "lengthscale_constraint": PrintableInterval(SHORTEST_LENGTHSCALE * unit, LONGEST_LENGTHSCALE * whole),
         "active_dims": None if active_dims is None else tuple(active_dims),
     }
     if kind == "rbf":
@@ -300,11 +392,11 @@ def centred_on(kernel: Kernel, measure: Measure | None, ranges: Ranges) -> ANOVA
     A kernel of one column, centred.
 
     :param kernel: Of batch shape ``(C,)``.
-    :param measure: Under which, one for all components or one each; default uniform on the ranges.
+    :param measure: Under which, one for all components or one each; default uniform on the bulk.
     :param ranges: Of the column in each component, ``(C,)``.
     """
     if measure is None:
-        measure = Uniform(ranges.low, ranges.high)
+        measure = Uniform(ranges.bulk_low, ranges.bulk_high)
     elif measure.batch_shape == torch.Size([]):
         measure = measure.expand(ranges.low.shape)
     return ANOVAKernel(kernel, measure)
@@ -339,20 +431,17 @@ def grid(ranges: Ranges, nums: Sequence[int]) -> Tensor:
     :return: ``(C, M, d)`` in the default dtype, M the product of the numbers.
     :raises ValueError: If points on a range coincide in that dtype.
     """
-    axes = [torch.linspace(0.0, 1.0, num, dtype=torch.float64) for num in nums]
-    for dim, axis in enumerate(axes):
-        ends = ranges[..., dim]
-        on_axis = (ends.low.unsqueeze(-1) + ends.width.unsqueeze(-1) * axis).to(torch.get_default_dtype())
+    axes = [ranges[:, dim].points(num).to(torch.get_default_dtype()) for dim, num in enumerate(nums)]
+    for dim, on_axis in enumerate(axes):
+        ends = ranges[:, dim]
         stuck = (on_axis.diff() <= 0).any(-1).nonzero().flatten().tolist()
         if stuck:
             raise ValueError(
                 f"the range from {ends.low[stuck[0]].item():.17g} to {ends.high[stuck[0]].item():.17g} is too narrow "
-                f"beside its distance from zero for {len(axis)} inducing points in {on_axis.dtype}: subtract something "
+                f"beside its distance from zero for {nums[dim]} inducing points in {on_axis.dtype}: subtract something "
                 "from the column"
             )
-    unit = torch.cartesian_prod(*axes).reshape(-1, len(axes))
-    points = ranges.low.unsqueeze(-2) + ranges.width.unsqueeze(-2) * unit
-    return points.to(torch.get_default_dtype())
+    return torch.stack([torch.cartesian_prod(*rows).reshape(-1, len(nums)) for rows in zip(*axes, strict=True)])
 
 
 def level_points(levels: Levels) -> Tensor:
@@ -493,11 +582,12 @@ def _per_column(term: str, name: str, value: PerColumn | None, columns: Sequence
     return None if value is None else per_column(term, name, value, columns)
 
 
-def _extremes(term: str, columns: Sequence[int], values: Tensor) -> Ranges:
+def _extremes(term: str, columns: Sequence[int], values: Tensor) -> tuple[Tensor, Tensor]:
+    """The smallest and the largest finite value of each column."""
     is_finite = torch.isfinite(values)
     for column, is_any in zip(columns, is_finite.any(0).tolist(), strict=True):
         if not is_any:
             raise ValueError(f"column {column} of x has no finite value, from which {term} could take its range")
     infinity = torch.full_like(values, float("inf"))
     low = torch.where(is_finite, values, infinity).amin(0)
-    return Ranges(low, torch.where(is_finite, values, -infinity).amax(0))
+    return low, torch.where(is_finite, values, -infinity).amax(0)

@@ -89,11 +89,11 @@ def cyclic(
         raise ValueError(f"period of cyclic must be positive, got {period!r} for columns {columns}")
     parts = multipliers("cyclic", columns, by, levels)
     is_centred = (by is None or levels is not None) if anova is None else anova
-    ranges = Ranges(starts, starts + periods)[parts.position]
+    ranges = Ranges.between(starts, starts + periods)[parts.position]
     base: Kernel = _periodic_kernel(ranges.width)
     if is_centred:
         base = centred_on(base, None, ranges)
-    without_end = Ranges(ranges.low, ranges.high - ranges.width / num)
+    without_end = Ranges.between(ranges.low, ranges.high - ranges.width / num)
     return ComponentGroup(
         scaled(base, parts.num_components, checked_variance("cyclic", variance)),
         columns=parts.columns,

@@ -71,7 +71,7 @@ def factor_smooth(
     :param num_inducing: Number of inducing points of each level.
     :param kernel: Radial basis function, or Matern of smoothness 1/2, 3/2 or 5/2.
     :param anova: Whether each curve has mean zero under the measure.
-    :param measure: For ``anova``. Default: uniform on the range.
+    :param measure: For ``anova``. Default: uniform on the range, or its bulk as in :func:`smooth`.
     :param variance: Initial prior variance, which is trained. Default: one, until a fit puts that of the responses in
         its place, see :func:`~gpytorch_gam.optim.start_from_responses`.
     :param names: Name of the component. Default: such as ``x0|x3``.
@@ -89,7 +89,7 @@ def factor_smooth(
     if measure is not None and not anova:
         raise ValueError("factor_smooth has a measure, but is not centred under it: give anova=True as well")
     ranges = column_ranges("factor_smooth", [column], x, low, high)
-    base = stationary_kernel("factor_smooth", kernel, ranges.width, active_dims=[0])
+    base = stationary_kernel("factor_smooth", kernel, ranges.width, ranges.bulk_width, active_dims=[0])
     if anova:
         base = centred_on(base, measure, ranges)
     codes = level_points(levels)

@@ -66,7 +66,8 @@ def interaction(
     :param high: Upper end of the range.
     :param num_inducing: Number of inducing points of each level.
     :param kernel: Radial basis function, or Matern of smoothness 1/2, 3/2 or 5/2.
-    :param measure: Under which each curve has mean zero. Default: uniform on the range.
+    :param measure: Under which each curve has mean zero. Default: uniform on the range, or its bulk as in
+        :func:`smooth`.
     :param variance: Initial prior variance, which is trained. Default: one, until a fit puts that of the responses in
         its place, see :func:`~gpytorch_gam.optim.start_from_responses`.
     :param names: Name of the component. Default: such as ``x0:x3``.
@@ -84,7 +85,7 @@ def interaction(
     levels = several_levels("interaction", by, levels)
     (num,) = checked_count("interaction", num_inducing, 1)
     ranges = column_ranges("interaction", [column], x, low, high)
-    base = stationary_kernel("interaction", kernel, ranges.width, active_dims=[0])
+    base = stationary_kernel("interaction", kernel, ranges.width, ranges.bulk_width, active_dims=[0])
     codes = level_points(levels)
     of_levels = CentredKernel(LevelKernel(), codes, active_dims=(1,))
     return ComponentGroup(

@@ -52,6 +52,11 @@ def smooth(
     the lengthscale is a quarter of the range of the column; training keeps it between a hundredth and ten times the
     range. Inducing points are a regular grid on the range.
 
+    **Long tails.** Where a column of ``x`` has outliers or a long tail, the first lengthscale, its lower bound and the
+    measure are those of the bulk of its values, and the inducing points stand halfway between a regular grid and
+    quantiles of its distinct values, both ends included. One lengthscale serves bulk and tail, and effects that follow
+    the logarithm of a column need that as their input.
+
     **Identifiability.** With ``anova=True`` an effect has mean zero under ``measure``, and the variance is its mean
     prior variance there: the level is the constant's. With ``anova=False`` effects and constant share one constant, of
     which only the sum is identified.
@@ -74,7 +79,7 @@ def smooth(
     :param num_inducing: Number of inducing points of each component.
     :param kernel: Radial basis function, or Matern of smoothness 1/2, 3/2 or 5/2.
     :param anova: Whether effects have mean zero under the measure. Default: unless ``by`` is numeric.
-    :param measure: For ``anova``, of batch shape ``()`` or one a column. Default: uniform on the range.
+    :param measure: For ``anova``, of batch shape ``()`` or one a column. Default: uniform on the range, or its bulk.
     :param by: Column of a multiplier, or with ``levels`` of a category.
     :param levels: Its levels: :class:`Levels`, or anything that :func:`as_levels` takes.
     :param variance: Initial prior variance, which is trained. Default: one, until a fit puts that of the responses in
@@ -99,7 +104,7 @@ def smooth(
     if measure is not None and not is_centred:
         raise ValueError("smooth has a measure, but is not centred under it: give anova=True as well, or no measure")
     ranges = column_ranges("smooth", columns, x, low, high)[parts.position]
-    base = stationary_kernel("smooth", kernel, ranges.width)
+    base = stationary_kernel("smooth", kernel, ranges.width, ranges.bulk_width)
     if is_centred:
         base = centred_on(base, spread(measure, parts.position, len(columns)), ranges)
     return ComponentGroup(

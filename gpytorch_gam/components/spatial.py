@@ -96,11 +96,12 @@ def spatial(
         if low is not None or high is not None:
             raise ValueError("spatial takes its ranges from x, or low and high instead of it: leave one of them out")
         rows = _finite_rows(columns, data_columns("spatial", x, columns)).to(torch.get_default_dtype())
-        ranges = Ranges(rows.amin(0), rows.amax(0))
+        ranges = column_ranges("spatial", list(range(len(columns))), rows, None, None)
         reference = rows[
             torch.linspace(0, len(rows) - 1, min(len(rows), _MOST_REFERENCE_ROWS), dtype=torch.float64).round().long()
         ]
-    base: Kernel = stationary_kernel("spatial", kernel, ranges.width.amax().unsqueeze(0))
+    width, bulk_width = ranges.width.amax().unsqueeze(0), ranges.bulk_width.amax().unsqueeze(0)
+    base: Kernel = stationary_kernel("spatial", kernel, width, bulk_width)
     if centred:
         base = CentredKernel(base, reference)
     points = kmeans_points(rows, num)

@@ -7,7 +7,6 @@ import operator
 from collections.abc import Sequence
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from gpytorch_gam.kernels import Measure
@@ -67,7 +66,8 @@ def tensor(
         component.
     :param kernel: Radial basis function, or Matern of smoothness 1/2, 3/2 or 5/2.
     :param pure: Whether the component is centred in each argument.
-    :param measures: For ``pure``, one a column of a component. Default: uniform on the ranges.
+    :param measures: For ``pure``, one a column of a component. Default: uniform on the ranges, or their
+        bulk as in :func:`smooth`.
     :param by: Column of a numeric multiplier.
     :param variance: Initial prior variance, which is trained. Default: one, until a fit puts that of the responses in
         its place, see :func:`~gpytorch_gam.optim.start_from_responses`.
@@ -90,11 +90,11 @@ def tensor(
     if measures is not None and (not pure or isinstance(measures, Measure) or len(measures) != len(dims)):
         raise ValueError(f"measures of tensor must be {len(dims)} measures, one a column, and needs pure=True")
     parts = [column_ranges("tensor", one, x, low, high) for one in sets]
-    ranges = Ranges(torch.stack([part.low for part in parts]), torch.stack([part.high for part in parts]))  # (C, d)
+    ranges = Ranges.stack(parts)  # (C, d)
     factors = []
     for dim in dims:
         own = ranges[:, dim]
-        factor = stationary_kernel("tensor", kernel, own.width, active_dims=[dim])
+        factor = stationary_kernel("tensor", kernel, own.width, own.bulk_width, active_dims=[dim])
         factors.append(centred_on(factor, None if measures is None else measures[dim], own) if pure else factor)
     return ComponentGroup(
         scaled(functools.reduce(operator.mul, factors), len(sets), checked_variance("tensor", variance)),

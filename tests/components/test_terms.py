@@ -231,6 +231,43 @@ def test_ranges_leave_out_nan_and_infinity_and_take_rows_of_batches_and_integers
     assert smooth(np.int64(1), x, low=-1).inducing_points.flatten()[[0, -1]].tolist() == [-1.0, 5.0]
 
 
+@pytest.mark.parametrize("n", [60, 1000])
+def test_columns_like_uniform_or_normal_ones_have_a_regular_grid_on_their_range(n: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    u = torch.rand(n, generator=generator, dtype=torch.float64)
+    x = torch.stack([u, torch.special.ndtri(u), (10 * u).floor(), u.square()], -1)
+    group, known = smooth([0, 1, 2, 3], x), smooth([0, 1, 2, 3], low=x.amin(0), high=x.amax(0))
+    torch.testing.assert_close(dict(group.state_dict()), dict(known.state_dict()))
+
+
+@pytest.mark.parametrize("scale", [1.0, -1e3])
+def test_points_of_a_column_with_an_outlier_serve_its_bulk_and_both_ends(scale: float) -> None:
+    x = torch.cat([torch.linspace(0, 1, 500), torch.tensor([20.0])]).double()[:, None] * scale
+    points = smooth(0, x).inducing_points.flatten().double() / scale
+    assert {round(points[0].item(), 4), round(points[-1].item(), 4)} == {0.0, 20.0}
+    assert ((points >= 0) & (points <= 1.0)).sum() == 8
+    kernel = smooth(0, x).double().kernel.base_kernel
+    base, width = kernel.base_kernel, abs(scale)
+    assert base.lengthscale.item() == pytest.approx(0.25 * width, rel=0.02)
+    assert base.raw_lengthscale_constraint.lower_bound.item() == pytest.approx(0.01 * width, rel=0.02)
+    assert base.raw_lengthscale_constraint.upper_bound.item() == pytest.approx(200 * width, rel=1e-5)
+    assert kernel.measure.standard_deviation.item() == pytest.approx(width / math.sqrt(12), rel=0.02)
+
+
+def test_points_differ_and_keep_their_number_with_few_or_repeated_values() -> None:
+    for column in ([0.0, 1.0], [0.0] * 90 + [1.0, 2.0, 1000.0], [3.0, 3.0, 5.0, math.nan, 1e6], range(40)):
+        x = torch.tensor(column, dtype=torch.float64)[:, None]
+        points = smooth(0, x).double().inducing_points.flatten()
+        assert len(points) == 16 and (points.diff() > 0).all()
+        assert points[0] == x.nan_to_num(1e9).amin() and points[-1] == x.nan_to_num(-1e9).amax()
+
+
+def test_ends_that_are_given_are_those_of_the_points_whatever_the_values() -> None:
+    x = torch.cat([torch.rand(500), torch.tensor([20.0])]).double()[:, None]
+    clipped = smooth(0, x, low=0.0, high=1.0)
+    torch.testing.assert_close(dict(clipped.state_dict()), dict(smooth(0, low=0.0, high=1.0).state_dict()))
+
+
 def test_ends_may_be_given_one_a_column_instead_of_data() -> None:
     points = smooth([0, 3], low=[0.0, -1.0], high=torch.tensor([1.0, 4.0]), num_inducing=2).inducing_points
     assert points.flatten().tolist() == [0.0, 1.0, -1.0, 4.0]
