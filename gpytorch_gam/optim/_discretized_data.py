@@ -155,6 +155,23 @@ class DiscretizedData:
     def __len__(self) -> int:
         return len(self.responses)
 
+    def thinned(self, num_rows: int) -> DiscretizedData:
+        """
+        Some of the rows, from all parts of the data.
+
+        :param num_rows: Largest number of them.
+        """
+        if len(self) <= num_rows:
+            return self
+        # Not evenly spaced: rows may follow a rhythm of their own.
+        parts = (
+            torch.arange(num_rows, dtype=torch.float64)
+            + torch.rand(num_rows, generator=torch.Generator().manual_seed(0)).double()
+        )
+        rows = (parts * (len(self) / num_rows)).long().clamp_(max=len(self) - 1).to(self.responses.device)
+        offset = None if self.offset is None else self.offset[rows]
+        return DiscretizedData(self.places, [codes[rows] for codes in self._codes], self.responses[rows], offset)
+
     def tables(self, weights: Tensor | None, targets: Tensor, squares: Tensor) -> LevelTables:
         r"""
         Sum over the rows: for each pair of sets of columns one pass over their indices.

@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 
 import gpytorch
 import torch
+from gpytorch.constraints import Interval
 from gpytorch.likelihoods import GaussianLikelihood, Likelihood
 from gpytorch.means import ConstantMean
 from linear_operator.utils.errors import NanError, NotPSDError
@@ -23,7 +24,7 @@ from gpytorch_gam.variational import AdditiveVariationalStrategy
 from ._discretized_data import DiscretizedData, LevelTables, MomentTables
 from ._level_statistics import LevelStatistics, interpolated, moment_tables
 from ._quasi_newton import ObjectiveError, QuasiNewton
-from .starting_values import null_mean, start_from_null_model, units_of_means
+from .starting_values import start_from_null_model, units_of_means
 
 # Knots in a column on which hyperparameters do most of their way, see `interpolated`.
 _NUM_KNOTS = (32, 16, 8)
@@ -32,7 +33,10 @@ _NUM_KNOTS = (32, 16, 8)
 _LARGEST_EXCESS = 1e-4
 
 # The quasi-Newton method begins with this curvature of the bound in a hyperparameter of the kernels.
-_CURVATURE = 0.2
+_CURVATURE = 1.0
+
+# Parameters of an interval are logits, which end so far out: beyond, gradients vanish and there is no way back.
+_LARGEST_LOGIT = 9.0
 
 # Many rows with a Gaussian likelihood begin with the bound of so many rows of the same kind: what it says of the
 # kernels is not yet drowned in what it says of the noise.
@@ -69,12 +73,15 @@ class DiscretizedProblem:
         unique = {id(p): p for p in (*model.parameters(), *likelihood.parameters()) if p.requires_grad}
         self.hyperparameters = [parameter for key, parameter in unique.items() if key not in variational]
         self._num_rows = num_rows
-        rest = None if null is None else start_from_null_model(self.strategy, likelihood, null)
-        self._start = None if rest is None else null_mean(self.strategy, rest)
+        if null is not None:
+            start_from_null_model(self.strategy, likelihood, null)
         units = {} if null is None else units_of_means(self.strategy, null)
-        coordinates = Coordinates(self.hyperparameters, [model, likelihood], units)
-        curvatures = [self._curvature(parameter, num_rows) for parameter in self.hyperparameters]
-        self._ascent = QuasiNewton(self.hyperparameters, curvatures, coordinates)
+        self._ascent = QuasiNewton(
+            self.hyperparameters,
+            [self._curvature(p, num_rows) for p in self.hyperparameters],
+            Coordinates(self.hyperparameters, (model, likelihood), units),
+            [_LARGEST_LOGIT if id(p) in _in_intervals(model, likelihood) else math.inf for p in self.hyperparameters],
+        )
 
     def _curvature(self, parameter: Tensor, num_rows: int) -> float:
         """About what minus the second derivative of the bound is: noise and mean are known from each row."""
@@ -109,22 +116,28 @@ class DiscretizedProblem:
         tables = moment_tables(self.strategy, self.terms, data.places, optimum.mean, covariance)
         return tables, 0.5 * excess.sum().item()
 
-    def narrow_prior(self, data: DiscretizedData) -> GaussianOptimum:
-        """
-        The prior, around the null model and so much narrower that variances are no larger than 1: exponential links
-        overflow.
-        """
+    def prior(self) -> GaussianOptimum:
+        """The prior as a posterior."""
         size = self.strategy.predictor.num_inducing_total
         identity = torch.eye(size, dtype=torch.float64, device=self.strategy.predictor.device)
-        mean = identity[0] * 0.0 if self._start is None else self._start
-        prior = GaussianOptimum(mean, identity, identity[0, 0] * math.nan)
-        with torch.no_grad():
-            variances = data.moments(self.moments(data, prior)[0])[1]
-        return prior._replace(precision=identity * variances.amax().clamp_min(1.0))
+        return GaussianOptimum(identity[0] * 0.0, identity, identity[0, 0] * math.nan)
+
+    def constant_posterior(self, data: DiscretizedData, place: float, weight: float) -> GaussianOptimum:
+        """
+        The posterior of rows that all have the same predictor.
+
+        :param data: The rows.
+        :param place: Their predictor, offset left out.
+        :param weight: Of all rows together.
+        """
+        weights = torch.full((len(data),), weight / len(data), dtype=torch.float64, device=data.responses.device)
+        targets = place * weights
+        tables = data.tables(weights, targets, place * targets.sum())
+        return self.optimum(LevelStatistics(self.strategy, self.terms, tables), 0)
 
     def maximise(
         self, tables: LevelTables, statistics: LevelStatistics, num_rows: int, nats: float, steps: int
-    ) -> None:
+    ) -> float:
         """
         Move the hyperparameters on the collapsed bound, first on fewer levels.
 
@@ -133,14 +146,15 @@ class DiscretizedProblem:
         :param num_rows: See :meth:`optimum`.
         :param nats: Stop when a step promises less.
         :param steps: Largest number.
+        :return: What a further step promises.
         """
         if not self.hyperparameters:
-            return
+            return 0.0
         few = self._on_fewer_levels(tables)
         if few is not None:
             with self._kept_only_if_better(statistics, num_rows):
                 self._ascent.maximise(lambda: self._interpolated_objective(few, num_rows), nats, steps)
-        self._ascent.maximise(lambda: self._objective(statistics, num_rows), nats, steps)
+        return self._ascent.maximise(lambda: self._objective(statistics, num_rows), nats, steps)
 
     def begin(self, tables: LevelTables, statistics: LevelStatistics, num_rows: int, steps: int) -> None:
         """
@@ -209,3 +223,13 @@ class DiscretizedProblem:
             for _, owner, prior, closure, _ in module.named_priors():
                 total = total + prior.log_prob(closure(owner)).sum()
         return total
+
+
+def _in_intervals(*modules: gpytorch.Module) -> set[int]:
+    """The ``id`` of each parameter that is the logit of a value between two bounds."""
+    return {
+        id(parameter)
+        for module in modules
+        for _, parameter, constraint in module.named_parameters_and_constraints()
+        if type(constraint) is Interval and constraint.enforced
+    }

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
+from scipy.optimize import brentq
 from torch import Tensor
 
 from gpytorch_gam.mlls import GaussianOptimum
@@ -27,7 +28,14 @@ _SITE_STEPS = 12
 # Nats that the bound may fall by rounding and quadrature, relative to its size.
 _ROUNDING = 1e-9
 
-_MAX_HALVINGS = 10
+# Share of the way to the posterior of the sites below which a pass is given up.
+_SMALLEST_RATE = 1e-8
+
+# Sites are near enough for hyperparameters to move if a pass gained what they promised, to within this part of it.
+_FORETOLD = 0.25
+
+# Rows from which the model without effects is found, and their weight in units of the prior's precision.
+_NULL_ROWS, _NULL_WEIGHT = 500, 100.0
 
 
 class _Look(NamedTuple):
@@ -35,6 +43,7 @@ class _Look(NamedTuple):
 
     bound: float
     sites: LevelTables
+    rest: float  # what the bound of the sites lacks to be a model of the bound that is right here
 
 
 class _State(NamedTuple):
@@ -45,13 +54,31 @@ class _State(NamedTuple):
     look: _Look  # at it
 
 
+class _Proposal(NamedTuple):
+    """The posterior of the sites of a state, and hyperparameters that may have moved with it."""
+
+    hyperparameters: list[Tensor]
+    optimum: GaussianOptimum
+    promised: float  # nats
+    open: float  # nats that a further step of the hyperparameters promises
+
+
 class SiteFit:
-    """The loop: posterior, sites there, and hyperparameters, as they were accepted last."""
+    """
+    The loop: posterior, sites there, and hyperparameters, as they were accepted last.
+
+    :param problem: The model.
+    :param data: All rows.
+    """
 
     def __init__(self, problem: DiscretizedProblem, data: DiscretizedData) -> None:
         self._problem, self._data = problem, data
         self._responses = distinct_responses(data.responses)
         self._state: _State | None = None
+        #: Nats that a further pass promises, after :meth:`run`.
+        self.open = math.inf
+        #: Whether a step was accepted.
+        self.has_moved = False
 
     @property
     def optimum(self) -> GaussianOptimum:
@@ -69,7 +96,10 @@ class SiteFit:
         """
         Passes until one gains no more than the tolerance.
 
-        :param start: The posterior to begin with; None for a narrow one around the prior's mean.
+        Hyperparameters wait until the sites have foretold what a pass gains, or there is nothing more to gain without
+        them: sites that are far from the data say nothing of hyperparameters.
+
+        :param start: The posterior to begin with; None for that of the model without effects.
         :param max_passes: Besides the first look.
         :param tolerance: In nats.
         :param callback: Called with each bound that is accepted.
@@ -77,67 +107,113 @@ class SiteFit:
         """
         state = self._first_state(start)
         history: list[float] = []
-        rate, num_halvings = 1.0, 0
+        rate, may_move, proposal = 1.0, start is not None, None
         for _ in range(max_passes):
-            optimum = self._proposal(state, rate, tolerance)
+            moves = may_move and rate == 1.0
+            proposal = self._proposal(state, moves, tolerance) if proposal is None else proposal
+            optimum = None if proposal is None else self._part(state, proposal, rate)
             look = None if optimum is None else self._look(optimum)
             gain = -math.inf if look is None else look.bound - state.look.bound
-            rounding = _ROUNDING * abs(state.look.bound)
-            if optimum is None or look is None or gain < -rounding:
-                self._restore(state)
-                rate, num_halvings = 0.5 * rate, num_halvings + 1
-                if num_halvings > _MAX_HALVINGS or (rate == 0.5 and gain >= -tolerance):
-                    break  # it has arrived
+            if optimum is None or look is None or gain < -_ROUNDING * abs(state.look.bound):
+                self.open = math.inf if proposal is None else max(proposal.promised, proposal.open)
+                self._set(state.hyperparameters)
+                if rate < _SMALLEST_RATE or (gain >= -tolerance and self.open <= tolerance):
+                    break
+                rate *= _shortening(gain, 0.0 if proposal is None else proposal.promised * rate)
                 continue
+            assert proposal is not None
             state = _State(self._hyperparameters(), optimum, look)
             history.append(look.bound)
             if callback is not None:
                 callback(look.bound)
-            if rate == 1.0 and gain <= tolerance:
+            self.open = max(gain, proposal.open)
+            if rate == 1.0 and self.open <= tolerance and (moves or not self._problem.hyperparameters):
                 break
-            rate, num_halvings = min(1.0, 2.0 * rate), 0
-        self._state = state
+            foretold = abs(gain - proposal.promised) <= _FORETOLD * proposal.promised
+            may_move = may_move or (rate == 1.0 and (foretold or gain <= tolerance))
+            rate, proposal = min(1.0, 2.0 * rate), None
+        self._state, self.has_moved = state, bool(history)
         return history or [state.look.bound]
 
     def _first_state(self, start: GaussianOptimum | None) -> _State:
-        look = None if start is None else self._look(start)
-        if start is None or look is None:
-            start = self._problem.narrow_prior(self._data)
-            look = self._look(start)
-        if look is None:
-            raise ValueError(
-                f"the gradient of the expected log-likelihood of {type(self._problem.likelihood).__name__} is NaN or "
-                "infinite near the prior: look for such values in the responses"
-            )
-        return _State(self._hyperparameters(), start, look)
+        for posterior in self._starts() if start is None else (start, *self._starts()):
+            look = self._look(posterior)
+            if look is not None:
+                return _State(self._hyperparameters(), posterior, look)
+        raise ValueError(
+            f"the gradient of the expected log-likelihood of {type(self._problem.likelihood).__name__} is NaN or "
+            "infinite for the model without effects: look for such values in the responses, or for some that the "
+            "likelihood cannot have"
+        )
 
-    def _proposal(self, state: _State, rate: float, tolerance: float) -> GaussianOptimum | None:
+    @torch.no_grad()
+    def _starts(self) -> Iterator[GaussianOptimum]:
+        """The posterior of the model without effects, and narrower ones: exponential links overflow."""
+        problem, some = self._problem, self._data.thinned(_NULL_ROWS)
+        prior = problem.prior()
+        variance = some.moments(problem.moments(some, prior)[0])[1].mean().item()
+        place = self._null_place(some, variance)
+        posterior = problem.constant_posterior(some, place, _NULL_WEIGHT / variance)
+        yield posterior
+        for widest in (1.0, 1e-3):
+            variances = self._data.moments(problem.moments(self._data, posterior)[0])[1]
+            yield posterior._replace(precision=posterior.precision * (variances.amax() / widest).clamp_min(1.0))
+
+    def _null_place(self, some: DiscretizedData, variance: float) -> float:
         """
-        A part of the way to the posterior of the sites that were seen last. With a full step the hyperparameters move
-        as well.
+        The most probable predictor, offset left out, if it is one and the same in all rows.
 
+        :param some: Of the rows.
+        :param variance: Of the prior around the constant mean.
+        """
+        likelihood, dtype = self._problem.likelihood, self._problem.strategy.predictor.dtype
+        centre, factor = float(self._problem.constant()), len(self._data) / len(some)
+        narrow = torch.full_like(some.responses, min(variance, 1.0) / _NULL_WEIGHT, dtype=dtype)
+        offset = torch.zeros_like(narrow) if some.offset is None else some.offset.to(dtype)
+
+        def slope(place: float) -> float:
+            found = expected_gradients(likelihood, some.responses, offset + place, narrow)
+            return factor * found.gradients.sum().item() - (place - centre) / variance
+
+        return _zero_of_falling(slope, centre, math.sqrt(variance))
+
+    def _proposal(self, state: _State, moves: bool, tolerance: float) -> _Proposal | None:
+        """
+        The posterior of the sites that were seen last.
+
+        :param state: That they were seen in.
+        :param moves: Whether the hyperparameters move to their optimum first.
+        :param tolerance: In nats.
         :return: None if there is no such posterior in the range of numbers.
         """
-        sites = state.look.sites
+        sites, still_open = state.look.sites, 0.0
         statistics = LevelStatistics(self._problem.strategy, self._problem.terms, sites)
         try:
-            if rate == 1.0:
-                self._problem.maximise(sites, statistics, 0, SHARE_OF_TOLERANCE * tolerance, _SITE_STEPS)
+            if moves:
+                still_open = self._problem.maximise(sites, statistics, 0, SHARE_OF_TOLERANCE * tolerance, _SITE_STEPS)
             with torch.no_grad():
                 optimum = self._problem.optimum(statistics, 0)
         except (torch.linalg.LinAlgError, ObjectiveError):
+            self._set(state.hyperparameters)
             return None
-        return optimum._replace(
-            mean=torch.lerp(state.optimum.mean, optimum.mean, rate),
-            precision=torch.lerp(state.optimum.precision, optimum.precision, rate),
+        promised = optimum.bound.item() + state.look.rest - state.look.bound
+        return _Proposal(self._hyperparameters(), optimum, promised, still_open)
+
+    def _part(self, state: _State, proposal: _Proposal, rate: float) -> GaussianOptimum:
+        """A part of the way from a state to a proposal, to which the hyperparameters are set."""
+        pairs = zip(state.hyperparameters, proposal.hyperparameters, strict=True)
+        self._set([torch.lerp(old, new, rate) for old, new in pairs])
+        return proposal.optimum._replace(
+            mean=torch.lerp(state.optimum.mean, proposal.optimum.mean, rate),
+            precision=torch.lerp(state.optimum.precision, proposal.optimum.precision, rate),
         )
 
     def _hyperparameters(self) -> list[Tensor]:
         return [parameter.detach().clone() for parameter in self._problem.hyperparameters]
 
     @torch.no_grad()
-    def _restore(self, state: _State) -> None:
-        for parameter, value in zip(self._problem.hyperparameters, state.hyperparameters, strict=True):
+    def _set(self, hyperparameters: list[Tensor]) -> None:
+        for parameter, value in zip(self._problem.hyperparameters, hyperparameters, strict=True):
             parameter.copy_(value)
 
     @torch.no_grad()
@@ -161,12 +237,13 @@ class SiteFit:
             targets[rows] = torch.addcmul(found.gradients, found.curvatures, fitted)
             # What does not depend on the hyperparameters, g^2 / lambda, is left out.
             square = (found.curvatures * fitted.square() + 2 * found.gradients * fitted).sum()
-            return torch.stack([found.expected.sum(), square])
+            return torch.stack([found.expected.sum(), square, found.curvatures @ variance[rows]])
 
-        expected, squares = torch.stack(data.map_rows(differentiate)).sum(0)
+        expected, squares, excess = torch.stack(data.map_rows(differentiate)).sum(0)
         if not torch.isfinite(targets.sum() + curvatures.sum() + expected):
             return None
-        return _Look(expected.item() - divergence, data.tables(curvatures, targets, squares))
+        rest = (expected + 0.5 * excess).item()
+        return _Look(expected.item() - divergence, data.tables(curvatures, targets, squares), rest)
 
     def _derivatives(self, mean: Tensor, variance: Tensor) -> Callable[[slice], ExpectedGradients]:
         """
@@ -185,3 +262,34 @@ class SiteFit:
         return lambda rows: expected_gradients(
             likelihood, data.responses[rows], total[rows].to(dtype), variance[rows].to(dtype)
         )
+
+
+def _shortening(gain: float, promised: float) -> float:
+    """By what a step is shortened: the top of the parabola through the gain with the slope that was promised."""
+    if not math.isfinite(gain):
+        return 0.1
+    slope = 2.0 * max(promised, 0.0)
+    return min(max(0.5 * slope / (slope - gain), 0.1), 0.5)
+
+
+def _zero_of_falling(function: Callable[[float], float], start: float, step: float) -> float:
+    """
+    Where a falling function is zero, or as near as the range of its numbers goes.
+
+    :param function: NaN and infinity stand for what is beyond its zero.
+    :param start: Where the search begins.
+    :param step: Its first step.
+    """
+    value = function(start)
+    if value == 0.0 or not math.isfinite(value):
+        return start
+    sign = math.copysign(1.0, value)
+
+    def bounded(place: float) -> float:
+        found = function(place)
+        return found if math.isfinite(found) else -sign * abs(value)
+
+    inner, outer = start, start + sign * step
+    while sign * bounded(outer) > 0.0:
+        inner, outer = outer, outer + 2.0 * (outer - inner)
+    return brentq(bounded, inner, outer, xtol=1e-3 * step, rtol=1e-6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +20,7 @@ from gpytorch_gam.data._every_row import every_row
 from gpytorch_gam.likelihoods._null_model import NullModel, Responses, null_model
 from gpytorch_gam.mlls import GaussianOptimum
 from gpytorch_gam.variational import AdditiveVariationalStrategy
+from gpytorch_gam.warnings import ConvergenceWarning
 
 from ._discretized_data import DiscretizedData, sampled
 from ._discretized_problem import FIRST_ROWS, DiscretizedProblem
@@ -44,6 +46,9 @@ _NUM_MOMENT_ROWS = 100000
 # Largest Q, as Q x Q matrices are factorised at each step, and numbers in all tables together (2 GiB).
 _MAX_INDUCING, _MAX_TABLE_ENTRIES = 4096, 2**28
 
+# Nats that a bound may be off by rounding, relative to its size.
+_ROUNDING = 1e-9
+
 # Q up to which matrices are too small for torch's own threads.
 _SMALL = 512
 
@@ -55,7 +60,7 @@ def fit_discretized(
     *,
     max_levels: int | Sequence[int] = _MAX_LEVELS,
     levels: ColumnLevels | None = None,
-    max_passes: int = 20,
+    max_passes: int = 50,
     tolerance: float = 0.1,
     callback: Callable[[float], Any] | None = None,
 ) -> list[float]:
@@ -137,13 +142,15 @@ def fit_discretized(
             null = _null_model(strategy, likelihood, data)
             problem = DiscretizedProblem(model, likelihood, levels, len(data), null)
             if isinstance(likelihood, GaussianLikelihood):
-                optimum, history = _fit_gaussian(problem, data, tolerance, callback)
+                optimum, history, still_open = _fit_gaussian(problem, data, tolerance, callback)
             else:
                 start = _fit_sample(problem, batches, levels, len(data)) if len(data) > 4 * _SAMPLE_SIZE else None
                 fit = SiteFit(problem, data)
                 history = fit.run(start, max_passes, tolerance, callback)
-                optimum = fit.optimum
+                optimum, still_open = fit.optimum, fit.open
+                _check_progress(fit, tolerance)
             strategy.set_whitened_posterior(optimum.mean, optimum.precision)
+            _warn_of_what_is_open(still_open, tolerance, history[-1])
     finally:
         model.eval()
         likelihood.eval()
@@ -237,8 +244,8 @@ def _null_model(
 
 def _fit_gaussian(
     problem: DiscretizedProblem, data: DiscretizedData, tolerance: float, callback: Callable[[float], Any] | None
-) -> tuple[GaussianOptimum, list[float]]:
-    """Of these data the tables are all there is to know: one pass."""
+) -> tuple[GaussianOptimum, list[float], float]:
+    """Of these data the tables are all there is to know: one pass. Last comes what a further step promises."""
     residuals = data.responses.double()
     residuals = residuals if data.offset is None else residuals - data.offset
     tables = data.tables(None, residuals, residuals.square().sum())
@@ -247,13 +254,33 @@ def _fit_gaussian(
         history = [problem.optimum(statistics, len(data)).bound.item()]
     if len(data) > 4 * FIRST_ROWS:
         problem.begin(tables, statistics, len(data), _GAUSSIAN_STEPS)
-    problem.maximise(tables, statistics, len(data), SHARE_OF_TOLERANCE * tolerance, _GAUSSIAN_STEPS)
+    still_open = problem.maximise(tables, statistics, len(data), SHARE_OF_TOLERANCE * tolerance, _GAUSSIAN_STEPS)
     with torch.no_grad():
         optimum = problem.optimum(statistics, len(data))
     history.append(optimum.bound.item())
     if callback is not None:
         callback(history[-1])
-    return optimum, history
+    return optimum, history, still_open
+
+
+def _check_progress(fit: SiteFit, tolerance: float) -> None:
+    if not fit.has_moved and fit.open > tolerance:
+        raise RuntimeError(
+            f"no step from the model without effects raised the bound, though one promised {fit.open:.3g} nats: the "
+            "likelihood may not be log-concave, or the responses may be of another scale than its fixed parameters "
+            "suppose; compare these with the responses, or use fit and polish"
+        )
+
+
+def _warn_of_what_is_open(nats: float, tolerance: float, bound: float) -> None:
+    if nats > max(tolerance, _ROUNDING * abs(bound)):
+        warnings.warn(
+            f"fit_discretized ended where a further step promises {nats:.3g} nats, more than the tolerance of "
+            f"{tolerance:g}: call it again, which goes on from here, raise max_passes, or scale the responses to a "
+            "standard deviation of about one",
+            ConvergenceWarning,
+            stacklevel=3,
+        )
 
 
 def _fit_sample(
