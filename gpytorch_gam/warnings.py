@@ -19,3 +19,7 @@ class ProjectionWarning(UserWarning):
 
 class ConvergenceWarning(UserWarning):
     """A fit ends short of its optimum."""
+
+
+class DiscretizationWarning(UserWarning):
+    """A component varies between values that a fit on discretised inputs takes for one."""

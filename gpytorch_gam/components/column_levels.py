@@ -2,20 +2,21 @@ r"""
 Columns of data as indices of a few levels, so that what a model needs of them is computed at the levels only.
 
 A column with few distinct values (a factor, an age in years, a rounded measurement) keeps them. Any other is rounded to
-equidistant values over its range, as ``bam(discrete=TRUE)`` of mgcv does.
+equidistant values over its range, as ``bam(discrete=TRUE)`` of mgcv does. What periodic components see of a column is
+its phase, and that is what is rounded for them.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
-from gpytorch.kernels import AdditiveKernel, Kernel, ProductKernel, ScaleKernel
+from gpytorch.kernels import AdditiveKernel, CosineKernel, Kernel, PeriodicKernel, ProductKernel, ScaleKernel
 from torch import Tensor
 
-from gpytorch_gam.kernels import CentredKernel, LevelKernel, OrdinalKernel
+from gpytorch_gam.kernels import ANOVAKernel, CentredKernel, LevelKernel, OrdinalKernel
 
 from .additive_predictor import AdditivePredictor
 from .component_group import ComponentGroup
@@ -28,6 +29,22 @@ _BLOCK_SIZE = 16384
 
 # Positions in the grid of a component's columns that a table of occurring combinations may have.
 _MAX_GRID = 2**24
+
+
+class Phase(NamedTuple):
+    """
+    A column modulo a period: all that a periodic component sees of it.
+
+    :ivar column: Index of the column.
+    :ivar period: The period.
+    """
+
+    column: int
+    period: float
+
+
+#: What a component reads: a column, or the phase of one.
+Coordinate = int | Phase
 
 
 class Margin(NamedTuple):
@@ -93,9 +110,9 @@ class Margin(NamedTuple):
 
 
 class _Term(NamedTuple):
-    """Columns that a component reads, and the combinations of their levels that occur."""
+    """Coordinates that a component reads, and the combinations of their levels that occur."""
 
-    columns: tuple[int, ...]
+    columns: tuple[Coordinate, ...]
     margins: tuple[Margin, ...]
     values: Tensor  # (U, d)
     positions: Tensor | None  # int32: from the grid of the margins to the combinations, -1 for none; None if all occur
@@ -107,8 +124,9 @@ class ColumnLevels:
 
     A column that has no more than ``max_levels`` distinct values keeps them, and nothing is lost. Any other gets
     ``max_levels`` equidistant values over its range, and entries are rounded to the nearest. The levels of several
-    columns are the combinations of coarser margins that occur in the data. See :meth:`max_error` for what rounding
-    does.
+    columns are the combinations of coarser margins that occur in the data. For a component that is periodic in a
+    column, with a period that is not trained, the column stands for its phase, a :class:`Phase` in :attr:`terms`. See
+    :meth:`max_error` for what rounding does.
 
     Make one with :meth:`from_data` or :meth:`from_batches`.
 
@@ -118,7 +136,7 @@ class ColumnLevels:
         >>> levels.values((0,))[codes[0]]  # column 0 of x, rounded
     """
 
-    def __init__(self, terms: Sequence[_Term], ranges: dict[int, tuple[float, float]]) -> None:
+    def __init__(self, terms: Sequence[_Term], ranges: dict[Coordinate, tuple[float, float]]) -> None:
         self._terms = {term.columns: term for term in terms}
         self._ranges = ranges
 
@@ -126,7 +144,7 @@ class ColumnLevels:
     def from_data(
         cls,
         x: Tensor,
-        terms: AdditivePredictor | Sequence[Sequence[int]] | None = None,
+        terms: AdditivePredictor | Sequence[Sequence[Coordinate]] | None = None,
         *,
         max_levels: int | Sequence[int] = DEFAULT_MAX_LEVELS,
     ) -> ColumnLevels:
@@ -147,7 +165,7 @@ class ColumnLevels:
     def from_batches(
         cls,
         batches: Iterable[Tensor | Sequence[Tensor]],
-        terms: AdditivePredictor | Sequence[Sequence[int]] | None = None,
+        terms: AdditivePredictor | Sequence[Sequence[Coordinate]] | None = None,
         *,
         max_levels: int | Sequence[int] = DEFAULT_MAX_LEVELS,
     ) -> ColumnLevels:
@@ -161,14 +179,15 @@ class ColumnLevels:
         :raises NotImplementedError: See :meth:`from_data`.
         """
         numbers = _validated_max_levels(max_levels)
-        columns: list[tuple[int, ...]] | None = None
+        columns: list[tuple[Coordinate, ...]] | None = None
         optional = _may_be_missing(terms)
-        summaries: dict[int, _ColumnSummary] = {}
+        summaries: dict[Coordinate, _ColumnSummary] = {}
         for batch in batches:
             x = _inputs_of(batch)
             columns = _columns_of(terms, x) if columns is None else columns
-            for column in sorted({column for term in columns for column in term}):
-                summaries.setdefault(column, _ColumnSummary(max(numbers))).add(x[:, column], column, optional)
+            for column in dict.fromkeys(column for term in columns for column in term):
+                summary = summaries.setdefault(column, _ColumnSummary(max(numbers)))
+                summary.add(_read(x, column), _index(column), optional)
         if columns is None:
             raise ValueError("there are no rows to take levels from")
         margins = [
@@ -184,17 +203,43 @@ class ColumnLevels:
         return cls(made, ranges)
 
     @property
-    def terms(self) -> tuple[tuple[int, ...], ...]:
+    def terms(self) -> tuple[tuple[Coordinate, ...], ...]:
         """The sets of columns, in the order of the rows of :meth:`index`."""
         return tuple(self._terms)
 
-    def _term(self, columns: Sequence[int]) -> _Term:
+    def positions(self, group: ComponentGroup) -> list[int]:
+        """
+        Which of :attr:`terms` each component of a group reads.
+
+        :param group: The components.
+        :raises ValueError: If there are no levels for one.
+        """
+        places = {columns: position for position, columns in enumerate(self._terms)}
+        found = []
+        for coordinates, columns in zip(_coordinates_of(group), group.columns.tolist(), strict=True):
+            known = coordinates if coordinates in places else tuple(columns)
+            found.append(places[self._term(known).columns])
+        return found
+
+    @staticmethod
+    def coordinates(x: Tensor, columns: Sequence[Coordinate]) -> Tensor:
+        """
+        What a component reads of the rows, ``(n, d)``.
+
+        :param x: Inputs ``(n, D)``.
+        :param columns: One of :attr:`terms`.
+        """
+        if all(isinstance(column, int) for column in columns):
+            return x[:, list(columns)]
+        return torch.stack([_read(x, column) for column in columns], dim=-1)
+
+    def _term(self, columns: Sequence[Coordinate]) -> _Term:
         try:
             return self._terms[tuple(columns)]
         except KeyError:
             raise ValueError(f"there are no levels for columns {tuple(columns)}, only for {list(self.terms)}") from None
 
-    def num_levels(self, columns: Sequence[int]) -> int:
+    def num_levels(self, columns: Sequence[Coordinate]) -> int:
         """
         Number of levels.
 
@@ -202,7 +247,7 @@ class ColumnLevels:
         """
         return len(self._term(columns).values)
 
-    def values(self, columns: Sequence[int]) -> Tensor:
+    def values(self, columns: Sequence[Coordinate]) -> Tensor:
         """
         The levels, ``(U, d)``.
 
@@ -210,7 +255,7 @@ class ColumnLevels:
         """
         return self._term(columns).values
 
-    def is_exact(self, columns: Sequence[int]) -> bool:
+    def is_exact(self, columns: Sequence[Coordinate]) -> bool:
         """
         Whether the data lie on the levels, so that nothing is rounded.
 
@@ -227,14 +272,14 @@ class ColumnLevels:
         :return: For each of :attr:`terms` ``(n,)``.
         :raises ValueError: For values outside the range, or that are not among the levels where these are exact.
         """
-        cache: dict[tuple[int, int, float], Tensor] = {}
+        cache: dict[tuple[Coordinate, int, float], Tensor] = {}
         codes = []
         for term in self._terms.values():
             position = torch.zeros(len(x), dtype=torch.int32, device=x.device)
             for column, margin in zip(term.columns, term.margins, strict=True):
                 key = (column, len(margin.values), margin.step)
                 if key not in cache:
-                    cache[key] = margin.codes(x[:, column], f"column {column}")
+                    cache[key] = margin.codes(_read(x, column), f"column {_index(column)}")
                 position = position * len(margin.values) + cache[key]
             if term.positions is not None:
                 position = term.positions[position]
@@ -282,36 +327,50 @@ class ColumnLevels:
         :param predictor: Components whose columns have levels, without multipliers taken into account.
         :return: For each component, by name.
         """
-        errors: dict[str, float] = {}
-        for group in predictor.groups:
-            for index, (name, columns) in enumerate(zip(group.names, group.columns.tolist(), strict=True)):
-                errors[name] = 0.0 if self.is_exact(columns) else self._error(group, index, self._term(columns))
-        return errors
+        return {name: error for group in predictor.groups for name, error in self._errors(group).items()}
 
-    def _error(self, group: ComponentGroup, component: int, term: _Term) -> float:
-        levels = term.values.double()
-        halves = [(0.5 * margin.step, -0.5 * margin.step) if margin.step else (0.0,) for margin in term.margins]
-        bounds = [self._ranges[column] for column in term.columns]
-        low, high = (levels.new_tensor(limits) for limits in zip(*bounds, strict=True))
-        largest = levels.new_zeros(())
-        prior = _paired_kernel(group, component, levels, levels)
-        for corner in itertools.product(*halves):
-            moved = torch.minimum(torch.maximum(levels + levels.new_tensor(corner), low), high)
-            variance = prior + _paired_kernel(group, component, moved, moved)
-            variance = variance - 2.0 * _paired_kernel(group, component, moved, levels)
-            largest = torch.maximum(largest, variance.amax())
-        return (largest.clamp_min(0.0) / prior.amax()).sqrt().item()
+    def _errors(self, group: ComponentGroup) -> dict[str, float]:
+        """Of all components of a group together: those with fewer levels repeat their first."""
+        terms = [list(self._terms.values())[position] for position in self.positions(group)]
+        if all(not margin.step for term in terms for margin in term.margins):
+            return dict.fromkeys(group.names, 0.0)
+        size = max(len(term.values) for term in terms)
+        levels = torch.stack(
+            [torch.cat([term.values, term.values[:1].expand(size - len(term.values), -1)]).double() for term in terms]
+        )
+        halves = levels.new_tensor([[0.5 * margin.step for margin in term.margins] for term in terms]).unsqueeze(-2)
+        bounds = levels.new_tensor([[self._ranges[column] for column in term.columns] for term in terms]).unsqueeze(-3)
+        largest = levels.new_zeros(len(terms))
+        prior = _paired_kernel(group, levels, levels)
+        for signs in itertools.product((1.0, -1.0), repeat=levels.shape[-1]):
+            moved = levels + levels.new_tensor(signs) * halves
+            moved = torch.minimum(torch.maximum(moved, bounds[..., 0]), bounds[..., 1])
+            variance = prior + _paired_kernel(group, moved, moved) - 2.0 * _paired_kernel(group, moved, levels)
+            largest = torch.maximum(largest, variance.amax(-1))
+        relative = (largest.clamp_min(0.0) / prior.amax(-1)).sqrt()
+        return dict(zip(group.names, relative.tolist(), strict=True))
 
     def __repr__(self) -> str:
         parts = [f"{term}: {self.num_levels(term)}{' exact' if self.is_exact(term) else ''}" for term in self.terms]
         return f"ColumnLevels({', '.join(parts)})"
 
 
-def _paired_kernel(group: ComponentGroup, component: int, left: Tensor, right: Tensor) -> Tensor:
-    """The kernel of one component between the rows of ``left`` and those of ``right``, ``(U,)``."""
-    shape = (group.num_components, *left.shape)
-    values = group.kernel(left.expand(shape), right.expand(shape), diag=True)
-    return values.expand(shape[:-1])[component].double()
+def _paired_kernel(group: ComponentGroup, left: Tensor, right: Tensor) -> Tensor:
+    """The kernels of the components between the rows of ``left`` and those of ``right``, ``(C_g, U)``."""
+    return group.kernel(left, right, diag=True).double().expand(left.shape[:-1])
+
+
+def _index(coordinate: Coordinate) -> int:
+    """Of its column."""
+    return coordinate if isinstance(coordinate, int) else coordinate.column
+
+
+def _read(x: Tensor, coordinate: Coordinate) -> Tensor:
+    """A coordinate of the rows, ``(n,)``."""
+    if isinstance(coordinate, int):
+        return x[:, coordinate]
+    # In float64: a column of many periods has few digits left for its phase.
+    return torch.remainder(x[:, coordinate.column].double(), coordinate.period).to(x.dtype)
 
 
 class _ColumnSummary:
@@ -374,37 +433,40 @@ def _inputs_of(batch: Tensor | Sequence[Tensor]) -> Tensor:
     return x.detach()
 
 
-def _columns_of(terms: AdditivePredictor | Sequence[Sequence[int]] | None, x: Tensor) -> list[tuple[int, ...]]:
-    """The distinct sets of columns, in order."""
+def _columns_of(
+    terms: AdditivePredictor | Sequence[Sequence[Coordinate]] | None, x: Tensor
+) -> list[tuple[Coordinate, ...]]:
+    """The distinct sets of coordinates, in order."""
     if terms is None:
         terms = [[column] for column in range(x.shape[-1])]
     elif isinstance(terms, AdditivePredictor):
-        terms = [columns for group in terms.groups for columns in group.columns.tolist()]
+        terms = [coordinates for group in terms.groups for coordinates in _coordinates_of(group)]
     found = list(dict.fromkeys(tuple(columns) for columns in terms))
-    beyond = [columns for columns in found if any(not 0 <= column < x.shape[-1] for column in columns)]
+    beyond = [columns for columns in found if any(not 0 <= _index(column) < x.shape[-1] for column in columns)]
     if beyond:
         raise ValueError(f"terms name columns {beyond}, but x has {x.shape[-1]} columns")
     return found
 
 
-def _may_be_missing(terms: AdditivePredictor | Sequence[Sequence[int]] | None) -> set[int]:
+def _may_be_missing(terms: AdditivePredictor | Sequence[Sequence[Coordinate]] | None) -> set[int]:
     """Columns that some component takes with missing values."""
     groups = terms.groups if isinstance(terms, AdditivePredictor) else []
     return {column for group in groups if group.missing == "marginal" for column in group.columns.flatten().tolist()}
 
 
 def _refuse_rounded_categories(
-    terms: AdditivePredictor | Sequence[Sequence[int]] | None,
-    columns: list[tuple[int, ...]],
+    terms: AdditivePredictor | Sequence[Sequence[Coordinate]] | None,
+    columns: list[tuple[Coordinate, ...]],
     margins: list[tuple[Margin, ...]],
 ) -> None:
     """Between the levels of a category there is nothing: their columns must not be rounded, or interpolated."""
     margins_of = dict(zip(columns, margins, strict=True))
     for group in terms.groups if isinstance(terms, AdditivePredictor) else []:
         positions = _category_positions(group.kernel, list(range(group.input_dim)))
-        for name, row in zip(group.names, group.columns.tolist(), strict=True):
+        coordinates = _coordinates_of(group)
+        for name, row, read in zip(group.names, group.columns.tolist(), coordinates, strict=True):
             is_category = [index in positions or column in group.levels for index, column in enumerate(row)]
-            rounded = [column for column, margin in zip(row, margins_of[tuple(row)], strict=True) if margin.step]
+            rounded = [column for column, margin in zip(row, margins_of[read], strict=True) if margin.step]
             categories = [column for column, is_one in zip(row, is_category, strict=True) if is_one]
             if set(rounded) & set(categories):
                 raise ValueError(
@@ -420,22 +482,73 @@ def _refuse_rounded_categories(
 
 def _category_positions(kernel: Kernel, positions: list[int]) -> set[int]:
     """Which of a component's columns hold categories for its kernel."""
+    return {
+        position
+        for leaf, read in _leaves(kernel, positions)
+        if isinstance(leaf, LevelKernel | OrdinalKernel)
+        for position in read
+    }
+
+
+def _leaves(kernel: Kernel, positions: list[int]) -> Iterator[tuple[Kernel, list[int]]]:
+    """The kernels of which a kernel is made, and which of a component's columns each reads."""
     if kernel.active_dims is not None:
         positions = [positions[index] for index in kernel.active_dims.tolist()]
-    while isinstance(kernel, ScaleKernel):  # has taken over the active_dims of its base kernel
+    while isinstance(kernel, ScaleKernel | ANOVAKernel):  # has taken over the active_dims of its base kernel
         kernel = kernel.base_kernel
-    if isinstance(kernel, LevelKernel | OrdinalKernel):
-        return set(positions)
     if isinstance(kernel, CentredKernel):
-        return _category_positions(kernel.base_kernel, positions)
-    if isinstance(kernel, ProductKernel | AdditiveKernel):
-        return set().union(*(_category_positions(part, positions) for part in kernel.kernels))
-    return set()
+        yield from _leaves(kernel.base_kernel, positions)
+    elif isinstance(kernel, ProductKernel | AdditiveKernel):
+        for part in kernel.kernels:
+            yield from _leaves(part, positions)
+    else:
+        yield kernel, positions
+
+
+def _coordinates_of(group: ComponentGroup) -> list[tuple[Coordinate, ...]]:
+    """What each component of a group sees of its columns."""
+    sets = group.columns.tolist()
+    periods = [_periods(group, position) for position in range(group.input_dim)]
+    return [
+        tuple(
+            column if period is None else Phase(column, period)
+            for column, period in zip(columns, (of_all[index] for of_all in periods), strict=True)
+        )
+        for index, columns in enumerate(sets)
+    ]
+
+
+def _periods(group: ComponentGroup, position: int) -> list[float] | list[None]:
+    """The period of each component in one of its columns; None where it has none, or one that is trained."""
+    none = [None] * group.num_components
+    found: list[float] | None = None
+    for leaf, read in _leaves(group.kernel, list(range(group.input_dim))):
+        if position not in read:
+            continue
+        periods = _periods_of_leaf(leaf, read.index(position), len(read), group.num_components)
+        if periods is None or found not in (None, periods):
+            return none
+        found = periods
+    return none if found is None else found
+
+
+def _periods_of_leaf(kernel: Kernel, index: int, num_columns: int, num_components: int) -> list[float] | None:
+    """The fixed period of a kernel in one of the columns that it reads, for each component."""
+    if isinstance(kernel, PeriodicKernel):
+        factor = 1.0
+    elif isinstance(kernel, CosineKernel) and num_columns == 1:
+        factor = 2.0  # it changes its sign after what GPyTorch calls the period
+    else:
+        return None
+    if kernel.raw_period_length.requires_grad:
+        return None
+    periods = factor * kernel.period_length.detach().double().squeeze(-2)  # (*batch, 1 or columns)
+    return periods.expand(num_components, num_columns)[:, index].tolist()
 
 
 def _occurring(
     batches: Iterable[Tensor | Sequence[Tensor]],
-    columns: list[tuple[int, ...]],
+    columns: list[tuple[Coordinate, ...]],
     margins: list[tuple[Margin, ...]],
 ) -> list[Tensor | None]:
     """For each set of several columns, which positions in the grid of its margins occur; None for single columns."""
@@ -457,7 +570,7 @@ def _occurring(
 
 
 def _mark(
-    x: Tensor, columns: list[tuple[int, ...]], margins: list[tuple[Margin, ...]], seen: dict[int, Tensor]
+    x: Tensor, columns: list[tuple[Coordinate, ...]], margins: list[tuple[Margin, ...]], seen: dict[int, Tensor]
 ) -> None:
     """Mark the combinations of these rows as seen."""
     for index, marks in seen.items():
@@ -466,7 +579,7 @@ def _mark(
                 break
             position = torch.zeros(len(rows), dtype=torch.int32, device=x.device)
             for column, margin in zip(columns[index], margins[index], strict=True):
-                position = position * len(margin.values) + margin.codes(rows[:, column], f"column {column}")
+                position = position * len(margin.values) + margin.codes(_read(rows, column), f"column {_index(column)}")
             marks[position] = True
 
 

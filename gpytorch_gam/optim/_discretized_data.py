@@ -139,7 +139,7 @@ class DiscretizedData:
             rows = [*levels.index(x), y]
             for term, codes in zip(levels.terms, rows, strict=False):
                 if term in centres:
-                    centres[term].add(codes, x[:, term])
+                    centres[term].add(codes, levels.coordinates(x, term))
             parts.append(rows if offset is None else [*rows, offset(x).detach().double()])
         if not parts:
             raise ValueError("batches is empty: there is no data to fit, or it can be gone through only once")

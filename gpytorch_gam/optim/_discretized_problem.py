@@ -65,10 +65,7 @@ class DiscretizedProblem:
         self.model, self.likelihood = model, likelihood
         self.strategy: AdditiveVariationalStrategy = model.variational_strategy
         self._is_rounded = [not levels.is_exact(term) for term in levels.terms]
-        self.terms = [
-            [levels.terms.index(tuple(columns)) for columns in group.columns.tolist()]
-            for group in self.strategy.predictor.groups
-        ]
+        self.terms = [levels.positions(group) for group in self.strategy.predictor.groups]
         variational = {id(parameter) for parameter in self.strategy._variational_distribution.parameters()}
         unique = {id(p): p for p in (*model.parameters(), *likelihood.parameters()) if p.requires_grad}
         self.hyperparameters = [parameter for key, parameter in unique.items() if key not in variational]

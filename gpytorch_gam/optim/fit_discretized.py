@@ -20,7 +20,7 @@ from gpytorch_gam.data._every_row import every_row
 from gpytorch_gam.likelihoods._null_model import NullModel, Responses, null_model
 from gpytorch_gam.mlls import GaussianOptimum
 from gpytorch_gam.variational import AdditiveVariationalStrategy
-from gpytorch_gam.warnings import ConvergenceWarning
+from gpytorch_gam.warnings import ConvergenceWarning, DiscretizationWarning
 
 from ._discretized_data import DiscretizedData, sampled
 from ._discretized_problem import FIRST_ROWS, DiscretizedProblem
@@ -48,6 +48,10 @@ _MAX_INDUCING, _MAX_TABLE_ENTRIES = 4096, 2**28
 
 # Nats that a bound may be off by rounding, relative to its size.
 _ROUNDING = 1e-9
+
+# What rounding may do to a component, in its prior standard deviations, at the start and without a warning at the end;
+# and the part of the largest prior variance below which a component does not matter.
+_LARGEST_ERROR, _LARGE_ERROR, _SMALL_VARIANCE = 1.0, 0.3, 1e-3
 
 # Q up to which matrices are too small for torch's own threads.
 _SMALL = 512
@@ -135,6 +139,7 @@ def fit_discretized(
                 levels = ColumnLevels.from_batches(batches, strategy.predictor, max_levels=max_levels)
             _check_sizes(levels)
             _check_forward(strategy, batches)
+            _refuse_coarse_levels(levels, strategy)
             with torch.no_grad():
                 strategy._initialize_once()
                 data = DiscretizedData.from_batches(batches, levels, strategy, _fixed_mean(strategy), num_threads)
@@ -151,6 +156,7 @@ def fit_discretized(
                 _check_progress(fit, tolerance)
             strategy.set_whitened_posterior(optimum.mean, optimum.precision)
             _warn_of_what_is_open(still_open, tolerance, history[-1])
+            _warn_of_coarse_levels(levels, strategy)
     finally:
         model.eval()
         likelihood.eval()
@@ -218,6 +224,43 @@ def _check_sizes(levels: ColumnLevels) -> None:
         raise ValueError(
             f"the tables of pairs of levels would have {total} entries, more than {_MAX_TABLE_ENTRIES}: lower "
             f"max_levels; the numbers of levels are {dict(zip(levels.terms, sizes, strict=True))}"
+        )
+
+
+def _refuse_coarse_levels(levels: ColumnLevels, strategy: AdditiveVariationalStrategy) -> None:
+    """Rows of which a component knows no more than its prior when it knows their level."""
+    errors = levels.max_error(strategy.predictor)
+    blurred = {name: error for name, error in errors.items() if error > _LARGEST_ERROR}
+    if blurred:
+        raise ValueError(
+            f"components {sorted(blurred)} vary within a level as much as they vary at all: the step between the "
+            "levels of their columns is longer than their lengthscales. Raise max_levels, give these columns on another "
+            "scale, start with longer lengthscales, fix the period of periodic kernels (requires_grad_(False)), whose "
+            "columns are then taken modulo the period, or use fit and polish"
+        )
+
+
+def _warn_of_coarse_levels(levels: ColumnLevels, strategy: AdditiveVariationalStrategy) -> None:
+    errors = levels.max_error(strategy.predictor)
+    variances = {
+        name: variance
+        for group in strategy.predictor.groups
+        for name, variance in zip(
+            group.names, group.mean_prior_variance().expand(len(group.names)).tolist(), strict=True
+        )
+    }
+    largest = max(variances[name] for name in errors)
+    blurred = [
+        f"{name} ({error:.2f})"
+        for name, error in errors.items()
+        if error > _LARGE_ERROR and variances[name] > _SMALL_VARIANCE * largest
+    ]
+    if blurred:
+        warnings.warn(
+            f"components {', '.join(blurred)} vary within the levels to which their columns are rounded by this part of "
+            "their prior standard deviation, which the fit takes for noise: raise max_levels, or go on with fit, polish",
+            DiscretizationWarning,
+            stacklevel=3,
         )
 
 

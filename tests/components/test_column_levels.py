@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import CosineKernel, Kernel, MaternKernel, PeriodicKernel, RBFKernel, ScaleKernel
 from torch.utils.data import DataLoader, TensorDataset
 
 from gpytorch_gam import AdditivePredictor, ComponentGroup
-from gpytorch_gam.components import ColumnLevels, constant, regular_grid
+from gpytorch_gam.components import ColumnLevels, constant, cyclic, regular_grid, smooth
+from gpytorch_gam.components.column_levels import Phase
 from gpytorch_gam.kernels import ANOVAKernel, Uniform
 
 
@@ -150,3 +151,49 @@ def test_errors_name_what_is_wrong(x: torch.Tensor, terms: object, max_levels: i
 def test_unknown_columns_are_refused() -> None:
     with pytest.raises(ValueError, match=r"no levels for columns \(1,\)"):
         ColumnLevels.from_data(torch.rand(5, 2), [[0]]).values((1,))
+
+
+def test_periodic_components_read_the_phase() -> None:
+    x = 1e4 * torch.rand(2000, 2).double() - 3e3
+    predictor = AdditivePredictor(cyclic([0, 1], period=[24.0, 7.0]), smooth(0, x)).double()
+    levels = ColumnLevels.from_data(x, predictor, max_levels=100)
+    (hour,), (day,), last = levels.terms
+    assert hour == Phase(0, pytest.approx(24.0)) and day == Phase(1, pytest.approx(7.0)) and last == (0,)
+    assert [levels.positions(group) for group in predictor.groups] == [[0, 1], [2]]
+    for term, codes, period in zip(levels.terms, levels.index(x), (24.0, 7.0), strict=False):
+        phase = levels.coordinates(x, term)
+        torch.testing.assert_close(phase, x[:, term[0].column, None].remainder(term[0].period))
+        assert (levels.values(term)[codes.long()] - phase).abs().max() <= 0.51 * period / 99
+    assert max(levels.max_error(predictor).values()) < 0.1
+
+
+def fixed(kernel: Kernel, period: float) -> Kernel:
+    kernel.period_length = period
+    kernel.raw_period_length.requires_grad_(False)
+    return kernel
+
+
+@pytest.mark.parametrize(
+    ("kernel", "period"),
+    [
+        (ScaleKernel(fixed(PeriodicKernel(), 2.0)), 2.0),
+        (ScaleKernel(fixed(CosineKernel(), 2.0)), 4.0),
+        (fixed(PeriodicKernel(), 2.0) * RBFKernel(), None),
+        (fixed(PeriodicKernel(), 2.0) + fixed(PeriodicKernel(), 3.0), None),
+        (PeriodicKernel(), None),  # its period is trained
+    ],
+)
+def test_phases_stand_for_columns_only_where_all_of_a_kernel_has_one_fixed_period(
+    kernel: Kernel, period: float | None
+) -> None:
+    predictor = AdditivePredictor(ComponentGroup(kernel, [[0]], regular_grid(0.0, 1.0, 4)))
+    ((term,),) = ColumnLevels.from_data(torch.rand(500, 1) * 50, predictor, max_levels=50).terms
+    assert term == 0 if period is None else (term.column == 0 and term.period == pytest.approx(period))
+
+
+def test_components_of_phases_take_levels_of_columns_where_there_are_no_others() -> None:
+    x = torch.rand(100, 1) * 0.9
+    predictor = AdditivePredictor(cyclic(0, period=1.0))
+    assert ColumnLevels.from_data(x).positions(predictor.groups[0]) == [0]
+    with pytest.raises(ValueError, match="no levels for columns"):
+        ColumnLevels.from_data(x, [[]]).positions(predictor.groups[0])

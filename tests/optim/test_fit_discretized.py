@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable
 
 import gpytorch
@@ -15,8 +16,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
-from gpytorch_gam.components import ColumnLevels, constant, quantile_points, regular_grid
+from gpytorch_gam.components import ColumnLevels, constant, cyclic, quantile_points, regular_grid, smooth
 from gpytorch_gam.kernels import ANOVAKernel, Uniform
+from gpytorch_gam.likelihoods import GammaLikelihood
 from gpytorch_gam.mlls import CollapsedELBO
 from gpytorch_gam.optim import fit_discretized, polish
 from gpytorch_gam.optim._discretized_data import DiscretizedData, MomentTables
@@ -25,6 +27,7 @@ from gpytorch_gam.optim._level_statistics import LevelStatistics, interpolated
 from gpytorch_gam.optim._quasi_newton import QuasiNewton
 from gpytorch_gam.optim._tabulated_gradients import TabulatedGradients, distinct_responses, tabulated
 from gpytorch_gam.variational._expected_gradients import expected_gradients
+from gpytorch_gam.warnings import ConvergenceWarning, DiscretizationWarning
 
 # The package's function hides its module.
 fit_module = importlib.import_module("gpytorch_gam.optim.fit_discretized")
@@ -493,3 +496,118 @@ def test_moves_that_lower_the_bound_are_taken_back(monkeypatch: pytest.MonkeyPat
         problem._ascent.maximise()
     for parameter, value in zip(model.hyperparameters(), before, strict=True):
         assert torch.equal(parameter, value)
+
+
+# ------------------------------------------------------------------------------- far from zero, in any unit, any phase
+
+
+def make_small(x: Tensor, mean: gpytorch.means.Mean | None = None) -> AdditiveGP:
+    terms = smooth(list(range(x.shape[1])), x), constant()
+    return AdditiveGP(AdditivePredictor(*terms, mean=mean), rank=8).double()
+
+
+@pytest.mark.parametrize("mean", [None, "constant"])
+def test_counts_of_any_size_are_fitted_from_the_null_model(mean: str | None) -> None:
+    x = torch.rand(1000, 1).double()
+    f = 9 + torch.sin(6 * x[:, 0])
+    model = make_small(x, None if mean is None else ConstantMean())
+    fit_discretized(model, PoissonLikelihood(), [(x, torch.poisson(f.exp()))])
+    assert (model(x).mean - f).square().mean().sqrt() < 0.003  # one standard error of a count is .01
+
+
+def test_hyperparameters_wait_for_the_posterior() -> None:
+    x = torch.rand(1000, 1).double()
+    f = torch.sin(6 * x[:, 0])
+    noise = torch.distributions.Gamma(torch.tensor(4.0).double(), 4.0).sample((1000,))
+    bounds = []
+    for level in (0.0, 12.0):
+        likelihood = GammaLikelihood().double()
+        likelihood.shape = 4.0
+        fix(likelihood)
+        model = make_small(x, ConstantMean())
+        # In units of the mean, so that the bounds are the same.
+        bounds.append(fit_discretized(model, likelihood, [(x, noise * (f + level).exp())])[-1] + 1000 * level)
+        assert (model(x).mean - f - level).square().mean().sqrt() < 0.1
+    assert bounds[1] == pytest.approx(bounds[0], abs=0.3)
+
+
+@pytest.mark.parametrize(("shift", "scale"), [(0.0, 1e3), (0.0, 1e4), (100.0, 40.0)])
+def test_responses_may_be_in_any_unit(shift: float, scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluations: list[Tensor] = []
+    evaluate = QuasiNewton._evaluate
+
+    def counted(self: QuasiNewton, objective: Callable[[], Tensor], position: Tensor) -> object:
+        evaluations.append(position)
+        return evaluate(self, objective, position)
+
+    monkeypatch.setattr(QuasiNewton, "_evaluate", counted)
+    x = torch.rand(600, 2).double()
+    f = torch.sin(6 * x[:, 0]) + x[:, 1]
+    y = f + 0.2 * torch.randn(600).double()
+    bounds, counts = [], []
+    for a, b in ((0.0, 1.0), (shift, scale)):
+        model, likelihood = make_small(x), GaussianLikelihood().double()
+        evaluations.clear()
+        history = fit_discretized(model, likelihood, [(x, a + b * y)], tolerance=0.01)
+        counts.append(len(evaluations))
+        bounds.append(history[-1] + 600 * math.log(b))
+        prediction = model(x)
+        assert (prediction.mean - a - b * f).square().mean().sqrt() < 0.05 * b
+        assert ((prediction.mean - a - b * f).abs() < 1.96 * prediction.stddev).double().mean() > 0.8
+        assert likelihood.noise.item() == pytest.approx(0.04 * b**2, rel=0.2)
+    # A constant that is farther from zero costs its prior variance, and nothing else.
+    cost = math.log(max(abs(shift) / scale, 1.0)) if shift else 0.0
+    assert bounds[1] == pytest.approx(bounds[0] - cost, abs=0.05)
+    assert counts[1] < 2.5 * counts[0]
+
+
+def test_a_second_call_finds_little_more() -> None:
+    x = torch.rand(600, 2).double()
+    y = 100 + 40 * (torch.sin(6 * x[:, 0]) + x[:, 1] + 0.9 * torch.randn(600).double())
+    model, likelihood = make_small(x), GaussianLikelihood().double()
+    bounds = [fit_discretized(model, likelihood, [(x, y)])[-1] for _ in range(2)]
+    assert abs(bounds[1] - bounds[0]) < 0.1
+
+
+def test_a_periodic_component_reads_many_periods() -> None:
+    x = 731 * torch.rand(3000, 1).double()
+    f = torch.sin(2 * math.pi * x[:, 0])
+    model, likelihood = AdditiveGP(AdditivePredictor(cyclic(0, 1.0), constant()), rank=8), GaussianLikelihood()
+    fit_discretized(model.double(), likelihood.double(), [(x, f + 0.1 * torch.randn(3000).double())])
+    assert (model(x).mean - f).square().mean().sqrt() < 0.01
+
+
+def test_components_that_vary_within_levels_are_refused_or_said() -> None:
+    x = torch.rand(500, 1).double()
+    for size, error in ((1e-4, ValueError), (5e-3, DiscretizationWarning)):
+        kernel = ScaleKernel(RBFKernel())
+        kernel.base_kernel.lengthscale = size
+        kernel.base_kernel.raw_lengthscale.requires_grad_(False)
+        group = ComponentGroup(kernel, [[0]], regular_grid(0.0, 1.0, 20))
+        model = AdditiveGP(AdditivePredictor(group), rank=4).double()
+        with pytest.raises(error, match="vary within"):
+            fit_discretized(model, GaussianLikelihood().double(), [(x, torch.sin(6 * x[:, 0]))])
+
+
+def test_what_is_left_open_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.rand(400, 1).double()
+    y = torch.poisson((9 + 2 * torch.sin(6 * x[:, 0])).exp())
+    with pytest.warns(ConvergenceWarning, match="promises .* nats, more than the tolerance"):
+        fit_discretized(make_small(x), PoissonLikelihood(), [(x, y)], max_passes=1)
+    monkeypatch.setattr(fit_module, "_GAUSSIAN_STEPS", 1)
+    with pytest.warns(ConvergenceWarning, match="promises .* nats"):
+        fit_discretized(make_small(x), GaussianLikelihood().double(), [(x, y.log())])
+
+
+def test_no_step_that_raises_the_bound_is_an_error() -> None:
+    class Descending(PoissonLikelihood):
+        """With values that fall where their derivatives rise."""
+
+        def expected_log_prob(self, y: Tensor, f: gpytorch.distributions.MultivariateNormal, *_: object) -> Tensor:
+            value = super().expected_log_prob(y, f)
+            return value - 100 * value.detach()
+
+    x = torch.rand(300, 1).double()
+    y = torch.poisson((3 + torch.sin(6 * x[:, 0])).exp())
+    with pytest.raises(RuntimeError, match="no step from the model without effects raised the bound"):
+        fit_discretized(make_small(x), Descending(), [(x, y)])
