@@ -51,7 +51,7 @@ _ROUNDING = 1e-9
 
 # What rounding may do to a component, in its prior standard deviations, at the start and without a warning at the end;
 # and the part of the largest prior variance below which a component does not matter.
-_LARGEST_ERROR, _LARGE_ERROR, _SMALL_VARIANCE = 1.0, 0.3, 1e-3
+_LARGEST_ERROR, _LARGE_ERROR, _SMALL_VARIANCE = 1.0, 0.5, 1e-3
 
 # Q up to which matrices are too small for torch's own threads.
 _SMALL = 512
@@ -84,15 +84,21 @@ def fit_discretized(
     - With any other log-concave likelihood, a pass replaces each row by the Gaussian site that has the derivatives of
       its expected log-likelihood in mean and variance. The posterior of the sites is closed-form, and the
       hyperparameters move on their collapsed bound, whose gradient is that of the evidence lower bound. This is
-      repeated until the bound gains less than ``tolerance``; a step that lowers it is damped. Many rows start from the
-      fit to a sample.
+      repeated until the bound gains less than ``tolerance``; a step that lowers it is damped. It begins with the
+      posterior of the model without effects, and hyperparameters wait until the sites foretell what a pass gains. Many
+      rows start from the fit to a sample.
 
     Cost for N rows, C components of U levels and M inducing points: :math:`O(N C^2)` additions a pass, with a constant
     of a few nanoseconds, and :math:`O(C^2 M U^2 + Q^3)` an evaluation of the bound. Memory: a few bytes for each row
     and component, and :math:`C^2 U^2` numbers. The rows are shared among the threads of torch.
 
     Levels of a rounded column are equidistant: give a column with a long tail on a scale without it, such as that of
-    its logarithm.
+    its logarithm. Periodic components with a fixed period, such as those of
+    :func:`~gpytorch_gam.components.cyclic`, take the phase of their column, over however many periods it extends.
+    Components that vary within a level are refused at the start, and warned of (``DiscretizationWarning``) at the end.
+
+    A fit that ends where a further step promises more than ``tolerance`` says so, by a ``ConvergenceWarning`` with the
+    nats that are open.
 
     Hyperparameters that nobody has chosen start from the responses, see :func:`start_from_responses`, and others where
     they are; the posterior is found from scratch. Those with ``requires_grad=False`` stay.
@@ -118,6 +124,7 @@ def fit_discretized(
         of the start and at those found.
     :raises ValueError: If an argument is out of range, the data cannot be read, or the tables would be too large.
     :raises TypeError: If model or distribution are of another kind.
+    :raises RuntimeError: If no step from the model without effects raises the bound.
     :raises NotImplementedError: For several predictors, batches of models, multipliers, trainable mean modules other
         than a constant, and trainable parameters of likelihoods that are not Gaussian.
 
@@ -233,10 +240,10 @@ def _refuse_coarse_levels(levels: ColumnLevels, strategy: AdditiveVariationalStr
     blurred = {name: error for name, error in errors.items() if error > _LARGEST_ERROR}
     if blurred:
         raise ValueError(
-            f"components {sorted(blurred)} vary within a level as much as they vary at all: the step between the "
-            "levels of their columns is longer than their lengthscales. Raise max_levels, give these columns on another "
-            "scale, start with longer lengthscales, fix the period of periodic kernels (requires_grad_(False)), whose "
-            "columns are then taken modulo the period, or use fit and polish"
+            f"components {sorted(blurred)} vary within a level as much as they vary at all: the step between "
+            "the levels of their columns is longer than their lengthscales. Raise max_levels, give these columns on "
+            "another scale, start with longer lengthscales, fix the period of periodic kernels (requires_grad_(False)), "
+            "whose columns are then taken modulo the period, or use fit and polish"
         )
 
 
@@ -245,20 +252,20 @@ def _warn_of_coarse_levels(levels: ColumnLevels, strategy: AdditiveVariationalSt
     variances = {
         name: variance
         for group in strategy.predictor.groups
+        if group.input_dim
         for name, variance in zip(
             group.names, group.mean_prior_variance().expand(len(group.names)).tolist(), strict=True
         )
     }
-    largest = max(variances[name] for name in errors)
     blurred = [
-        f"{name} ({error:.2f})"
-        for name, error in errors.items()
-        if error > _LARGE_ERROR and variances[name] > _SMALL_VARIANCE * largest
+        f"{name} ({errors[name]:.2f})"
+        for name, variance in variances.items()
+        if errors[name] > _LARGE_ERROR and variance > _SMALL_VARIANCE * max(variances.values())
     ]
     if blurred:
         warnings.warn(
-            f"components {', '.join(blurred)} vary within the levels to which their columns are rounded by this part of "
-            "their prior standard deviation, which the fit takes for noise: raise max_levels, or go on with fit, polish",
+            f"components {', '.join(blurred)} vary within the levels to which their columns are rounded, by this part "
+            "of their prior standard deviation, and the fit takes that for noise: raise max_levels, or go on with fit",
             DiscretizationWarning,
             stacklevel=3,
         )
