@@ -64,7 +64,9 @@ def covariance_in_rows(variance: Tensor, shared: Tensor, sign: int) -> Tensor:
     return coupled + torch.diag_embed(variance.mT - coupled.diagonal(dim1=-2, dim2=-1))
 
 
-def posterior_covariance(prior: LinearOperator, removed: list[Tensor], coupled: Tensor, sign: int) -> LinearOperator:
+def posterior_covariance(
+    prior: LinearOperator, removed: list[Tensor], coupled: Tensor, sign: int
+) -> PosteriorCovariance:
     r"""
     Prior covariance minus :math:`\sum G^\top G`, plus ``sign`` times :math:`T^\top T`.
 

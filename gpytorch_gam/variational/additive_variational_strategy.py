@@ -22,17 +22,22 @@ from linear_operator.operators import (
     ZeroLinearOperator,
 )
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
+from gpytorch_gam import settings
 from gpytorch_gam.components import AdditivePredictor, ComponentGroup
+from gpytorch_gam.components._fused_projection import is_transformed
 from gpytorch_gam.components._structure import STATE_KEY, as_bytes, from_bytes
 from gpytorch_gam.components._without_autocast import without_autocast
 from gpytorch_gam.components.additive_predictor import join_covariances, predictor_distribution
 from gpytorch_gam.components.levels import listed
 from gpytorch_gam.components.projection import project_components, project_sum, whitened_weights
 from gpytorch_gam.operators import BlockDiagonalCholeskyLinearOperator, LowRankPrecisionInverseLinearOperator
+from gpytorch_gam.operators._deferred_linear_operator import DeferredLinearOperator
 
 from ._forward_recorder import ForwardRecorder
 from ._jitter import relative_jitter
+from ._kernel_state import KernelState
 from ._marginal_normal import MarginalNormal
 from ._posterior_covariance import PosteriorCovariance, covariance_in_rows, keep_positive, posterior_covariance
 from ._precision_algebra import CovarianceFactors, split_groups
@@ -145,7 +150,7 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
         self._variational_distribution = variational_distribution
         self.register_buffer("variational_params_initialized", torch.tensor(0))
         self._prediction_cache = PredictionCache()
-        self._held_projection: _Projection | None = None  # during a prediction in chunks
+        self._held_projection: Any = None  # during a prediction in chunks
         self._recorder: ForwardRecorder | None = None  # exists while an optimiser that needs it is attached
         self._initialized = False  # mirrors the buffer: reading that one waits for the device
 
@@ -396,10 +401,17 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
 
     # ------------------------------------------------------------------ the posterior at the data
 
-    def _projection(self, dtype: torch.dtype) -> _Projection:
-        """Weights of all groups. Predictions without gradients find those of the last one, if nothing has changed."""
+    def _projection(self) -> Any:
+        """
+        What the posterior at any rows is computed from, beside kernels. Results are computed in float64, because their
+        variances are small differences of large numbers; in training, the rounding errors of many rows cancel.
+        """
         if self._held_projection is not None:
             return self._held_projection
+        return self._projection_in(self.predictor.dtype if self.training else torch.float64)
+
+    def _projection_in(self, dtype: torch.dtype) -> Any:
+        """Weights of all groups. Predictions without gradients find those of the last one, if nothing has changed."""
         if not self._may_keep_projections or torch.is_grad_enabled() or gpytorch.settings.trace_mode.on():
             return self._compute_projection(self.inducing_choleskys(), dtype)
         covariances = [group.inducing_covariance(torch.float64) for group in self.predictor.groups]
@@ -448,27 +460,40 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
         """
         return self._moments(self.read(x))
 
-    def _moments(self, reading: Reading) -> PredictorMoments:
+    def _moments(self, reading: Reading, projection: Any = None) -> PredictorMoments:
         """In the dtype of the rows."""
-        mean, variance, shared, sign = self._marginals(reading)
+        mean, variance, shared, sign = self._marginals(reading, projection)
         single, dtype = self.predictor.num_predictors == 1, reading.inputs.dtype
         covariance = variance.mT.unsqueeze(-1) if single else covariance_in_rows(variance, shared, sign)
         return PredictorMoments(mean.mT.to(dtype), covariance.to(dtype))
 
-    def _in_working_precision(self, x: Tensor) -> Tensor:
+    def _moments_in_chunks(self, reading: Reading, projection: Any, kernels: KernelState) -> PredictorMoments:
         """
-        Rows in float64 for results, whose variances are small differences of large numbers. In training, the rounding
-        errors of many rows cancel in the sum.
+        Those of many rows, a chunk at a time. With gradients, chunks are evaluated again in the backward pass and not
+        kept.
         """
-        return x if self.training and self._held_projection is None else x.double()
+        size = self._rows_at_a_time(reading.inputs)
+        if reading.inputs.shape[-2] <= size or self.training or is_transformed():
+            return self._moments(reading, projection)
 
-    def _marginals(self, reading: Reading) -> tuple[Tensor, Tensor, Tensor, int]:
+        def again(chunk: Reading) -> PredictorMoments:
+            with settings.fused_projection("off"):  # which keeps what a checkpoint would not
+                return kernels.run_again(lambda: self._moments(chunk, projection))
+
+        if torch.is_grad_enabled():
+            parts = [checkpoint(again, chunk, use_reentrant=False) for chunk in reading.split(size)]
+        else:
+            parts = [self._moments(chunk, projection) for chunk in reading.split(size)]
+        means, covariances = zip(*parts, strict=True)
+        return PredictorMoments(torch.cat(means, dim=-2), torch.cat(covariances, dim=-3))
+
+    def _marginals(self, reading: Reading, projection: Any = None) -> tuple[Tensor, Tensor, Tensor, int]:
         """
         Mean and variance ``(*batch, P, n)``, shared projections ``(*batch, P, R, n)`` and their sign; in the precision
-        in which they are computed.
+        of the projection.
         """
-        x = self._in_working_precision(reading.inputs)
-        weights, sign = self._projection(x.dtype)
+        weights, sign = self._projection() if projection is None else projection
+        x = reading.inputs.to(weights[0].shared.dtype)
         shared: list[Any] = [0] * self.predictor.num_predictors
         prior: list[Any] = [0] * self.predictor.num_predictors
         removed: list[Any] = [0] * self.predictor.num_predictors
@@ -505,7 +530,7 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
         return self._joint_distribution(reading)
 
     def _mean_only(self, reading: Reading) -> MultivariateNormal:
-        means = self._marginals(reading)[0].to(reading.inputs.dtype)
+        means = self._moments_in_chunks(reading, self._projection(), KernelState(self.predictor)).mean.mT
         size = means.shape[-2] * means.shape[-1]
         zero = ZeroLinearOperator(*means.shape[:-2], size, size, dtype=means.dtype, device=means.device)
         return self._predictor_distribution(means, zero)
@@ -533,31 +558,49 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
             self._recorder.record(reading.inputs.detach(), mean, variance)
 
     def _joint_distribution(self, reading: Reading) -> MultivariateNormal:
-        """Prior covariance (lazy) minus the squares of projections, over the rows of all predictors."""
-        x, rows = reading.inputs, self._in_working_precision(reading.inputs)
-        weights, sign = self._projection(rows.dtype)
-        num_predictors = self.predictor.num_predictors
-        shared: list[Any] = [0] * num_predictors
-        removed = []  # rows over (predictor, row of x)
-        for group, weight in zip(self.predictor.groups, weights, strict=True):
-            projected, block, _ = project_components(group, rows, weight.shared, weight.block)
-            shared[group.predictor] = shared[group.predictor] + projected.sum(-3)
-            if block is not None:
-                before, after = group.predictor, num_predictors - 1 - group.predictor
-                n = x.shape[-2]
-                removed.append(torch.nn.functional.pad(block.flatten(-3, -2), (before * n, after * n)).to(x.dtype))
-        columns = torch.stack(torch.broadcast_tensors(*shared), dim=-3)  # (*batch, P, R + 1, n)
-        means = (reading.means + columns[..., -1, :]).to(x.dtype)
-        coupled = columns[..., :-1, :].movedim(-3, -2).flatten(-2, -1).to(x.dtype)  # (*batch, R, P n)
-        prior = join_covariances(self.predictor.prior_covariances(x))
-        covariance = posterior_covariance(prior, removed, coupled, sign)
+        """
+        Mean and variances, and the covariance when it is asked for. It is that of the kernels and the posterior of now,
+        whatever becomes of the model.
+        """
+        projection, kernels = self._projection(), KernelState(self.predictor)
+        moments = self._moments_in_chunks(reading, projection, kernels)
+        means, variances = moments.mean.mT, moments.covariance.diagonal(dim1=-2, dim2=-1).mT.flatten(-2)
+        if gpytorch.settings.trace_mode.on():
+            return self._predictor_distribution(means, self._joint_covariance(reading.inputs, projection))
+        inputs, num_predictors, batch_shape = reading.inputs, means.shape[-2], variances.shape[:-1]
+
+        def build(chosen: range) -> LinearOperator:
+            rows = slice(chosen.start, chosen.stop, chosen.step)
+            some = inputs[..., rows, :] if num_predictors == 1 else inputs
+            covariance = kernels.run(lambda: self._joint_covariance(some, projection))
+            covariance = covariance.expand(*batch_shape, *covariance.shape[-2:])
+            return covariance if covariance.shape[-1] == len(chosen) else covariance[..., rows, rows]
+
+        covariance = DeferredLinearOperator(variances, build, is_diagonal=True)
         joint = self._predictor_distribution(means, covariance)
         if num_predictors == 1:
             return joint
-        row_covariance = self._moments(reading).covariance.expand(*joint.mean.shape, num_predictors)
         return PredictorDistribution(
-            joint.mean, joint.lazy_covariance_matrix, interleaved=False, row_covariance=row_covariance
+            joint.mean, joint.lazy_covariance_matrix, interleaved=False, row_covariance=moments.covariance
         )
+
+    @without_autocast
+    def _joint_covariance(self, x: Tensor, projection: Any) -> PosteriorCovariance:
+        """Prior covariance minus the squares of projections, over the rows of all predictors."""
+        weights, sign = projection
+        num_predictors, n, inputs = self.predictor.num_predictors, x.shape[-2], x.to(weights[0].shared.dtype)
+        shared: list[Any] = [0] * num_predictors
+        removed = []  # rows over (predictor, row of x)
+        for group, weight in zip(self.predictor.groups, weights, strict=True):
+            projected, block, _ = project_components(group, inputs, weight.shared[..., :-1], weight.block)
+            shared[group.predictor] = shared[group.predictor] + projected.sum(-3)
+            if block is not None:
+                before, after = group.predictor, num_predictors - 1 - group.predictor
+                removed.append(torch.nn.functional.pad(block.flatten(-3, -2), (before * n, after * n)).to(x.dtype))
+        columns = torch.stack(torch.broadcast_tensors(*shared), dim=-3)  # (*batch, P, R, n)
+        coupled = columns.movedim(-3, -2).flatten(-2, -1).to(x.dtype)  # (*batch, R, P n)
+        prior = join_covariances(self.predictor.prior_covariances(x)).evaluate_kernel()
+        return posterior_covariance(prior, removed, coupled, sign)
 
     @without_autocast
     def components(
@@ -589,8 +632,8 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
 
         :param inputs: Of the predictor, :attr:`Reading.inputs`, ``(*batch, n, D)``.
         """
-        rows = self._in_working_precision(inputs)
-        weights, sign = self._projection(rows.dtype)
+        weights, sign = self._projection()
+        rows = inputs.to(weights[0].shared.dtype)
         groups = []
         for group, weight in zip(self.predictor.groups, weights, strict=True):
             projected, block, prior_variance = project_components(group, rows, weight.shared, weight.block)
@@ -672,7 +715,7 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
     def _projection_held(self) -> Iterator[None]:
         """The weights are computed, or found to be unchanged, once for all chunks."""
         self._prepare()
-        self._held_projection = self._projection(torch.float64)
+        self._held_projection = self._projection_in(torch.float64)
         try:
             yield
         finally:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import cast
+from typing import NamedTuple, cast
 
 import gpytorch
 import torch
@@ -14,11 +12,12 @@ from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
 from gpytorch_gam.components import AdditivePredictor, ComponentGroup
+from gpytorch_gam.components._without_autocast import without_autocast
 from gpytorch_gam.components.additive_predictor import join_covariances
 from gpytorch_gam.operators import LowRankPrecisionInverseLinearOperator
 from gpytorch_gam.operators._capacitance import add_identity, capacitance_log_determinant
 
-from ._posterior_covariance import keep_positive, posterior_covariance
+from ._posterior_covariance import PosteriorCovariance, keep_positive, posterior_covariance
 from ._precision_algebra import CovarianceFactors
 from ._site_variational_strategy import _SiteVariationalStrategy, features_in_dtype_of, scale_by_multipliers
 from .component_posterior import SAMPLING_JITTER, multiply_draws
@@ -27,6 +26,11 @@ from .reading import Reading
 
 # Added to the covariance of the sum of the components where its root is needed, relative to its mean variance.
 _ROOT_JITTER = 1e-10
+
+
+class _DataProjection(NamedTuple):
+    weights: Tensor  # of the rows of k(X, x), (*batch, N, N + 1)
+    inputs: Tensor  # X, (*batch, N, D)
 
 
 class FullAdditiveVariationalStrategy(_SiteVariationalStrategy):
@@ -190,12 +194,6 @@ class FullAdditiveVariationalStrategy(_SiteVariationalStrategy):
     def _check_prior(self) -> None:
         """There are no inducing variables; factorisations over the data wait and add jitter."""
 
-    @contextmanager
-    def _projection_held(self) -> Iterator[None]:
-        """Weights are those of rows, and computed for each chunk."""
-        self._prepare()
-        yield
-
     # ------------------------------------------------------------------ the posterior at any rows
 
     def _data_weights(self, dtype: torch.dtype) -> Tensor:
@@ -207,33 +205,37 @@ class FullAdditiveVariationalStrategy(_SiteVariationalStrategy):
         columns = [root.expand(*batch, *root.shape[-2:]), weights.expand(*batch, -1).unsqueeze(-1)]
         return torch.cat(columns, dim=-1).to(dtype)
 
-    def _project_sum(self, x: Tensor) -> Tensor:
+    def _projection_in(self, dtype: torch.dtype) -> _DataProjection:
+        return _DataProjection(self._data_weights(dtype), self._data_inputs().to(dtype, copy=True))
+
+    def _project_sum(self, x: Tensor, projection: _DataProjection) -> Tensor:
         r"""
         :math:`[L_A^{-1} \Lambda k_s(X, \mathbf x); \; \boldsymbol\alpha^\top k_s(X, \mathbf x)]`.
 
         :return: ``(*batch, N + 1, n)``.
         """
-        inputs = self._data_inputs()
-        covariance = sum(component_covariance(group, inputs, x).sum(-3) for group in self.predictor.groups)
-        return self._data_weights(x.dtype).mT @ covariance
+        covariance = sum(component_covariance(group, projection.inputs, x).sum(-3) for group in self.predictor.groups)
+        return projection.weights.mT @ covariance
 
-    def _marginals(self, reading: Reading) -> tuple[Tensor, Tensor, Tensor, int]:
+    def _marginals(
+        self, reading: Reading, projection: _DataProjection | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, int]:
         """Mean and variance ``(*batch, 1, n)``, shared projections ``(*batch, 1, N, n)`` and their sign."""
-        x = reading.inputs
-        projected = self._project_sum(x).unsqueeze(-3)
+        projection = self._projection() if projection is None else projection
+        x = reading.inputs.to(projection.weights.dtype)
+        projected = self._project_sum(x, projection).unsqueeze(-3)
         mean = reading.means + projected[..., -1, :]
         prior = sum(group.prior_variance(x).sum(-2) for group in self.predictor.groups)
         prior_variance = torch.zeros_like(mean) + cast(Tensor, prior).unsqueeze(-2)
         variance = prior_variance - projected[..., :-1, :].square().sum(-2)
         return mean, keep_positive(variance, prior_variance), projected[..., :-1, :], -1
 
-    def _joint_distribution(self, reading: Reading) -> MultivariateNormal:
-        """Prior covariance (lazy) minus the squares of projections."""
-        x = reading.inputs
-        projected = self._project_sum(x)
-        means = reading.means + projected[..., -1:, :]
-        prior = join_covariances(self.predictor.prior_covariances(x))
-        return self._predictor_distribution(means, posterior_covariance(prior, [], projected[..., :-1, :], -1))
+    @without_autocast
+    def _joint_covariance(self, x: Tensor, projection: _DataProjection) -> PosteriorCovariance:
+        """Prior covariance minus the squares of projections."""
+        projected = self._project_sum(x.to(projection.weights.dtype), projection)[..., :-1, :].to(x.dtype)
+        prior = join_covariances(self.predictor.prior_covariances(x)).evaluate_kernel()
+        return posterior_covariance(prior, [], projected, -1)
 
     def component_projections(self, inputs: Tensor) -> ComponentProjections:
         """
@@ -241,14 +243,15 @@ class FullAdditiveVariationalStrategy(_SiteVariationalStrategy):
 
         :param inputs: Of the predictor, ``(*batch, n, D)``.
         """
-        weights, data = self._data_weights(inputs.dtype).unsqueeze(-3), self._data_inputs()  # the same for all
+        weights, data = self._projection()
+        weights, x = weights.unsqueeze(-3), inputs.to(weights.dtype)  # the same weights for all components
         groups = []
         for group in self.predictor.groups:
-            projected = weights.mT @ component_covariance(group, data, inputs)  # (*batch, C_g, N + 1, n)
+            projected = weights.mT @ component_covariance(group, data, x)  # (*batch, C_g, N + 1, n)
             groups.append(
                 GroupPosterior(
                     mean=projected[..., -1, :],
-                    prior_variance=group.prior_variance(inputs),
+                    prior_variance=group.prior_variance(x),
                     shared=projected[..., :-1, :],
                     block=None,
                 )

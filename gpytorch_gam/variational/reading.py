@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import gpytorch
@@ -36,6 +36,15 @@ class Reading(NamedTuple):
     inputs: Tensor
     means: Tensor
     is_plain: bool
+
+    def split(self, size: int) -> Iterator[Reading]:
+        """
+        Chunks of so many rows.
+
+        :param size: Of each but the last.
+        """
+        for inputs, means in zip(self.inputs.split(size, dim=-2), self.means.split(size, dim=-1), strict=True):
+            yield Reading(inputs, means, self.is_plain)
 
 
 def predictor_alone(forward: _Function) -> _Function:
