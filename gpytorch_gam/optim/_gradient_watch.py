@@ -22,7 +22,7 @@ class GradientWatch:
         self._parameters: list[Tensor] = []
         self._before: list[_Mark] = []
         self._after: list[_Mark] = []  # empty before the end of a first pass
-        self._is_open, self._left_nothing = False, False
+        self._is_open, self._was_interrupted, self._left_nothing = False, False, False
         self.add(parameters)
 
     def add(self, parameters: Iterable[Tensor]) -> None:
@@ -36,18 +36,17 @@ class GradientWatch:
         self._parameters += new
         self._after += [None] * len(new) if self._after else []
 
-    def begin(self) -> bool:
-        """
-        Called before a backward pass reaches the parameters.
+    def begin(self) -> None:
+        """Called before a backward pass reaches the parameters."""
+        self._was_interrupted, self._is_open = self._is_open, True
+        self._before = self._marks()
 
-        :return: Whether it begins anew: a gradient was cleared since the last pass, or that pass did not come to its
-            end, or it left no gradient, as those of ``torch.autograd.grad``.
+    def begins_anew(self) -> bool:
         """
-        was_interrupted, self._is_open = self._is_open, True
-        self._before, after = self._marks(), self._after
-        if was_interrupted:
-            return True
-        return bool(after) and (self._left_nothing or self._has_cleared(after))
+        Whether the pass that has begun does not add to the last one: a gradient was cleared since then, or the last
+        pass did not come to its end, or it left no gradient, as those of ``torch.autograd.grad``.
+        """
+        return self._was_interrupted or (bool(self._after) and (self._left_nothing or self._has_cleared()))
 
     def end(self) -> None:
         """Called when the backward pass is over."""
@@ -59,8 +58,8 @@ class GradientWatch:
         gradients = [parameter.grad for parameter in self._parameters]
         return [None if gradient is None else (id(gradient), gradient._version) for gradient in gradients]
 
-    def _has_cleared(self, after: list[_Mark]) -> bool:
-        for parameter, then, now in zip(self._parameters, after, self._before, strict=True):
+    def _has_cleared(self) -> bool:
+        for parameter, then, now in zip(self._parameters, self._after, self._before, strict=True):
             if then is None or then == now:
                 continue
             if parameter.grad is None or not parameter.grad.any():

@@ -105,6 +105,18 @@ class _Rows(NamedTuple):
     divergence_weight: float  # that in the divergence
 
 
+class _ParameterGroup(dict[str, Any]):
+    """A group of torch's optimisers that tells torch's schedulers where there is no step size for them to multiply."""
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        if key == "initial_lr" and default is None and key not in self:
+            raise ValueError(
+                "this NaturalGradient has a schedule of its own, lr=None, and no step size for a scheduler of torch to "
+                "multiply: pass lr=..., or leave out the scheduler"
+            )
+        return super().setdefault(key, default)
+
+
 class NaturalGradient(torch.optim.Optimizer):
     r"""
     Streaming natural gradients for the whitened mean and the structured precision of an additive model, in the manner
@@ -205,7 +217,7 @@ class NaturalGradient(torch.optim.Optimizer):
         shape, and a :class:`BlockLowRankPrecisionVariationalDistribution` or
         :class:`LowRankPrecisionVariationalDistribution`.
     :param num_data: Number N of rows of all the data (not of batches), as given to the ELBO.
-    :param lr: A fixed step size in (0, 1]; default the schedule above.
+    :param lr: A fixed step size in (0, 1], which torch's schedulers need; default the schedule above.
     :param tolerance: Nats that the noise of minibatches may cost in the long run; without effect under ``lr``.
     :param chunk_size: Rows whose features exist at a time.
     :param warm_start: Start from the present posterior, one that was loaded or set in closed form: the schedule begins
@@ -278,6 +290,7 @@ class NaturalGradient(torch.optim.Optimizer):
             list(self._distribution.parameters()),
             {"lr": lr, "tolerance": tolerance, "averaging": averaging, "variance_reduction": variance_reduction},
         )
+        self.param_groups = [_ParameterGroup(group) for group in self.param_groups]
         if warm_start:
             self._start_from_present_posterior()
         self._segments = predictor_segments(strategy.predictor)
@@ -328,6 +341,7 @@ class NaturalGradient(torch.optim.Optimizer):
         if self._strategy._recorder is not self._recorder:
             raise RuntimeError("this NaturalGradient is detached from its model: make a new one")
         self._require_free_posterior()
+        self._require_no_average_of_factors()
         result: Any = None
         if closure is not None:
             before = self._recorder.take()  # of other losses: the closure is the batch
@@ -358,6 +372,26 @@ class NaturalGradient(torch.optim.Optimizer):
                 f"NaturalGradient moves the whole posterior, but {', '.join(fixed)} of the variational distribution "
                 "do not require gradients: call requires_grad_(True) on them, or take no natural-gradient steps while "
                 "the posterior is to stay as it is"
+            )
+
+    def _require_no_average_of_factors(self) -> None:
+        """Factors of a precision are drawn anew in each step: their average is not that of the precisions."""
+        q, memory = self._distribution, self._memory
+        if q._averaged_by is None or q._averaged_by() is None:
+            return
+        if q.rank_tolerance is not None and not q._rank_is_settled:
+            raise ValueError(
+                "AveragedModel has a copy of the posterior whose automatic rank is not settled, and whose shapes will "
+                "not be those of the model: make it after the first step, or give the posterior a rank"
+            )
+        if not memory.get("has_warned_of_averages"):
+            memory["has_warned_of_averages"] = True
+            warnings.warn(
+                "AveragedModel averages the factors of the posterior's precision, which says nothing of the average "
+                "posterior when each step factorises anew: use its hyperparameters, and give them their posterior by "
+                "polish(averaged.module, ...), or average natural parameters by averaging=True instead",
+                TrainingLoopWarning,
+                stacklevel=_USER_LEVEL,
             )
 
     def _evaluate(self, closure: Callable[[], Any]) -> Any:
@@ -721,6 +755,7 @@ class NaturalGradient(torch.optim.Optimizer):
         :param state_dict: From :meth:`state_dict` of an optimiser of an equal model.
         """
         super().load_state_dict(state_dict)
+        self.param_groups = [_ParameterGroup(group) for group in self.param_groups]
         device = self._distribution.device
         for memory in state_dict["state"].values():
             self._memory.update({name: _moved(deepcopy(value), device) for name, value in memory.items()})
@@ -787,7 +822,8 @@ class _AttachedRecorder(ForwardRecorder):
         if owner is None or backward == self._backward:
             return
         self._backward = backward
-        if self._watch.begin():
+        self._watch.begin()
+        if (self._forwards or self._divergences) and self._watch.begins_anew():
             self.forget_gradients()
         Variable._execution_engine.queue_callback(self._watch.end)
 

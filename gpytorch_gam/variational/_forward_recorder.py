@@ -8,7 +8,10 @@ from typing import NamedTuple
 import gpytorch
 from torch import Tensor
 
-from ._calling_objective import calling_objective
+from ._callers import nearest_caller
+
+# Frames to an objective: those of a recorder, of a strategy and of classes that they derive from lie between.
+_REACH = 5
 
 
 class ForwardRecord(NamedTuple):
@@ -92,7 +95,8 @@ class ForwardRecorder:
         :param divergence: ``()``.
         """
         if divergence.requires_grad:
-            divergence.register_hook(partial(self._keep_weight, self._period, calling_objective()))
+            objective = nearest_caller(gpytorch.mlls.MarginalLogLikelihood, _REACH)
+            divergence.register_hook(partial(self._keep_weight, self._period, objective))
 
     def take(self) -> Recorded:
         """All since the last call. Later backward passes through forwards from before it do not count."""

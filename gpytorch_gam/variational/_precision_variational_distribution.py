@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -10,9 +11,14 @@ import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.variational._variational_distribution import _VariationalDistribution
 from torch import Tensor
+from torch.optim.swa_utils import AveragedModel
 
+from ._callers import nearest_caller
 from ._precision_algebra import CovarianceFactors, kl_from_standard_normal, precision_covariance_factors
 from ._shared_divergence import SharedDivergence
+
+# Frames between this distribution and a copy of a model around it.
+_REACH = 100
 
 
 class _PrecisionVariationalDistribution(_VariationalDistribution):
@@ -30,9 +36,17 @@ class _PrecisionVariationalDistribution(_VariationalDistribution):
         super().__init__(num_inducing_points, batch_shape=torch.Size(batch_shape), mean_init_std=mean_init_std)
         self.init_scale = init_scale
         self._shared_divergence = SharedDivergence()
+        self._averaged_by: weakref.ref[AveragedModel] | None = None  # holds a copy
         self.register_parameter(
             "variational_mean", torch.nn.Parameter(torch.zeros(*self.batch_shape, num_inducing_points))
         )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles. One that averages this distribution is remembered, for optimisers to tell."""
+        averaged = nearest_caller(AveragedModel, _REACH)
+        if averaged is not None:
+            self._averaged_by = weakref.ref(averaged)
+        return {**self.__dict__, "_averaged_by": None}
 
     def _register_precision_factor(self, rank: int | str, initial_rank: int, rank_tolerance: float) -> None:
         """Register B with small random entries: its gradient at B = 0 is exactly zero. Rank 0 registers nothing."""

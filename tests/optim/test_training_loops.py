@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import pickle
 import re
 from collections.abc import Callable
 from typing import NamedTuple
@@ -15,10 +16,11 @@ from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from torch import Tensor
 from torch.optim.optimizer import _global_optimizer_pre_hooks
+from torch.optim.swa_utils import AveragedModel
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
 from gpytorch_gam.mlls import CollapsedELBO
-from gpytorch_gam.optim import NaturalGradient
+from gpytorch_gam.optim import NaturalGradient, polish
 from gpytorch_gam.warnings import TrainingLoopWarning
 from tests.optim.test_natural_gradient import (
     elbo,
@@ -462,6 +464,63 @@ def test_kernels_of_several_columns_that_stand_still_raise_no_alarm(
         natural.step()
         adam.step()
     assert natural.state_dict()["state"][0]["step"] == 3
+
+
+def test_a_scheduler_needs_a_step_size() -> None:
+    parts, (x, y) = make_parts(), gaussian_problem(BATCH)
+    for optimiser in (parts.natural, make_parts().natural):
+        optimiser.load_state_dict(copy.deepcopy(parts.natural.state_dict()))
+        with pytest.raises(ValueError, match=r"lr=None, and no step size for a scheduler of torch.*pass lr=\.\.\."):
+            torch.optim.lr_scheduler.ExponentialLR(optimiser, gamma=0.9)
+    plain(parts, x, y)
+
+
+def test_an_average_of_models_gets_its_posterior_by_polish() -> None:
+    x, y = gaussian_problem(NUM_ROWS)
+    parts = make_parts()
+    averaged = AveragedModel(parts.model)
+    with pytest.warns(
+        TrainingLoopWarning, match=r"AveragedModel averages the factors.*polish\(averaged.module"
+    ) as caught:
+        for step in range(4):
+            rows = (torch.arange(BATCH) + step * BATCH) % NUM_ROWS
+            plain(parts, x[rows], y[rows])
+            averaged.update_parameters(parts.model)
+    assert len(caught) == 1
+    bound = polish(averaged.module, parts.likelihood, [(x, y)])[-1]
+    assert bound == pytest.approx(polish(parts.model, parts.likelihood, [(x, y)])[-1], abs=1e-4)
+    del averaged
+    gc.collect()
+    plain(make_parts(), x[:BATCH], y[:BATCH])
+
+
+def test_an_average_is_made_after_an_automatic_rank_has_settled() -> None:
+    x, y = gaussian_problem(NUM_ROWS)
+    model, likelihood = make_model("block_low_rank", rank="auto"), gaussian_likelihood()
+    natural, averaged = NaturalGradient(model, num_data=NUM_ROWS), AveragedModel(model)
+    mll = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=NUM_ROWS)
+    (-mll(model(x), y)).backward()
+    with pytest.raises(ValueError, match="make it after the first step, or give the posterior a rank"):
+        natural.step()
+    del averaged
+    gc.collect()
+    model.zero_grad()
+    (-mll(model(x), y)).backward()
+    natural.step()
+    averaged = AveragedModel(model)
+    averaged.update_parameters(model)
+
+
+def test_copies_that_are_not_averaged_are_no_matter() -> None:
+    parts, (x, y) = make_parts(), gaussian_problem(BATCH)
+    for copied in (
+        copy.deepcopy(parts.model),
+        pickle.loads(pickle.dumps(parts.model)),
+        AveragedModel(parts.model).module,
+    ):
+        assert copied.variational_strategy._variational_distribution._averaged_by is None
+    gc.collect()
+    plain(parts, x, y)
 
 
 def test_a_posterior_that_is_fixed_is_refused() -> None:
