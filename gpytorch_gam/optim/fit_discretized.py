@@ -242,8 +242,8 @@ def _refuse_coarse_levels(levels: ColumnLevels, strategy: AdditiveVariationalStr
         raise ValueError(
             f"components {sorted(blurred)} vary within a level as much as they vary at all: the step between "
             "the levels of their columns is longer than their lengthscales. Raise max_levels, give these columns on "
-            "another scale, start with longer lengthscales, fix the period of periodic kernels (requires_grad_(False)), "
-            "whose columns are then taken modulo the period, or use fit and polish"
+            "another scale, start with longer lengthscales, fix the period of periodic kernels "
+            "(requires_grad_(False)), whose columns are then taken modulo the period, or use fit and polish"
         )
 
 
