@@ -25,6 +25,7 @@ from ._distributed import Processes, average_gradients, row_weighted, start_from
 from ._grad_mode import gradients_on
 from ._graphed_step import GraphedStep
 from ._likelihood_check import check_number_of_predictors, is_gaussian, with_noise_by_row
+from ._likelihood_step import fit_likelihood
 from ._natural_step import DENSE_LIMIT
 from ._profile_bound import Maximum, ProfileBound
 from ._quasi_newton import ObjectiveError
@@ -301,6 +302,8 @@ class _Loop:
             self.processes.require_equal({"numbers of batches": len(batches)}, device)
 
     def _step(self, rows: Rows) -> Tensor:
+        if self.adam is not None and self.num_steps == self.num_held_back > 0:
+            self._release_likelihood(rows)
         if self._is_checked(rows):
             loss = self.natural.step(lambda: self.evaluate(rows))
         else:
@@ -311,6 +314,16 @@ class _Loop:
             self.adam.step()
         self.num_steps += 1
         return -loss
+
+    def _release_likelihood(self, rows: Rows) -> None:
+        """
+        While the posterior was near the prior, nothing could be known of noise, dispersion or shape. Now they are, and
+        Adam has not far to go.
+        """
+        likelihood = self.mll.likelihood
+        if self.processes.leads:
+            fit_likelihood(self.mll.model, likelihood, rows, self.mll.num_data)
+        self.processes.broadcast(likelihood.parameters())
 
     def _is_checked(self, rows: Rows) -> bool:
         """
