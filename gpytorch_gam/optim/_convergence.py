@@ -114,7 +114,7 @@ def open_gains(
     :param gradient: Of an epoch.
     :param num_data: Number N of rows.
     """
-    kernels, gains = _kernel_curvatures(model.variational_strategy), []
+    kernels, gains = kernel_curvatures(model.variational_strategy), []
     for name, parameter, constraint in _constrained(model, likelihood):
         slope, value = _slope_of_log(parameter, constraint)
         information = None if id(parameter) in kernels else gradient.information(parameter, num_data)
@@ -173,8 +173,13 @@ def _gains(gradient: Tensor, curvature: Tensor, value: Tensor, constraint: Inter
     return torch.where(step.abs() >= _NOTABLE_CHANGE, gains, 0.0)
 
 
-def _kernel_curvatures(strategy: AdditiveVariationalStrategy) -> dict[int, float]:
-    """Half of the effective dimension of a component, by the ids of the parameters of its group."""
+def kernel_curvatures(strategy: AdditiveVariationalStrategy) -> dict[int, float]:
+    """
+    About what minus the second derivative of the bound in the logarithm of a kernel's parameter is: half of the
+    effective dimension of a component, by the ids of the parameters of its group.
+
+    :param strategy: With the posterior.
+    """
     shapes = strategy.predictor.group_shapes
     factors = strategy.covariance_factors()
     dimensions = [0.0] * len(shapes)

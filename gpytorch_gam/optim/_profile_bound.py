@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gpytorch_gam._log_scale import Coordinates
 
+from ._convergence import kernel_curvatures
 from ._data_stream import OverflowingLikelihoodError, Rows
 from ._distributed import Processes
 from ._quasi_newton import QuasiNewton
@@ -32,8 +33,9 @@ _MAX_STEPS, _MAX_PASSES = 60, 10
 # Searches, each with what was learnt of the curvature forgotten, and the nats that one brings to have another.
 _MAX_ROUNDS, _ROUND_GAIN = 4, 0.5
 
-# Minus the second derivative of the bound in a hyperparameter of the kernels, to begin with.
-_CURVATURE = 0.2
+# Minus the second derivative of the bound to begin with: of a hyperparameter that is neither the kernels' nor the
+# likelihood's, and for each row of a parameter of the likelihood, some of which rows say little of.
+_CURVATURE, _LEAST_INFORMATION = 0.2, 0.02
 
 
 class Maximum(NamedTuple):
@@ -50,8 +52,8 @@ class Maximum(NamedTuple):
 
 class ProfileBound:
     """
-    The bound after :func:`polish`, which starts from the posterior of the last evaluation. At the optimal posterior its
-    gradient is that at a fixed posterior.
+    The bound after :func:`polish`, which starts from the posterior of the best evaluation so far. At the optimal
+    posterior its gradient is that at a fixed posterior.
 
     :param model: A model that :func:`polish` takes.
     :param likelihood: Its likelihood.
@@ -73,6 +75,7 @@ class ProfileBound:
         self._model, self._likelihood, self._rows = model, likelihood, rows
         self._group, self._processes = process_group, Processes(process_group)
         self._parameters, self._coordinates = list(parameters), coordinates
+        self._best: tuple[float, dict[str, Tensor]] | None = None
         own = sum(len(part.y) for part in rows)
         self.num_data = sum(count for (count,) in self._processes.gather([own], parameters[0].device))
 
@@ -91,9 +94,8 @@ class ProfileBound:
             raise
 
     def _maximise(self) -> Maximum:
-        curvatures = [self._curvature(parameter) for parameter in self._parameters]
-        ascent = QuasiNewton(self._parameters, curvatures, self._coordinates)
         before, bound = -math.inf, self().item()
+        ascent = QuasiNewton(self._parameters, self._curvatures(), self._coordinates)
         for _ in range(_MAX_ROUNDS):
             if bound - before <= _ROUND_GAIN:
                 break
@@ -103,14 +105,16 @@ class ProfileBound:
         gain = bound - before
         return Maximum(bound, gain if gain > _ROUND_GAIN else 0.0)
 
-    def _curvature(self, parameter: Tensor) -> float:
+    def _curvatures(self) -> list[float]:
         """To begin with: of a variance of the rows, and of anything else rather too small than too large."""
-        noise = [p for name, p in self._likelihood.named_parameters() if "noise" in name]
-        means = [p for mean in self._model.variational_strategy.predictor.means for p in mean.parameters()]
-        if any(parameter is other for other in (*noise, *means)):
-            return max(0.5 * self.num_data, 1.0)
-        is_own = any(parameter is other for other in self._likelihood.parameters())
-        return max(0.02 * self.num_data, 1.0) if is_own else _CURVATURE
+        strategy = self._model.variational_strategy
+        found = dict(kernel_curvatures(strategy))
+        for parameter in self._likelihood.parameters():
+            found[id(parameter)] = max(_LEAST_INFORMATION * self.num_data, 1.0)
+        of_rows = [p for name, p in self._likelihood.named_parameters() if "noise" in name]
+        for parameter in (*of_rows, *(p for mean in strategy.predictor.means for p in mean.parameters())):
+            found[id(parameter)] = max(0.5 * self.num_data, 1.0)
+        return [found.get(id(parameter), _CURVATURE) for parameter in self._parameters]
 
     def __call__(self) -> Tensor:
         """
@@ -119,6 +123,9 @@ class ProfileBound:
         It is a constant beside a linear function of the parameters that has its gradient: so the graph of no more than
         a chunk of rows exists, and what processes found is added up.
         """
+        q = self._model.variational_strategy._variational_distribution
+        if self._best is not None:
+            q.load_state_dict(self._best[1])
         try:
             polish(
                 self._model,
@@ -131,6 +138,8 @@ class ProfileBound:
             bound, gradients = self._differentiate()
         except (OverflowingLikelihoodError, ValueError):
             return sum((parameter.sum() for parameter in self._parameters), torch.zeros(())) * torch.nan
+        if self._best is None or bound.item() >= self._best[0]:
+            self._best = bound.item(), deepcopy(q.state_dict())
         moves = [
             (gradient * (parameter - parameter.detach())).sum().double()
             for gradient, parameter in zip(gradients, self._parameters, strict=True)

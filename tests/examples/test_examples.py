@@ -203,7 +203,8 @@ def test_negative_binomial_model_of_the_counts_is_calibrated_where_the_poisson_m
     poisson, found, truth = (numbers[name] for name in ("poisson", "negative_binomial", "truth"))
     assert poisson["coverage_80"] < 0.6 < found["coverage_80"] < 0.9
     assert found["residual_variance"] < 2 < 10 < poisson["residual_variance"]
-    assert truth["negative_log_density"] < found["negative_log_density"] < truth["negative_log_density"] + 0.5
+    # 192 rows do not tell a good fit from the truth.
+    assert abs(found["negative_log_density"] - truth["negative_log_density"]) < 0.1
     assert poisson["negative_log_density"] > truth["negative_log_density"] + 2
     assert found["log_rate"]["coverage_95"] > 0.7 > poisson["log_rate"]["coverage_95"]
     assert found["effects"]["hour, working day"]["rmse"] < 0.25  # of an effect from -1.7 to 1.7
