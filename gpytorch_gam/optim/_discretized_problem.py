@@ -35,6 +35,9 @@ _LARGEST_EXCESS = 1e-4
 # The quasi-Newton method begins with this curvature of the bound in a hyperparameter of the kernels.
 _CURVATURE = 1.0
 
+# Precision of rows, relative to one that leaves them freedom, at which the prior does not move them.
+_EXACT = 1e6
+
 # Parameters of an interval are logits, which end so far out: beyond, gradients vanish and there is no way back.
 _LARGEST_LOGIT = 9.0
 
@@ -119,18 +122,28 @@ class DiscretizedProblem:
         identity = torch.eye(size, dtype=torch.float64, device=self.strategy.predictor.device)
         return GaussianOptimum(identity[0] * 0.0, identity, identity[0, 0] * math.nan)
 
-    def constant_posterior(self, data: DiscretizedData, place: float, weight: float) -> GaussianOptimum:
+    def variance_of_effects(self) -> float | None:
+        """Prior variance of the predictor without constants; None if there is nothing else."""
+        groups = [group for group in self.strategy.predictor.groups if group.input_dim]
+        variances = [group.mean_prior_variance().expand(group.num_components).sum().item() for group in groups]
+        return sum(variances) if variances else None
+
+    def constant_posterior(self, data: DiscretizedData, place: float, precision: float) -> GaussianOptimum:
         """
-        The posterior of rows that all have the same predictor.
+        The posterior of rows that all have the same predictor: it is there with its mean, whatever the precision.
 
         :param data: The rows.
         :param place: Their predictor, offset left out.
-        :param weight: Of all rows together.
+        :param precision: Of all rows together.
         """
-        weights = torch.full((len(data),), weight / len(data), dtype=torch.float64, device=data.responses.device)
+        weights = torch.full((len(data),), precision / len(data), dtype=torch.float64, device=data.responses.device)
         targets = place * weights
         tables = data.tables(weights, targets, place * targets.sum())
-        return self.optimum(LevelStatistics(self.strategy, self.terms, tables), 0)
+        loose, tight = (
+            self.optimum(LevelStatistics(self.strategy, self.terms, tables.scaled(factor)), 0)
+            for factor in (1.0, _EXACT)
+        )
+        return loose._replace(mean=tight.mean)
 
     def maximise(
         self, tables: LevelTables, statistics: LevelStatistics, num_rows: int, nats: float, steps: int

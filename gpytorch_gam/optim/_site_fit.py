@@ -152,27 +152,29 @@ class SiteFit:
         problem, some = self._problem, self._data.thinned(_NULL_ROWS)
         prior = problem.prior()
         variance = some.moments(problem.moments(some, prior)[0])[1].mean().item()
-        place = self._null_place(some, variance)
-        posterior = problem.constant_posterior(some, place, _NULL_WEIGHT / variance)
+        narrow = (problem.variance_of_effects() or variance) / _NULL_WEIGHT
+        place = self._null_place(some, variance, min(narrow, 1.0))
+        posterior = problem.constant_posterior(some, place, 1.0 / narrow)
         yield posterior
         for widest in (1.0, 1e-3):
             variances = self._data.moments(problem.moments(self._data, posterior)[0])[1]
             yield posterior._replace(precision=posterior.precision * (variances.amax() / widest).clamp_min(1.0))
 
-    def _null_place(self, some: DiscretizedData, variance: float) -> float:
+    def _null_place(self, some: DiscretizedData, variance: float, narrow: float) -> float:
         """
         The most probable predictor, offset left out, if it is one and the same in all rows.
 
         :param some: Of the rows.
         :param variance: Of the prior around the constant mean.
+        :param narrow: That of the predictor beside which log-likelihoods are smooth.
         """
         likelihood, dtype = self._problem.likelihood, self._problem.strategy.predictor.dtype
         centre, factor = float(self._problem.constant()), len(self._data) / len(some)
-        narrow = torch.full_like(some.responses, min(variance, 1.0) / _NULL_WEIGHT, dtype=dtype)
-        offset = torch.zeros_like(narrow) if some.offset is None else some.offset.to(dtype)
+        variances = torch.full_like(some.responses, narrow, dtype=dtype)
+        offset = torch.zeros_like(variances) if some.offset is None else some.offset.to(dtype)
 
         def slope(place: float) -> float:
-            found = expected_gradients(likelihood, some.responses, offset + place, narrow)
+            found = expected_gradients(likelihood, some.responses, offset + place, variances)
             return factor * found.gradients.sum().item() - (place - centre) / variance
 
         return _zero_of_falling(slope, centre, math.sqrt(variance))
