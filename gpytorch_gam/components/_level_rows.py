@@ -1,61 +1,137 @@
-"""Components whose inducing variables are independent levels, of which a row sees one: lookups, not matrices."""
+r"""
+Components of independent levels, of which a row sees one: lookups, not matrices.
+
+The kernel is that of levels, or its product with kernels of other columns, and the inducing points are all pairs of the
+levels and some places in these columns. Their covariance is block-diagonal, with one and the same block for each level,
+and a row has a covariance with the block of its level alone.
+"""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 import torch
-from gpytorch.kernels import Kernel, ScaleKernel
+from gpytorch.kernels import Kernel, ProductKernel, ScaleKernel
 from torch import Tensor
 
 from gpytorch_gam.kernels import LevelKernel
+
+
+class LevelBlocks(NamedTuple):
+    """
+    Inducing points that are all pairs of levels and places, level by level.
+
+    :ivar column: that the levels stand in, among those of a component.
+    :ivar num_levels: of each component.
+    :ivar num_places: at each level.
+    """
+
+    column: int
+    num_levels: int
+    num_places: int
+
+    def codes(self, points: Tensor) -> Tensor:
+        """
+        The levels, ``(*batch, C_g, L)``, in single precision.
+
+        :param points: Inducing points ``(*batch, C_g, M, d)``.
+        """
+        return points.detach()[..., :: self.num_places, self.column].float()
+
+    def at_first_level(self, inputs: Tensor, points: Tensor) -> Tensor:
+        """
+        Inputs with the first level in the place of theirs.
+
+        :param inputs: ``(*batch, C_g, n, d)``.
+        :param points: Inducing points ``(*batch, C_g, M, d)``.
+        """
+        level = points.detach()[..., :1, :].to(inputs.dtype)
+        is_level = torch.arange(inputs.shape[-1], device=inputs.device) == self.column
+        return torch.where(is_level, level, inputs)
 
 
 class LevelRows(NamedTuple):
     """
     Where rows find their levels among the inducing points.
 
-    :ivar place: of the level of each row, ``(*batch, C_g, n)``; any where it is none of them.
-    :ivar covariance: of the component in each row with that inducing variable, ``(*batch, C_g, n)``; 0 where there is
-        none.
+    :ivar level: of each row, ``(*batch, C_g, n)``; any where it is none of those with inducing points.
+    :ivar covariance: of the component in each row with the inducing variables of that level, ``(*batch, C_g, m, n)``; 0
+        where there are none.
     """
 
-    place: Tensor
+    level: Tensor
     covariance: Tensor
 
-    def take(self, weights: Tensor) -> Tensor:
+    def project(self, weights: Tensor) -> Tensor:
         """
-        Weights of the levels of the rows, times the covariances.
+        The projections of the rows.
 
         :param weights: ``(*batch, C_g, M, k)``.
         :return: ``(*batch, C_g, n, k)``.
         """
-        return torch.take_along_dim(weights, self.place.unsqueeze(-1), dim=-2) * self.covariance.unsqueeze(-1)
+        size = self.covariance.shape[-2]
+        if size == 1:
+            return torch.take_along_dim(weights, self.level.unsqueeze(-1), dim=-2) * self.covariance.mT
+        blocks = weights.unflatten(-2, (-1, size)).flatten(-2)  # (*batch, C_g, L, m k)
+        own = torch.take_along_dim(blocks, self.level.unsqueeze(-1), dim=-2).unflatten(-1, (size, -1))
+        return (self.covariance.mT.unsqueeze(-2) @ own).squeeze(-2)
 
     def matrix(self, num_levels: int) -> Tensor:
         """
-        The covariances as a matrix with one number in each column, ``(*batch, C_g, M, n)``.
+        The covariances with all inducing variables, ``(*batch, C_g, M, n)``.
 
-        :param num_levels: M.
+        :param num_levels: L.
         """
-        values = self.covariance.unsqueeze(-2)
-        empty = values.new_zeros(*values.shape[:-2], num_levels, values.shape[-1])
-        return empty.scatter(-2, self.place.expand_as(self.covariance).unsqueeze(-2), values)
+        values = self.covariance.unsqueeze(-3)  # (*batch, C_g, 1, m, n)
+        empty = values.new_zeros(*values.shape[:-3], num_levels, *values.shape[-2:])
+        place = self.level[..., None, None, :].expand_as(values)
+        return empty.scatter(-3, place, values).flatten(-3, -2)
 
 
-def has_independent_levels(kernel: Kernel, points: Tensor) -> bool:
+def level_blocks(kernel: Kernel, points: Tensor) -> LevelBlocks | None:
     """
-    Whether points are independent under a kernel, so that their covariance is diagonal.
+    The structure of inducing points whose levels are independent, None for others.
 
     :param kernel: Of components.
     :param points: ``(*batch, C_g, M, d)``.
     """
-    while type(kernel) is ScaleKernel:
+    column = _level_column(kernel, points.shape[-1])
+    if column is None:
+        return None
+    levels = points[..., column].float()
+    num_levels = len(levels.flatten(0, -2)[0].unique())
+    if levels.shape[-1] % num_levels:
+        return None
+    blocks = LevelBlocks(column, num_levels, levels.shape[-1] // num_levels)
+    if not bool((blocks.codes(points).sort(-1).values.diff() != 0).all()):
+        return None
+    first = points[..., : blocks.num_places, :].unsqueeze(-3)
+    grouped = points.unflatten(-2, (num_levels, blocks.num_places))
+    expected = blocks.at_first_level(grouped, points.unsqueeze(-3))
+    is_product = bool((expected == first).all())
+    is_by_level = bool((grouped[..., column] == grouped[..., :1, column]).all())
+    return blocks if is_product and is_by_level else None
+
+
+def _level_column(kernel: Kernel, num_columns: int) -> int | None:
+    """The column of the levels, if all that the kernel makes of it is to compare them."""
+    factors = _factors(kernel, list(range(num_columns)))
+    of_levels = [columns[0] for factor, columns in factors if type(factor) is LevelKernel and len(columns) == 1]
+    if len(of_levels) != 1:
+        return None
+    others = [columns for factor, columns in factors if type(factor) is not LevelKernel]
+    return None if any(of_levels[0] in columns for columns in others) else of_levels[0]
+
+
+def _factors(kernel: Kernel, columns: list[int]) -> list[tuple[Kernel, list[int]]]:
+    """The factors of a product of kernels, scales left out, with the columns that they read."""
+    if kernel.active_dims is not None:
+        columns = [columns[index] for index in kernel.active_dims.tolist()]
+    while type(kernel) is ScaleKernel:  # has taken over the active_dims of its base kernel
         kernel = kernel.base_kernel
-    if type(kernel) is not LevelKernel or points.shape[-1] != 1:
-        return False
-    ordered = points.detach().float().squeeze(-1).sort(-1).values
-    return bool((ordered.diff() != 0).all())
+    if type(kernel) is ProductKernel:
+        return [pair for factor in kernel.kernels for pair in _factors(factor, columns)]
+    return [(kernel, columns)]
 
 
 def find_levels(column: Tensor, codes: Tensor) -> tuple[Tensor, Tensor]:
@@ -63,7 +139,7 @@ def find_levels(column: Tensor, codes: Tensor) -> tuple[Tensor, Tensor]:
     Places of values among codes, compared in single precision.
 
     :param column: Values ``(*batch, C_g, n)``, float32.
-    :param codes: Distinct codes ``(*batch, C_g, M)``, float32.
+    :param codes: Distinct codes ``(*batch, C_g, L)``, float32.
     :return: ``(*batch, C_g, n)``, and whether the value is there.
     """
     batch = torch.broadcast_shapes(column.shape[:-1], codes.shape[:-1])

@@ -456,13 +456,13 @@ def level_points(levels: Levels) -> Tensor:
 
 def grid_of_levels(points: Tensor, codes: Tensor) -> Tensor:
     """
-    The product of points and level codes.
+    The product of points and level codes, level by level.
 
     :param points: ``(M, 1)``.
     :param codes: ``(L, 1)``.
-    :return: ``(1, M L, 2)``.
+    :return: ``(1, L M, 2)``.
     """
-    return torch.cartesian_prod(points.squeeze(-1), codes.squeeze(-1)).unsqueeze(0)
+    return torch.cartesian_prod(codes.squeeze(-1), points.squeeze(-1)).flip(-1).unsqueeze(0)
 
 
 def open_levels(levels: LevelsLike) -> Levels:

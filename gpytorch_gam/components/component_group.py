@@ -29,7 +29,7 @@ from gpytorch_gam.kernels.level_kernel import level_column
 from gpytorch_gam.operators._cholesky import safe_cholesky, solve_in_blocks
 
 from ._fused_projection import is_transformed, plain_kernel
-from ._level_rows import LevelRows, find_levels, has_independent_levels
+from ._level_rows import LevelRows, find_levels, level_blocks
 from ._mean_variance import is_product_of_scales, mean_diagonal, product_of_scales
 from ._structure import STATE_KEY, Structure, as_bytes, difference, from_bytes, kernel_structure
 from .levels import Levels, listed
@@ -145,7 +145,7 @@ class ComponentGroup(gpytorch.Module):
         self._any_by_level = any(level is not None for level in self._by_levels)
         self._validate_kernel()
         self._has_known_mean_variance = is_product_of_scales(kernel, self.input_dim)
-        self._has_independent_levels = not learn_inducing_locations and has_independent_levels(kernel, inducing_points)
+        self._level_blocks = None if learn_inducing_locations else level_blocks(kernel, inducing_points)
 
     def _validated_inducing_points(self, inducing_points: Tensor | Sequence[Tensor]) -> Tensor:
         if isinstance(inducing_points, np.ndarray):
@@ -245,11 +245,11 @@ class ComponentGroup(gpytorch.Module):
     def block_shape(self) -> tuple[int, int]:
         """
         Number and size of the blocks into which the prior covariance of the inducing variables falls: one a component,
-        but one a level where levels are independent, as those of :func:`random_effect` are.
+        but one a level where levels are independent, as in :func:`random_effect` and :func:`factor_smooth`.
         """
-        if self._has_independent_levels:
-            return self.num_components * self.num_inducing, 1
-        return self.num_components, self.num_inducing
+        if self._level_blocks is None:
+            return self.num_components, self.num_inducing
+        return self.num_components * self._level_blocks.num_levels, self._level_blocks.num_places
 
     @property
     def batch_shape(self) -> torch.Size:
@@ -426,10 +426,10 @@ class ComponentGroup(gpytorch.Module):
         :return: ``(*batch, num_blocks, size, size)``, see :attr:`block_shape`.
         """
         points = self.inducing_points if dtype is None else self.inducing_points.to(dtype)
-        if self._has_independent_levels:
-            variance = self.mean_prior_variance().to(points.dtype).unsqueeze(-1)  # that of every level
-            shape = torch.broadcast_shapes(variance.shape, points.shape[:-1])
-            return variance.expand(shape).flatten(-2)[..., None, None]
+        if self._level_blocks is not None:
+            _, num_levels, num_places = self._level_blocks
+            block = self.evaluate_kernel(points[..., :num_places, :])  # the same for every level
+            return block.unsqueeze(-3).expand(*block.shape[:-2], num_levels, -1, -1).flatten(-4, -3)
         if points.device.type != "cpu":
             # GPyTorch's kernels compare their inputs, which waits for the device.
             form = separable_form(self.kernel, points, points)
@@ -468,7 +468,7 @@ class ComponentGroup(gpytorch.Module):
         """
         rows = self.level_rows(x)
         if rows is not None:
-            return rows.matrix(self.num_inducing)
+            return rows.matrix(self.num_inducing // rows.covariance.shape[-2])
         covariance = self.evaluate_kernel(self.inducing_points.to(x.dtype), self.select(x))
         multiplier = self.multiplier(x)
         return covariance if multiplier is None else covariance * multiplier.unsqueeze(-2)
@@ -485,18 +485,21 @@ class ComponentGroup(gpytorch.Module):
 
     def level_rows(self, x: Tensor) -> LevelRows | None:
         """
-        Where the rows find their levels, if the inducing variables are independent levels of which a row sees one.
+        Where the rows find their levels, if these are independent.
 
         :param x: Inputs ``(*batch, n, D)``.
         :return: None for other groups, and under transformations that lookups do not know.
         """
-        if not self._has_independent_levels or trace_mode.on() or is_transformed(x):
+        blocks = self._level_blocks
+        if blocks is None or trace_mode.on() or is_transformed(x):
             return None
-        column = level_column(self.kernel, self.select(x), {})
-        place, is_known = find_levels(column, self.inducing_points.detach().float().squeeze(-1))
-        covariance = self.mean_prior_variance().to(x.dtype).unsqueeze(-1) * is_known
+        inputs, points = self.select(x), self.inducing_points.to(x.dtype)
+        column = level_column(self.kernel, inputs[..., blocks.column : blocks.column + 1], {})
+        level, is_known = find_levels(column, blocks.codes(points))
+        first = points[..., : blocks.num_places, :]
+        covariance = self.evaluate_kernel(first, blocks.at_first_level(inputs, points)) * is_known.unsqueeze(-2)
         multiplier = self.multiplier(x)
-        return LevelRows(place, covariance if multiplier is None else covariance * multiplier)
+        return LevelRows(level, covariance if multiplier is None else covariance * multiplier.unsqueeze(-2))
 
     def prior_variance(self, x: Tensor) -> Tensor:
         """

@@ -47,8 +47,8 @@ def factor_smooth(
 ) -> ComponentGroup:
     r"""
     Random curves :math:`f_{l}(x)`, one for each level of a category, that share their hyperparameters: ``s(x, g,
-    bs="fs")`` of mgcv. It is a single component, whose inducing points are all pairs of a grid and the levels: keep
-    their number, ``num_inducing`` times levels, in the hundreds.
+    bs="fs")`` of mgcv. It is a single component, whose inducing points are all pairs of a grid and the levels. A row
+    has to do with those of its level alone.
 
     **Prior.** :math:`f_l \sim GP(0, \sigma^2 k)`, independent, with one variance and one lengthscale for all, initial
     values and bounds as those of :func:`smooth`. The codes of the levels are never moved by training. A level that is

@@ -112,10 +112,10 @@ def _level_rows(group: ComponentGroup, x: Tensor) -> LevelRows | None:
 def _looked_up_sum(
     group: ComponentGroup, x: Tensor, rows: LevelRows, shared_weights: Tensor, block_weights: Tensor | None
 ) -> SummedProjection:
-    shared = rows.take(_by_component(group, shared_weights)).sum(-3).mT
+    shared = rows.project(_by_component(group, shared_weights)).sum(-3).mT
     squares = None
     if block_weights is not None:
-        squares = rows.take(_by_component(group, block_weights)).square().sum((-3, -1))
+        squares = rows.project(_by_component(group, block_weights)).square().sum((-3, -1))
     return SummedProjection(shared, squares, group.prior_variance(x).sum(-2))
 
 

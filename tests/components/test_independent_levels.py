@@ -1,15 +1,15 @@
-"""Random effects, whose independent levels are blocks of one variable each, against dense matrices."""
+"""Terms of independent levels, which are blocks of their own in prior and posterior, against dense matrices."""
 
 from __future__ import annotations
 
 import gpytorch
 import pytest
 import torch
-from gpytorch.kernels import ScaleKernel
+from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
-from gpytorch_gam.components import constant, random_effect, smooth
+from gpytorch_gam.components import constant, factor_smooth, random_effect, smooth, tensor
 from gpytorch_gam.kernels import LevelKernel
 from gpytorch_gam.models.additive_gp import FAMILIES
 from gpytorch_gam.optim import NaturalGradient, fit_discretized, polish
@@ -30,6 +30,7 @@ def predictor() -> AdditivePredictor:
         random_effect(1, LEVELS, variance=0.7, missing="marginal"),
         random_effect(1, LEVELS, variance=0.4, by=0),
         ComponentGroup(two, [[1], [1]], codes, names=["first", "second"]),
+        factor_smooth(0, 1, LEVELS[:5], low=0.0, high=1.0, num_inducing=3, anova=True),
         constant(),
     )
 
@@ -55,12 +56,30 @@ def likelihood() -> GaussianLikelihood:
     return likelihood
 
 
-def test_levels_are_blocks_of_one_variable() -> None:
+def test_independent_levels_are_blocks() -> None:
     terms = predictor()
-    assert terms.group_shapes == ((1, 6), (6, 1), (6, 1), (8, 1), (1, 1))
-    assert terms.block_sizes == (6, *[1] * 21)
-    assert terms.num_inducing == (6, 6, 6, 4, 4, 1)
-    assert terms.num_inducing_total == sum(terms.block_sizes) == 27
+    assert terms.group_shapes == ((1, 6), (6, 1), (6, 1), (8, 1), (5, 3), (1, 1))
+    assert terms.block_sizes == (6, *[1] * 20, *[3] * 5, 1)
+    assert terms.num_inducing == (6, 6, 6, 4, 4, 15, 1)
+    assert terms.num_inducing_total == sum(terms.block_sizes) == 42
+
+
+def test_levels_that_depend_on_each_other_are_not() -> None:
+    surface = tensor((0, 1), low=0.0, high=1.0, num_inducing=2)
+    double = ComponentGroup(LevelKernel(), [[0]], torch.tensor([[1.0], [1.0], [2.0]]))
+    crossed = ComponentGroup(  # the other factor reads the column of the levels
+        LevelKernel(active_dims=(1,)) * RBFKernel(),
+        [[0, 1]],
+        torch.cartesian_prod(torch.arange(2.0), torch.arange(2.0)),
+    )
+    ragged = ComponentGroup(
+        LevelKernel(active_dims=(1,)) * RBFKernel(active_dims=(0,)),
+        [[0, 1]],
+        torch.tensor([[0.0, 1.0], [0.5, 1.0], [0.0, 2.0], [0.7, 2.0]]),
+    )
+    for group in (surface, double, crossed, ragged):
+        assert group.block_shape == (1, group.num_inducing)
+        assert group.level_rows(torch.rand(3, 2)) is None
 
 
 def test_lookups_are_the_kernel_matrix() -> None:
@@ -69,13 +88,17 @@ def test_lookups_are_the_kernel_matrix() -> None:
     for group in predictor().double().groups:
         rows = group.level_rows(x)
         if rows is None:
-            assert "x0" in group.names or "constant" in group.names
+            assert group.names in (("x0",), ("constant",))
             continue
         covariance = group.evaluate_kernel(group.inducing_points, group.select(x))
         multiplier = group.multiplier(x)
         expected = covariance if multiplier is None else covariance * multiplier.unsqueeze(-2)
-        torch.testing.assert_close(rows.matrix(group.num_inducing), expected, rtol=1e-12, atol=0)
-        assert torch.equal(group.cross_covariance(x), rows.matrix(group.num_inducing))
+        found = rows.matrix(group.block_shape[0] // group.num_components)
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+        assert torch.equal(group.cross_covariance(x), found)
+        blocks = group.inducing_covariance().split(group.block_shape[0] // group.num_components)
+        dense = torch.stack([torch.block_diag(*part) for part in blocks])
+        torch.testing.assert_close(dense, group.evaluate_kernel(group.inducing_points), rtol=1e-12, atol=1e-14)
         assert (rows.covariance == 0).any() and (rows.covariance != 0).any()
 
 
@@ -129,7 +152,7 @@ def dense_covariance(model: AdditiveGP) -> torch.Tensor:
 @pytest.mark.parametrize("family", ["block_low_rank", "low_rank", "coupled"])
 @torch.no_grad()
 def test_polish_finds_the_exact_posterior(family: str) -> None:
-    rank = {"block_low_rank": 24, "low_rank": 27}.get(family)
+    rank = {"block_low_rank": 36, "low_rank": 42}.get(family)
     model, (x, y) = make_model(family, **({} if rank is None else {"rank": rank})), data()
     polish(model, likelihood(), [(x, y)])
     cross, covariance = dense_cross_covariance(model, x), dense_covariance(model)
@@ -159,7 +182,7 @@ def test_blocks_of_levels_lose_nothing_against_blocks_of_components() -> None:
 def test_natural_gradients_find_the_same_posterior() -> None:
     x, y = data()
     x, y = x[x[:, 1] != 99.0], y[x[:, 1] != 99.0]
-    stepped, polished = make_model("block_low_rank", rank=24), make_model("block_low_rank", rank=24)
+    stepped, polished = make_model("block_low_rank", rank=36), make_model("block_low_rank", rank=36)
     natural = NaturalGradient(stepped, num_data=len(y))
     mll = gpytorch.mlls.VariationalELBO(likelihood(), stepped.train(), num_data=len(y))
     for _ in range(2):

@@ -306,7 +306,7 @@ def test_by_levels_is_an_indicator_for_each_level() -> None:
 
 def test_products_have_the_grid_times_the_levels_as_inducing_points() -> None:
     group = factor_smooth(0, 3, SITES, low=0, high=1, num_inducing=2)
-    pairs = [[low, code] for low in (0.0, 1.0) for code in SITES.codes]
+    pairs = [[low, code] for code in SITES.codes for low in (0.0, 1.0)]
     assert group.columns.tolist() == [[0, 3]] and group.inducing_points[0].tolist() == pairs
     group = interaction(0, 3, SITES, low=0, high=1, num_inducing=2)  # the last level is minus the sum of the others
     assert group.inducing_points[0].tolist() == [pair for pair in pairs if pair[1] != 7.0]
