@@ -54,6 +54,9 @@ def test_bands_are_those_of_float64(terms: str) -> None:
         assert ((found.mean - expected.mean).abs() / expected.variance.sqrt()).max() < 0.1
         ratio = found.component_variance.double().sqrt() / expected.component_variance.sqrt()
         assert (ratio - 1).abs().max() < 0.03
+    called = single(x)
+    assert called.mean.dtype == called.variance.dtype == torch.float32
+    assert (called.variance.double().sqrt() / expected.variance.sqrt() - 1).abs().max() < 0.03
     found = single.components(x)
     assert found.mean.dtype == found.covariance().dtype == found.cross_covariance().dtype == torch.float32
     total = single.components(x).total()[1].double()
