@@ -12,8 +12,10 @@ from gpytorch_gam.operators._cholesky import triangular_solve
 from gpytorch_gam.variational._precision_algebra import (
     CovarianceFactors,
     apply_block_inverse,
+    join_groups,
     multiply_blocks,
     precision_covariance_factors,
+    split_groups,
 )
 
 from ._weighted_features import Resistance
@@ -76,7 +78,8 @@ def transported(posterior: Posterior, before: Sequence[Tensor], after: Sequence[
 def _precision_times(vector: Tensor, factor: Tensor | None, block_roots: list[Tensor]) -> Tensor:
     """:math:`P a`, ``(Q,)``."""
     column = vector.unsqueeze(-1)
-    product = column + multiply_blocks([root @ root.mT for root in block_roots], column)
+    parts = split_groups(column, [(root.shape[-3], root.shape[-2]) for root in block_roots])
+    product = column + join_groups([root @ (root.mT @ part) for root, part in zip(block_roots, parts, strict=True)])
     return (product if factor is None else product + factor @ (factor.mT @ column)).squeeze(-1)
 
 

@@ -119,8 +119,9 @@ def fit(
     :param num_epochs: Passes over the data.
     :param lr: Adam's rate at the start.
     :param num_held_back: Steps before the hyperparameters move: while the posterior is near the prior, all of the data
-        look like noise to them. Adam's rate begins to decay after them. Default 12, but no more than a quarter of all
-        steps, and none under ``warm_start``. With as many as there are steps the hyperparameters stay.
+        look like noise to them. Adam's rate begins to decay after them, and the likelihood's own begin at their optimum
+        for the posterior and one batch. Default 12, but no more than a quarter of all steps, and none under
+        ``warm_start``. With as many as there are steps the hyperparameters stay.
     :param patience: Stop when the smoothed ELBO has not changed notably, by its noise and by half a nat, for so many
         epochs in which the hyperparameters moved; default never.
     :param warm_start: Go on from the present posterior and hyperparameters, as after another ``fit``; see

@@ -30,7 +30,8 @@ def initialize_posterior(
     rank. Those who train with Adam alone save the many steps that the precision factors take to grow to their size.
     Make the optimiser after that: the rank may have changed.
 
-    Hyperparameters, gradients and modes of the modules are left as they were.
+    Hyperparameters, gradients and modes of the modules are left as they were: call :func:`start_from_responses` before,
+    if the responses are not of variance one and mean zero.
 
     :param model: A model that :class:`NaturalGradient` takes.
     :param likelihood: Any likelihood of as many predictors.

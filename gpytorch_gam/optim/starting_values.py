@@ -30,6 +30,9 @@ from ._structured_posterior import StructuredDistribution
 # times that of the effects.
 _WIDEST_IN_SINGLE_PRECISION = 1e4
 
+# GPyTorch rounds smaller variances up; so many times as much variance in the predictor leaves room for its posterior.
+_ROOM_ABOVE_LEAST_VARIANCE = 1e3
+
 # The posterior of the constant begins with this part of the variance of the predictor.
 _SHARE_OF_VARIANCE = 0.01
 
@@ -131,6 +134,7 @@ def start_from_null_model(strategy: AdditiveVariationalStrategy, likelihood: Lik
     :param null: Of the likelihood, as much as the mean modules leave.
     :return: What is left to the constant components.
     """
+    _warn_of_small_units(strategy, null)
     _start_likelihood(unwrapped(likelihood), null)
     rest = null._replace(mean=_start_means(strategy, null))
     for group in strategy.predictor.groups:
@@ -171,6 +175,18 @@ def units_of_means(strategy: AdditiveVariationalStrategy, null: NullModel) -> di
         if isinstance(module, ConstantMean | LinearMean)
         for parameter in module.parameters()
     }
+
+
+def _warn_of_small_units(strategy: AdditiveVariationalStrategy, null: NullModel) -> None:
+    dtype, smallest = strategy.predictor.dtype, min(null.variance)
+    least = gpytorch.settings.min_variance.value(dtype)
+    if smallest < _ROOM_ABOVE_LEAST_VARIANCE * least:
+        warnings.warn(
+            f"the responses vary by about {math.sqrt(smallest):.1g}, and GPyTorch rounds variances below {least:.0e} "
+            f"up in {dtype}, which bands show: multiply the responses, or use float64",
+            TrainingLoopWarning,
+            stacklevel=4,
+        )
 
 
 def _start_likelihood(likelihood: Likelihood, null: NullModel) -> None:

@@ -137,6 +137,13 @@ def test_float32_says_that_zero_is_too_far_away() -> None:
         start_from_responses(make_model(x).float(), GaussianLikelihood(), [(x.float(), y.float() + 1e4)])
 
 
+def test_units_in_which_variances_are_rounded_up_are_warned_of() -> None:
+    x, y = make_rows()
+    with pytest.warns(TrainingLoopWarning, match="responses vary by about 0.0009, and GPyTorch rounds variances"):
+        start_from_responses(make_model(x).float(), GaussianLikelihood(), [(x.float(), 1e-3 * y.float())])
+    start_from_responses(make_model(x), GaussianLikelihood().double(), [(x, 1e-3 * y)])
+
+
 def test_a_generator_is_refused() -> None:
     x, y = make_rows()
     with pytest.raises(ValueError, match="not a generator"):
