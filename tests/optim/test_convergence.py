@@ -25,17 +25,17 @@ from gpytorch_gam.warnings import ConvergenceWarning
 NOISE = 0.02
 
 # What the bound of these rows has its maximum at.
-BEST_NOISE = 0.0238
+BEST_NOISE = 0.0220
 
 
-def make_data(num_rows: int = 300) -> tuple[torch.Tensor, torch.Tensor]:
+def make_data(num_rows: int = 200) -> tuple[torch.Tensor, torch.Tensor]:
     torch.manual_seed(0)
     x = torch.rand(num_rows, 1).double()
     return x, torch.sin(6 * x[:, 0]) + NOISE**0.5 * torch.randn(num_rows).double()
 
 
 def make_model(x: torch.Tensor) -> tuple[AdditiveGP, gpytorch.likelihoods.GaussianLikelihood]:
-    model = AdditiveGP(AdditivePredictor(smooth(0, x, num_inducing=12), constant()), rank=8).double()
+    model = AdditiveGP(AdditivePredictor(smooth(0, x, num_inducing=8), constant()), rank=8).double()
     return model, gpytorch.likelihoods.GaussianLikelihood().double()
 
 
@@ -58,7 +58,7 @@ class Same(Sampler):
 def test_small_data_end_at_the_same_maximum_after_any_number_of_epochs() -> None:
     x, y = make_data()
     found = []
-    for num_epochs, options in ((3, {}), (20, {}), (200, {"patience": 5})):
+    for num_epochs, options in ((3, {}), (20, {}), (60, {"patience": 3})):
         model, likelihood = make_model(x)
         history = fit(model, likelihood, [(x, y)], num_epochs=num_epochs, **options)
         assert history[-1].elbo == pytest.approx(polish(model, likelihood, [(x, y)])[0], abs=1e-6)
@@ -88,7 +88,7 @@ def test_minibatches_of_small_data_end_there_as_well() -> None:
 
 def test_parameters_of_other_likelihoods_arrive() -> None:
     x, _ = make_data()
-    y = torch.sin(6 * x[:, 0]) + 0.2 * torch.distributions.StudentT(3.0).sample((300,)).double()
+    y = torch.sin(6 * x[:, 0]) + 0.2 * torch.distributions.StudentT(3.0).sample((200,)).double()
     bounds = []
     for start in (2.5, 10.0):
         model, likelihood = make_model(x)[0], StudentTLikelihood().double()
@@ -101,9 +101,10 @@ def test_parameters_of_other_likelihoods_arrive() -> None:
 def test_hyperparameters_that_are_held_back_all_the_time_stay() -> None:
     x, y = make_data()
     model, likelihood = make_model(x)
+    likelihood.noise = 0.5
     history = fit(model, likelihood, [(x, y)], num_epochs=3, num_held_back=3)
     assert len(history) == 3
-    assert likelihood.noise.item() == make_model(x)[1].noise.item()
+    assert likelihood.noise.item() == pytest.approx(0.5)
 
 
 def test_an_interrupted_search_leaves_what_training_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,18 +138,19 @@ def large(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("large")
-@pytest.mark.parametrize("batch_size", [300, 60])
+@pytest.mark.parametrize("batch_size", [200, 50])
 def test_a_fit_that_is_too_short_warns_of_what_is_open(batch_size: int) -> None:
     x, y = make_data()
     model, likelihood = make_model(x)
-    loader = DataLoader(TensorDataset(x, y), batch_size, sampler=Same(300))
+    likelihood.noise = 0.5
+    loader = DataLoader(TensorDataset(x, y), batch_size, sampler=Same(len(y)))
     with pytest.warns(ConvergenceWarning, match=r"rise by \d+ nats or more, most of all with noise_covar") as caught:
-        fit(model, likelihood, loader, num_epochs=6)
+        fit(model, likelihood, loader, num_epochs=4, num_held_back=0)
     assert [warning.filename for warning in caught] == [__file__]
 
 
 @pytest.mark.usefixtures("large")
-@pytest.mark.parametrize(("batch_size", "num_epochs"), [(300, 80), (100, 30)])
+@pytest.mark.parametrize(("batch_size", "num_epochs"), [(200, 60), (100, 20)])
 def test_a_fit_that_is_long_enough_does_not(batch_size: int, num_epochs: int) -> None:
     x, y = make_data()
     model, likelihood = make_model(x)
@@ -164,20 +166,20 @@ def test_open_gains_are_those_of_the_quadratic_model_within_the_constraint() -> 
     model, likelihood = make_model(x)
     likelihood.noise = 0.1
     raw = likelihood.noise_covar.raw_noise
-    for change, expected in ((0.0, 0.0), (0.05, 0.0), (0.5, 18.75), (-0.5, 18.75), (3.0, 150 * 3.0 - 75.0)):
+    for change, expected in ((0.0, 0.0), (0.05, 0.0), (0.5, 12.5), (-0.5, 12.5), (3.0, 250.0)):
         gradient = MeanGradient([raw])
-        # Per row, with the curvature of 300 rows.
+        # Per row, with the curvature of 200 rows.
         (slope,) = torch.autograd.grad(likelihood.noise.log().sum(), raw)
         raw.grad = -0.5 * change * slope.view_as(raw)
-        gradient.add(300)
-        gains = {gain.name: gain.nats for gain in open_gains(model, likelihood, gradient, 300)}
+        gradient.add(200)
+        gains = {gain.name: gain.nats for gain in open_gains(model, likelihood, gradient, 200)}
         assert gains["noise_covar.raw_noise"] == pytest.approx(expected)
     likelihood.noise_covar.register_constraint("raw_noise", gpytorch.constraints.GreaterThan(0.1))
     likelihood.noise = 0.1001
     gradient = MeanGradient([raw])
     raw.grad = torch.ones_like(raw)  # towards the bound
-    gradient.add(300)
-    assert open_gains(model, likelihood, gradient, 300)[0].nats == 0.0
+    gradient.add(200)
+    assert open_gains(model, likelihood, gradient, 200)[0].nats == 0.0
 
 
 def test_information_is_the_variance_of_the_rows_gradients() -> None:
