@@ -50,6 +50,12 @@ class Maximum(NamedTuple):
     open: float
 
 
+class _Evaluation(NamedTuple):
+    parameters: list[Tensor]
+    bound: Tensor
+    gradients: list[Tensor]
+
+
 class ProfileBound:
     """
     The bound after :func:`polish`, which starts from the posterior of the best evaluation so far. At the optimal
@@ -76,6 +82,7 @@ class ProfileBound:
         self._group, self._processes = process_group, Processes(process_group)
         self._parameters, self._coordinates = list(parameters), coordinates
         self._best: tuple[float, dict[str, Tensor]] | None = None
+        self._last: _Evaluation | None = None
         own = sum(len(part.y) for part in rows)
         self.num_data = sum(count for (count,) in self._processes.gather([own], parameters[0].device))
 
@@ -123,6 +130,20 @@ class ProfileBound:
         It is a constant beside a linear function of the parameters that has its gradient: so the graph of no more than
         a chunk of rows exists, and what processes found is added up.
         """
+        here = [parameter.detach().clone() for parameter in self._parameters]
+        if self._last is None or not all(map(torch.equal, self._last.parameters, here)):
+            self._last = None  # the posterior moves
+            evaluated = self._evaluate()
+            if evaluated is None:
+                return sum((parameter.sum() for parameter in self._parameters), torch.zeros(())) * torch.nan
+            self._last = _Evaluation(here, *evaluated)
+        moves = [
+            (gradient * (parameter - parameter.detach())).sum().double()
+            for gradient, parameter in zip(self._last.gradients, self._parameters, strict=True)
+        ]
+        return self._last.bound + torch.stack(moves).sum()
+
+    def _evaluate(self) -> tuple[Tensor, list[Tensor]] | None:
         q = self._model.variational_strategy._variational_distribution
         if self._best is not None:
             q.load_state_dict(self._best[1])
@@ -137,14 +158,10 @@ class ProfileBound:
             )
             bound, gradients = self._differentiate()
         except (OverflowingLikelihoodError, ValueError):
-            return sum((parameter.sum() for parameter in self._parameters), torch.zeros(())) * torch.nan
+            return None
         if self._best is None or bound.item() >= self._best[0]:
             self._best = bound.item(), deepcopy(q.state_dict())
-        moves = [
-            (gradient * (parameter - parameter.detach())).sum().double()
-            for gradient, parameter in zip(gradients, self._parameters, strict=True)
-        ]
-        return bound + torch.stack(moves).sum()
+        return bound, gradients
 
     def _differentiate(self) -> tuple[Tensor, list[Tensor]]:
         """Value and gradients at the present posterior."""
