@@ -26,6 +26,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from gpytorch_gam._transforms import is_transformed
 from gpytorch_gam.kernels._separable_form import Factor, LocalShape
 
 # Numbers of a block of the kernel matrix: a megabyte for each thread, which fits its caches, or work for a GPU.
@@ -128,18 +129,6 @@ class _FusedProjection(torch.autograd.Function):
         if torch.is_grad_enabled() or is_transformed(grad_shared):  # create_graph=True, or a batch of gradients
             return None, None, *_differentiable_backward(inputs, grad_shared, grad_squares, needed)
         return None, None, *ctx.backend.backward(inputs, ctx.kept, grad_shared, grad_squares, needed)
-
-
-def is_transformed(*tensors: Tensor) -> bool:
-    """
-    Whether this runs inside of a transformation of ``torch.func``, such as ``grad`` or ``vmap``.
-
-    :param tensors: which may be batches of tensors that look like single ones.
-    """
-    is_batch = (torch._C._functorch.is_legacy_batchedtensor, torch._C._functorch.is_batchedtensor)
-    return torch._C._functorch.maybe_current_level() is not None or any(
-        check(tensor) for tensor in tensors for check in is_batch
-    )
 
 
 def _differentiable_backward(

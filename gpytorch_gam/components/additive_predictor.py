@@ -14,6 +14,7 @@ from linear_operator.operators import LinearOperator, SumBatchLinearOperator
 from torch import Tensor
 
 from gpytorch_gam import _checks as checks
+from gpytorch_gam._transforms import is_vmapped
 from gpytorch_gam.operators._deferred_linear_operator import DeferredLinearOperator
 
 from ._block_diagonal import BlockDiagonalOfOperators
@@ -231,7 +232,8 @@ class AdditivePredictor(gpytorch.Module):
         Raise a clear error for inputs that the components cannot read.
 
         :param x: Inputs ``(*batch, n, D)``.
-        :param check_finite: Also look for NaN, infinity and unseen levels, which waits for the device.
+        :param check_finite: Also look for NaN, infinity and unseen levels, which waits for the device. Not inside of
+            ``torch.vmap``, where there are no values to look at.
         :raises TypeError: If it is no tensor.
         :raises ValueError: For a wrong dtype, device or shape, an empty batch, too few columns; for NaN and
             infinity in a column that a component uses (NaN only unless all components that read the column allow it by
@@ -242,7 +244,7 @@ class AdditivePredictor(gpytorch.Module):
         self._check_own_kind()
         self._check_kind(x)
         self._check_shape(x)
-        if check_finite:
+        if check_finite and not is_vmapped(x):
             self._check_finite(x.detach())
             self._check_levels(x.detach())
 

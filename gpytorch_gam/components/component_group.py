@@ -23,12 +23,13 @@ from linear_operator.operators import (
 from torch import Tensor
 
 from gpytorch_gam import _checks as checks
+from gpytorch_gam._transforms import for_transforms, is_transformed
 from gpytorch_gam.kernels import ANOVAKernel, CentredKernel
 from gpytorch_gam.kernels._separable_form import separable_form
 from gpytorch_gam.kernels.level_kernel import level_column
 from gpytorch_gam.operators._cholesky import safe_cholesky, solve_in_blocks
 
-from ._fused_projection import is_transformed, plain_kernel
+from ._fused_projection import plain_kernel
 from ._level_rows import LevelRows, find_levels, level_blocks
 from ._mean_variance import is_product_of_scales, mean_diagonal, product_of_scales
 from ._structure import STATE_KEY, Structure, as_bytes, difference, from_bytes, kernel_structure
@@ -446,6 +447,9 @@ class ComponentGroup(gpytorch.Module):
         :param diag: Only its diagonal.
         :return: ``(*batch, C_g, n, m)``, or the diagonal ``(*batch, C_g, n)``.
         """
+        if is_transformed() and trace_mode.off():
+            with for_transforms():
+                return self.evaluate_kernel(left, right, diag)
         try:
             return _dense(self.kernel(left, right, diag=diag)).to(left.dtype)
         except RuntimeError:
@@ -553,7 +557,8 @@ class ComponentGroup(gpytorch.Module):
 
     def _lazy_kernel(self, inputs: Tensor) -> LinearOperator | Tensor:
         """The kernel matrix in the dtype of the inputs, lazily where the hyperparameters have that dtype."""
-        return self.kernel(inputs) if inputs.dtype == self.inducing_points.dtype else self.evaluate_kernel(inputs)
+        is_lazy = inputs.dtype == self.inducing_points.dtype and not is_transformed()
+        return self.kernel(inputs) if is_lazy else self.evaluate_kernel(inputs)
 
     def undetermined_rows(self, x: Tensor, cholesky: Tensor) -> Tensor:
         """

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gpytorch_gam import settings
+from gpytorch_gam._transforms import is_transformed
 from gpytorch_gam.kernels._separable_form import separable_form
 from gpytorch_gam.operators._cholesky import triangular_solve
 
@@ -22,7 +23,6 @@ from ._fused_projection import (
     ProjectionBackend,
     ProjectionInputs,
     fused_projection,
-    is_transformed,
     plain_kernel,
 )
 from ._level_rows import LevelRows

@@ -6,15 +6,18 @@ import torch
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
+from gpytorch_gam._transforms import is_vmapped
+
 
 def cholesky(matrix: Tensor) -> Tensor:
     """
     The lower Cholesky factor of matrices that have one but for rounding, such as the identity plus a square.
 
     :param matrix: ``(*batch, k, k)``.
-    :return: ``(*batch, k, k)``. On a GPU, a matrix that has no factor gives NaN instead of an error.
+    :return: ``(*batch, k, k)``. On a GPU, and inside of ``torch.vmap``, a matrix that has no factor gives NaN instead
+        of an error.
     """
-    if matrix.device.type != "cpu":
+    if matrix.device.type != "cpu" or is_vmapped(matrix):
         return cholesky_or_nan(matrix)
     if matrix.shape[-1] == 1 and bool((matrix > 0).all()):
         return matrix.sqrt()  # LAPACK is called for each matrix
@@ -31,7 +34,7 @@ def safe_cholesky(matrix: Tensor) -> Tensor:
     :param matrix: ``(*batch, k, k)``.
     """
     on_hot_path = matrix.device.type != "cpu" and torch.is_grad_enabled()
-    if on_hot_path:
+    if on_hot_path or is_vmapped(matrix):
         return cholesky_or_nan(matrix)
     if matrix.shape[-1] == 1 and bool((matrix > 0).all()):
         return matrix.sqrt()

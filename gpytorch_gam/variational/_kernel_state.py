@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from gpytorch_gam._transforms import is_vmapped
 from gpytorch_gam.components import AdditivePredictor
 
 _Result = TypeVar("_Result")
@@ -78,5 +79,7 @@ class KernelState:
 
 
 def _has_value(tensor: Tensor, value: Tensor) -> bool:
-    """Bit by bit, with NaN equal to itself."""
+    """Bit by bit, with NaN equal to itself. Inside of ``torch.vmap``, nothing changes parameters."""
+    if is_vmapped(tensor):
+        return True
     return torch.equal(tensor, value) or bool(((tensor == value) | ((tensor != tensor) & (value != value))).all())

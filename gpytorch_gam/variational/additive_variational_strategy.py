@@ -25,8 +25,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from gpytorch_gam import settings
+from gpytorch_gam._transforms import is_transformed
 from gpytorch_gam.components import AdditivePredictor, ComponentGroup
-from gpytorch_gam.components._fused_projection import is_transformed
 from gpytorch_gam.components._structure import STATE_KEY, as_bytes, from_bytes
 from gpytorch_gam.components._without_autocast import without_autocast
 from gpytorch_gam.components.additive_predictor import join_covariances, predictor_distribution
@@ -410,9 +410,14 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
             return self._held_projection
         return self._projection_in(self.predictor.dtype if self.training else torch.float64)
 
+    @staticmethod
+    def _is_traced() -> bool:
+        """Whether values must not be looked at, because the operations are to serve others."""
+        return gpytorch.settings.trace_mode.on() or is_transformed()
+
     def _projection_in(self, dtype: torch.dtype) -> Any:
         """Weights of all groups. Predictions without gradients find those of the last one, if nothing has changed."""
-        if not self._may_keep_projections or torch.is_grad_enabled() or gpytorch.settings.trace_mode.on():
+        if not self._may_keep_projections or torch.is_grad_enabled() or self._is_traced():
             return self._compute_projection(self.inducing_choleskys(), dtype)
         covariances = [group.inducing_covariance(torch.float64) for group in self.predictor.groups]
         q = self._variational_distribution
@@ -577,9 +582,9 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
             return covariance if covariance.shape[-1] == len(chosen) else covariance[..., rows, rows]
 
         covariance = DeferredLinearOperator(variances, build, is_diagonal=True)
-        joint = self._predictor_distribution(means, covariance)
         if num_predictors == 1:
-            return joint
+            return MarginalNormal(means.squeeze(-2), covariance)
+        joint = self._predictor_distribution(means, covariance)
         return PredictorDistribution(
             joint.mean, joint.lazy_covariance_matrix, interleaved=False, row_covariance=moments.covariance
         )

@@ -12,6 +12,7 @@ from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNorm
 from torch import Tensor
 
 from gpytorch_gam import _checks as checks
+from gpytorch_gam._transforms import is_vmapped
 from gpytorch_gam.components import AdditivePredictor
 from gpytorch_gam.components._captured_calls import PredictorCall, captured_calls
 
@@ -125,7 +126,7 @@ def read_rows(
         _check_number_of_rows(returned, x, name)
         return Reading(call.inputs, call.means, is_plain=call.inputs is x)
     means = _means_of(returned, call, x, batch_shape, name)
-    if check_finite:
+    if check_finite and not is_vmapped(means):
         _check_finite(means.detach(), name)
     return Reading(call.inputs, means, is_plain=False)
 
