@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import gpytorch.likelihoods as gpytorch_likelihoods
@@ -199,6 +199,29 @@ def null_model(likelihood: Likelihood, responses: Responses) -> NullModel | None
         return method(responses)
     known = _KNOWN.get(type(likelihood))
     return None if known is None else known(likelihood, responses)
+
+
+def null_model_of_tasks(likelihood: Likelihood, tasks: Sequence[Responses]) -> NullModel | None:
+    """
+    The null model of a likelihood of several responses in a row, each with a predictor of its own.
+
+    :param likelihood: Any.
+    :param tasks: The rows of each response.
+    :return: None if nothing is known.
+    """
+    if type(likelihood) is not gpytorch_likelihoods.MultitaskGaussianLikelihood or len(tasks) != likelihood.num_tasks:
+        return None
+    models = [_gaussian(likelihood, responses) for responses in tasks]
+    variance = [model.variance[0] for model in models]
+    noises = NOISE_SHARE * torch.tensor(variance, dtype=torch.float64)
+    # The noise of all tasks is a part of that of each.
+    shared = 0.5 * noises.min().item()
+    parameters: dict[str, float | Tensor] = {"noise": shared} if likelihood.has_global_noise else {}
+    if likelihood.has_task_noise and likelihood.rank == 0:
+        parameters["task_noises"] = noises - shared if likelihood.has_global_noise else noises
+    elif likelihood.has_global_noise:
+        parameters["noise"] = noises.mean().item()
+    return NullModel([model.mean[0] for model in models], variance, parameters)
 
 
 def _gaussian(likelihood: Likelihood, responses: Responses) -> NullModel:

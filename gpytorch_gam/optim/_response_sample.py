@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from gpytorch.likelihoods import Likelihood
+from torch import Tensor
 
 from gpytorch_gam.data._streamed_batches import StreamedBatches
 from gpytorch_gam.likelihoods._null_model import Responses
@@ -23,17 +24,17 @@ _SAMPLE_SIZE = 20000
 @torch.no_grad()
 def sampled_responses(
     strategy: AdditiveVariationalStrategy, likelihood: Likelihood, batches: Iterable[Any]
-) -> Responses | None:
+) -> list[Responses]:
     """
     Responses of a list of batches, or of the first batches of a loader, which is left as it was: its next pass goes
     through the rows in the order of this one.
 
-    The mean of predictor 0, of a mean module or the model's own, is a part of the offset.
+    The means of the predictors, of mean modules or the model's own, are a part of the offsets.
 
     :param strategy: Of the model.
     :param likelihood: Of the data.
     :param batches: As for a fit, not a generator.
-    :return: None if there is no row, or there are several responses in one.
+    :return: For each response in a row its rows; nothing if there are none.
     """
     rows: list[Rows] = []
     with _untouched(batches) as source:
@@ -41,18 +42,22 @@ def sampled_responses(
             rows.append(checked_rows(strategy, likelihood, batch))
             if not isinstance(batches, Sequence) and sum(len(part.y) for part in rows) >= _SAMPLE_SIZE:
                 break
-    if not rows or rows[0].y.dim() > 1:
-        return None
+    if not rows:
+        return []
     names = set.intersection(*(set(part.parameters) for part in rows))
     arguments = {name: torch.cat([part.parameters[name] for part in rows]) for name in names}
-    means = torch.cat([strategy.read(part.x).means[0] for part in rows])
-    offset = arguments.get("offset")
-    if offset is None:
-        arguments["offset"] = means
-    else:
-        arguments["offset"] = (offset if offset.dim() == 1 else offset[..., 0]) + means
-    responses = Responses(torch.cat([part.y for part in rows]), arguments)
-    return responses if len(responses) else None
+    y = torch.cat([part.y for part in rows])
+    means = torch.cat([strategy.read(part.x).means.mT for part in rows])  # (n, P)
+    columns = [y] if y.dim() == 1 else list(y.unbind(-1))
+    found = [_shifted(column, arguments, mean) for column, mean in zip(columns, means.unbind(-1), strict=False)]
+    return [responses for responses in found if len(responses)]
+
+
+def _shifted(y: Tensor, arguments: Mapping[str, Tensor], mean: Tensor) -> Responses:
+    """Responses with a mean for a further part of their offset."""
+    offset = arguments.get("offset", mean.new_zeros(()))
+    shifts = mean + (offset[..., 0] if offset.dim() > 1 else offset)  # one for each predictor
+    return Responses(y, {**arguments, "offset": shifts})
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gpytorch_gam._initial_values import has_initial_value
 from gpytorch_gam.components import AdditivePredictor, ComponentGroup
-from gpytorch_gam.likelihoods._null_model import NullModel, Responses, null_model
+from gpytorch_gam.likelihoods._null_model import NullModel, Responses, null_model, null_model_of_tasks
 from gpytorch_gam.variational import AdditiveVariationalStrategy, BlockLowRankPrecisionVariationalDistribution
 from gpytorch_gam.warnings import TrainingLoopWarning
 
@@ -62,8 +62,7 @@ def start_from_responses(model: gpytorch.models.ApproximateGP, likelihood: Likel
 
     **What is left alone.** All that has another value than the one it was made with: what was set, loaded or trained,
     also variances that were given to a factory; parameters with ``requires_grad=False`` (a factor's aside, which are
-    made so); lengthscales; and all of it with likelihoods that are not known, which are your own and those of several
-    outputs.
+    made so); lengthscales; and all of it with likelihoods that are not known, such as your own.
 
     :param model: A model whose ``variational_strategy`` is an :class:`~gpytorch_gam.AdditiveVariationalStrategy`.
     :param likelihood: Any likelihood of as many predictors.
@@ -116,12 +115,12 @@ def null_model_of(
     :param batches: As for :func:`start_from_responses`.
     :return: None if the likelihood is not known, or there is no row.
     """
-    responses = sampled_responses(strategy, likelihood, batches)
-    if responses is None:
-        return None
-    # Batches were looked at one by one, and on the CPU alone.
-    check_response_values(likelihood, responses.y)
-    return null_model(unwrapped(likelihood), responses)
+    sample = sampled_responses(strategy, likelihood, batches)
+    for responses in sample:  # batches were looked at one by one, and on the CPU alone
+        check_response_values(likelihood, responses.y)
+    if len(sample) > 1:
+        return null_model_of_tasks(unwrapped(likelihood), sample)
+    return null_model(unwrapped(likelihood), sample[0]) if sample else None
 
 
 @torch.no_grad()
@@ -194,8 +193,8 @@ def _start_likelihood(likelihood: Likelihood, null: NullModel) -> None:
     for name, value in null.parameters.items():
         raw_names = owner._raw_names(name) if hasattr(owner, "_raw_names") else (f"raw_{name}",)
         if all(has_initial_value(owner, raw_name) for raw_name in raw_names):
-            if name in ("noise", "scale"):
-                _lower_usual_bound(owner, raw_names[0], float(value))
+            if name in ("noise", "scale", "task_noises"):
+                _lower_usual_bound(owner, raw_names[0], torch.as_tensor(value).min().item())
             _set_within_bounds(owner, name, value)
 
 
@@ -209,12 +208,12 @@ def _lower_usual_bound(owner: Module, raw_name: str, value: float) -> None:
 def _set_within_bounds(owner: Module, name: str, value: float | Tensor) -> None:
     """Set a parameter, or leave it where its constraint has no room for the value."""
     constraint = getattr(owner, f"raw_{name}_constraint", None)
-    tensor = torch.as_tensor(value)
+    tensor = torch.as_tensor(value).to(next(owner.parameters()))
     if constraint is not None and not bool(
         ((constraint.lower_bound < tensor) & (tensor < constraint.upper_bound)).all()
     ):
         return
-    setattr(owner, name, value)
+    setattr(owner, name, tensor)
 
 
 def _mean_modules(strategy: AdditiveVariationalStrategy) -> list[Module]:

@@ -227,3 +227,17 @@ def test_counts_of_thousands_are_fitted_from_the_null_model() -> None:
     fit_discretized(model, ours.PoissonLikelihood(), [(x, y)])
     with torch.no_grad():
         torch.testing.assert_close(model(x).mean, 9 + torch.sin(6 * x[:, 0]), rtol=0, atol=0.02)
+
+
+def test_each_task_starts_in_its_own_units() -> None:
+    x = torch.rand(300, 1).double()
+    y = torch.stack([torch.sin(6 * x[:, 0]), 50 + 1e3 * torch.cos(6 * x[:, 0])], -1) + torch.randn(300, 2).double()
+    groups = [part for p in (0, 1) for part in (smooth(0, x, num_inducing=4, predictor=p), constant(predictor=p))]
+    model, likelihood = make_model(x, *groups), gpytorch.likelihoods.MultitaskGaussianLikelihood(2).double()
+    start_from_responses(model, likelihood, [(x, y)])
+    variances = y.var(0, unbiased=False).tolist()
+    assert [groups[0].kernel.outputscale.item(), groups[2].kernel.outputscale.item()] == pytest.approx(variances)
+    noises = (likelihood.noise + likelihood.task_noises).tolist()
+    assert all(0.1 * variance < noise < variance for noise, variance in zip(noises, variances, strict=True))
+    with torch.no_grad():
+        torch.testing.assert_close(model(x).mean[0], y.mean(0), rtol=1e-2, atol=1e-2)
