@@ -17,6 +17,10 @@ class ProjectionWarning(UserWarning):
     """The fastest way to compute projections does not work on a device."""
 
 
+class InducingPointsWarning(UserWarning):
+    """Components have fewer inducing points than their effects need."""
+
+
 class ConvergenceWarning(UserWarning):
     """A fit ends short of its optimum."""
 

@@ -4,6 +4,7 @@ from ._distributed import average_gradients, row_weighted
 from .fit import Epoch, fit
 from .fit_discretized import fit_discretized
 from .hyperparameter_uncertainty import HyperparameterUncertainty
+from .inducing_shortfall import inducing_shortfall
 from .initialize_posterior import initialize_posterior
 from .natural_gradient import NaturalGradient
 from .polish import polish
@@ -16,6 +17,7 @@ __all__ = [
     "average_gradients",
     "fit",
     "fit_discretized",
+    "inducing_shortfall",
     "initialize_posterior",
     "null_predictor",
     "polish",

@@ -31,6 +31,7 @@ from ._profile_bound import Maximum, ProfileBound
 from ._quasi_newton import ObjectiveError
 from ._row_count import number_of_rows, warn_of_other_rows
 from ._structured_posterior import StructuredDistribution, modes_kept, validated_strategy
+from .inducing_shortfall import warn_of_few_points
 from .natural_gradient import NaturalGradient
 from .polish import polish
 from .starting_values import null_model_of, start_from_null_model, units_of_means
@@ -102,6 +103,9 @@ def fit(
     (Not where passes are over different rows, as with a sampler that draws them with replacement.) For larger data the
     gradients of the last epoch say what is left: a :class:`~gpytorch_gam.warnings.ConvergenceWarning` tells how many
     nats or more the bound would still rise.
+
+    Components that would gain from more inducing points are named by an
+    :class:`~gpytorch_gam.warnings.InducingPointsWarning`, see :func:`inducing_shortfall`.
 
     Hyperparameters that nobody has chosen start from the responses, see :func:`start_from_responses`. Model and
     likelihood are left in eval mode, also when the loop is interrupted or a callback raises.
@@ -194,6 +198,7 @@ def fit(
         history.append(Epoch(len(history) + 1, bound, bound))
     if not loop.processes.leads or not loop.has_moved:
         return history
+    warn_of_few_points(model, likelihood, seen, num_data)
     if maximum is not None:
         warn_if_open(maximum.open)
     else:

@@ -28,6 +28,7 @@ from ._level_statistics import LevelStatistics
 from ._likelihood_check import check_response_values, unwrapped
 from ._site_fit import SHARE_OF_TOLERANCE, SiteFit
 from ._structured_posterior import StructuredDistribution, validated_strategy
+from .inducing_shortfall import warn_of_few_points
 
 # Levels of a column read alone, of each of two read together, and of each of more: what rounding to them loses is far
 # below what the data leave open, and tables of pairs of them stay in the cache.
@@ -100,6 +101,9 @@ def fit_discretized(
     A fit that ends where a further step promises more than ``tolerance`` says so, by a ``ConvergenceWarning`` with the
     nats that are open.
 
+    Components that would gain from more inducing points are named by an
+    :class:`~gpytorch_gam.warnings.InducingPointsWarning`, see :func:`inducing_shortfall`.
+
     Hyperparameters that nobody has chosen start from the responses, see :func:`start_from_responses`, and others where
     they are; the posterior is found from scratch. Those with ``requires_grad=False`` stay.
     Model and likelihood are left in eval mode.
@@ -167,6 +171,7 @@ def fit_discretized(
     finally:
         model.eval()
         likelihood.eval()
+    warn_of_few_points(model, likelihood, batches, len(data))
     return history
 
 
