@@ -4,6 +4,7 @@ from .additive_variational_strategy import AdditiveVariationalStrategy
 from .block_low_rank_precision_variational_distribution import BlockLowRankPrecisionVariationalDistribution
 from .component_posterior import ComponentPosterior, ComponentSamples
 from .concurvity import Concurvity, concurvity
+from .exact_components import exact_components
 from .full_additive_variational_strategy import FullAdditiveVariationalStrategy
 from .low_rank_precision_variational_distribution import LowRankPrecisionVariationalDistribution
 from .prediction import Prediction
@@ -27,6 +28,7 @@ __all__ = [
     "SobolIndices",
     "TiedAdditiveVariationalStrategy",
     "concurvity",
+    "exact_components",
     "row_moments",
     "sobol_indices",
 ]

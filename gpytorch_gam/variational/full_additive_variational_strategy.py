@@ -277,7 +277,7 @@ class FullAdditiveVariationalStrategy(_SiteVariationalStrategy):
         x, data = inputs.double(), self._data_inputs().double()
         joint = torch.cat([part.expand(*batch_shape, *part.shape[-2:]) for part in (x, data)], dim=-2)
         groups = self.predictor.groups
-        drawn = [_sample_prior(group, joint, sample_shape) for group in groups]
+        drawn = [sample_prior(group, joint, sample_shape) for group in groups]
         n = x.shape[-2]
         total = sum(values[..., n:].sum(-2) for values in drawn)  # (*sample_shape, *batch, N)
         assert torch.is_tensor(total)
@@ -325,7 +325,7 @@ def component_covariance(group: ComponentGroup, left: Tensor, right: Tensor | No
     return scale_by_multipliers(group, covariance, left if right is None else right, dim=-1)
 
 
-def _sample_prior(group: ComponentGroup, x: Tensor, sample_shape: torch.Size) -> Tensor:
+def sample_prior(group: ComponentGroup, x: Tensor, sample_shape: torch.Size) -> Tensor:
     """
     Draws of the components of a group from their prior.
 
