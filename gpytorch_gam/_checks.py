@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 import reprlib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
@@ -135,6 +135,20 @@ def approximate_gp(value: Any) -> gpytorch.models.ApproximateGP:
             f"{_instead(value, 'model')}"
         )
     return value
+
+
+def batches(value: Any) -> None:
+    """
+    Batches of rows.
+
+    :param value: What was given.
+    :raises TypeError: If it cannot be gone through, or is not batches but the inputs.
+    """
+    if not isinstance(value, Iterable) or isinstance(value, str | Mapping | np.ndarray) or torch.is_tensor(value):
+        raise TypeError(
+            f"batches must be pairs (x, y) of inputs and responses, in a DataLoader or a list, such as [(x, y)], got "
+            f"{shown(value)}"
+        )
 
 
 def function(name: str, value: Any) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 from torch.utils.data import DataLoader, RandomSampler, WeightedRandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
+from gpytorch_gam import _checks as checks
+
 from ._streamed_batches import StreamedBatches
 
 
@@ -16,8 +18,10 @@ def every_row(batches: Iterable[Any]) -> Iterable[Any]:
     The batches, with the rows that a loader drops from its last one.
 
     :param batches: A ``DataLoader``, batches from files, or any other iterable that can be gone through several times.
+    :raises TypeError: For what are no batches.
     :raises ValueError: For a generator, and for a sampler that repeats or leaves out rows.
     """
+    checks.batches(batches)
     if iter(batches) is batches:
         raise ValueError("batches can be gone through only once: pass a DataLoader or a list, not a generator")
     sampler = getattr(batches, "sampler", None)

@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
+from gpytorch_gam import _checks as checks
 from gpytorch_gam.warnings import TrainingLoopWarning
 
 from ._distributed import Processes
@@ -50,8 +51,8 @@ def number_of_rows(batches: Iterable[Any], num_data: int | None, processes: Proc
                 "num_data is not given, and batches does not say how many rows all the data have: pass num_data=..."
             )
         return count.most
-    is_number = isinstance(num_data, int) and not isinstance(num_data, bool)
-    if is_number and count is not None and count.most > 0 and not count.least <= num_data <= count.most:
+    num_data = checks.integer("num_data", num_data, least=1)
+    if count is not None and count.most > 0 and not count.least <= num_data <= count.most:
         raise ValueError(
             f"num_data is {num_data}, but batches are of {count.most} rows: the posterior would be that of another "
             "number of rows. Pass num_data=len(dataset), or leave it out"

@@ -58,6 +58,10 @@ _NUM_NAMED = 3
 _NUM_CHECKED = 100
 
 
+# Rates above it change hyperparameters by factors of more than e in a step.
+_LARGEST_RATE = 1.0
+
+
 class Epoch(NamedTuple):
     """
     What a pass over the data found.
@@ -150,6 +154,9 @@ def fit(
         >>> loader = DataLoader(TensorDataset(x, y), batch_size=500, shuffle=True)
         >>> history = fit(model, likelihood, loader, num_epochs=40)
     """
+    checks.batches(batches)
+    checks.likelihood(likelihood)
+    validated_strategy(model, StructuredDistribution, True)
     checks.integer("num_epochs", num_epochs, least=1)
     num_data = number_of_rows(batches, num_data, Processes(process_group))
     if num_epochs > 1 and iter(batches) is batches:
@@ -161,6 +168,13 @@ def fit(
     checks.function("callback", callback)
     for name, value in (("warm_start", warm_start), ("progress", progress), ("cuda_graph", cuda_graph)):
         checks.flag(name, value)
+    if lr > _LARGEST_RATE:
+        warnings.warn(
+            f"lr={lr:g}: Adam moves the logarithm of a hyperparameter by up to that in each step, too far to find any: "
+            "rates from 0.01 to 0.3 are usual",
+            TrainingLoopWarning,
+            stacklevel=2,
+        )
     batches = with_noise_by_row(likelihood, batches)
     if num_held_back is None:
         num_held_back = 0 if warm_start else _default_held_back(batches, num_epochs)
@@ -179,7 +193,8 @@ def fit(
             if loop.processes.leads and _has_diverged(history) and not _has_diverged(history[:-1]):
                 warnings.warn(
                     f"the ELBO has fallen from {history[0].elbo:.3g} to {elbo:.3g} nats: the posterior is far from the "
-                    "data. Start from narrower priors or a mean module near them, or take larger batches",
+                    f"data. Start from narrower priors or a mean module near them, lower lr={lr:g}, or take larger "
+                    "batches",
                     TrainingLoopWarning,
                     stacklevel=2,
                 )
