@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 import reprlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -64,6 +64,20 @@ def number(
     if is_low or is_high or math.isnan(found):
         raise ValueError(f"{name} must {_range(above, least, below, most)}, got {found!r}")
     return found
+
+
+def shape(name: str, value: Any) -> torch.Size:
+    """
+    A shape.
+
+    :param name: Of the argument.
+    :param value: What was given.
+    :raises TypeError: If it is no sequence of integers.
+    :raises ValueError: If one is negative.
+    """
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise TypeError(f"{name} must be a torch.Size, or a sequence of integers, got {shown(value)}")
+    return torch.Size([integer(name, size, least=0) for size in value])
 
 
 def flag(name: str, value: Any) -> bool:

@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from gpytorch.kernels import RBFKernel
@@ -44,12 +43,16 @@ X, Y = torch.rand(20, 2), torch.rand(20)
 # What is wrong for each kind of argument.
 NO_INTEGERS = (1.5, "3", True, NAN, [2])
 COUNT = (*NO_INTEGERS, -1, None)
+PERIOD = ("1", NAN, -1.0, 0.0, None)
+POINTS = (1.5, "3", True, NAN, 1, -1, None)
 OPTIONAL_COUNT = (*NO_INTEGERS, 0, -1)
 POSITIVE = ("1", True, NAN, -1.0, 0.0, None, [1.0])
 NOT_NEGATIVE = ("1", True, NAN, -1.0, None)
 OPTIONAL_POSITIVE = ("1", True, NAN, -1.0)
+VARIANCE = (*OPTIONAL_POSITIVE, 0.0, [1.0])
 SHARE = (*POSITIVE, 1.5)
 FLAG = ("no", 1, None, [])
+SWITCH = ("no", 1, [])
 INPUTS = (None, "x", [0.1, 0.2], X.numpy(), 3)
 RESPONSES = (None, "y", [0.1, 0.2], Y.numpy(), 3, Y[:5], Y.unsqueeze(-1))
 MODEL = (None, "model", GaussianLikelihood(), AdditiveGP, torch.nn.Linear(1, 1))
@@ -60,7 +63,7 @@ CHOICE = (3, None, "other", ["rbf"])
 PREDICTOR = (None, "smooth", components.constant())
 INDEX = (1.5, "0", True, -1, None)
 NAMES = (["x7"], "x7", [], 3, [0])
-COLUMN_NAMES = (3, ["a"], [1, 2])
+COLUMN_NAMES = (3, [], [1], ["a", "b"])
 LEVELS = (None, 2.5, True, 0, [], [NAN])
 
 Entry = tuple[Callable[..., Any], Mapping[str, Any], Mapping[str, tuple[Any, ...]]]
@@ -77,7 +80,12 @@ def model() -> AdditiveGP:
 
 
 def term(name: str, required: Mapping[str, Any], wrong: Mapping[str, tuple[Any, ...]]) -> Entry:
-    shared = {"variance": POSITIVE, "predictor": INDEX, "missing": CHOICE, "names": COLUMN_NAMES}
+    shared = {
+        "variance": (*OPTIONAL_POSITIVE, 0.0, [1.0]),
+        "predictor": INDEX,
+        "missing": CHOICE,
+        "names": COLUMN_NAMES,
+    }
     return getattr(components, name), required, {**shared, **wrong}
 
 
@@ -199,7 +207,7 @@ ENTRIES: dict[str, Entry] = {
     "predict": (
         lambda **given: model().predict(**given),
         {"x": X},
-        {"x": INPUTS, "components": ("x7", ["x7"], 3, None), "chunk_size": OPTIONAL_COUNT, "exclude": NAMES},
+        {"x": INPUTS, "components": ("x7", ["x7"], 3), "chunk_size": OPTIONAL_COUNT, "exclude": NAMES},
     ),
     "AdditivePredictor": (
         lambda **given: AdditivePredictor(components.constant(), **given),
@@ -271,11 +279,11 @@ ENTRIES: dict[str, Entry] = {
         {
             "columns": (*INDEX, [], [0.5]),
             "x": (None, "x", X[:0], X[:, :0], 3),
-            "num_inducing": COUNT,
+            "num_inducing": POINTS,
             "kernel": CHOICE,
             "anova": ("no", 1, []),
             "measure": (3, "uniform"),
-            "by": (1.5, "x", True, -1, 0),
+            "by": (1.5, "x", True, -1),
             "low": ("a", NAN, 5.0),
             "learn_inducing_locations": FLAG,
         },
@@ -283,7 +291,13 @@ ENTRIES: dict[str, Entry] = {
     "cyclic": term(
         "cyclic",
         {"columns": 0, "period": 1.0},
-        {"columns": INDEX, "period": POSITIVE, "start": ("a", NAN), "num_inducing": COUNT, "anova": ("no", 1)},
+        {
+            "columns": INDEX,
+            "period": ("1", NAN, -1.0, 0.0, None),
+            "start": ("a", NAN),
+            "num_inducing": POINTS,
+            "anova": ("no", 1),
+        },
     ),
     "linear": term("linear", {"columns": 0, "x": X}, {"columns": INDEX, "scale": ("a", NAN, 0.0, -1.0)}),
     "factor": term("factor", {"column": 0, "levels": 3}, {"column": INDEX, "levels": LEVELS}),
@@ -292,24 +306,34 @@ ENTRIES: dict[str, Entry] = {
     "spatial": term(
         "spatial",
         {"columns": [0, 1], "x": X},
-        {"columns": INDEX, "kernel": CHOICE, "num_inducing": COUNT, "centred": FLAG},
+        {"columns": INDEX, "kernel": CHOICE, "num_inducing": POINTS, "centred": SWITCH},
     ),
     "tensor": term(
-        "tensor", {"columns": [0, 1], "x": X}, {"columns": INDEX, "kernel": CHOICE, "num_inducing": COUNT, "pure": FLAG}
+        "tensor",
+        {"columns": [0, 1], "x": X},
+        {"columns": INDEX, "kernel": CHOICE, "num_inducing": POINTS, "pure": SWITCH},
     ),
     **{
         name: term(
             name,
             {"column": 0, "by": 1, "levels": 2, "x": X},
-            {"column": INDEX, "by": INDEX, "levels": LEVELS, "kernel": CHOICE, "num_inducing": COUNT},
+            {"column": INDEX, "by": INDEX, "levels": LEVELS, "kernel": CHOICE, "num_inducing": POINTS},
         )
         for name in ("factor_smooth", "interaction")
     },
-    "constant": (components.constant, {}, {"variance": POSITIVE, "predictor": INDEX, "name": (3, ["a"])}),
+    "constant": (
+        components.constant,
+        {},
+        {"variance": VARIANCE, "predictor": INDEX, "name": (3, ["a"])},
+    ),
     "regular_grid": (
         components.regular_grid,
         {"low": 0.0, "high": 1.0, "num": 4},
-        {"low": ("a", None, NAN, 2.0), "high": ("a", None, NAN, -1.0), "num": (*COUNT, 0)},
+        {
+            "low": ("a", None, NAN, 2.0),
+            "high": ("a", None, NAN, -1.0),
+            "num": (1.5, "3", True, NAN, -1, None, 0, [2, 2]),
+        },
     ),
     "quantile_points": (
         components.quantile_points,
@@ -401,6 +425,8 @@ def test_what_an_argument_cannot_be_is_refused_by_its_name(name: str, argument: 
     with pytest.raises((TypeError, ValueError)) as caught:
         called(name, **{argument: value})
     message = str(caught.value)
-    singular = argument.rstrip("s")
-    assert re.search(rf"\b{singular}|\b{argument}", message), f"{argument} is not named: {message}"
+    # What a batch holds has a name of its own, and names are those of components.
+    parts = {"batches": ["x", "y", "batches"], "names": ["names", "components"], "exclude": ["exclude", "components"]}
+    named = parts.get(argument, [argument.rstrip("s")])
+    assert any(re.search(rf"\b{name}", message) for name in named), f"{argument} is not named: {message}"
     assert not message.startswith(f"{getattr(ENTRIES[name][0], '__name__', name)}()")

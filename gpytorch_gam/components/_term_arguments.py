@@ -12,6 +12,7 @@ import torch
 from gpytorch.kernels import Kernel, ScaleKernel
 from torch import Tensor
 
+from gpytorch_gam import _checks as checks
 from gpytorch_gam._initial_values import note_initial_value
 from gpytorch_gam._positive import positive
 from gpytorch_gam.kernels import ANOVAKernel, Measure, Uniform
@@ -331,7 +332,7 @@ def checked_count(term: str, num: int | Sequence[int], num_columns: int, least: 
     :param least: Smallest number allowed.
     :raises ValueError: If they are not integers of that size, or too few.
     """
-    given = list(num) if isinstance(num, Sequence) else [num] * num_columns
+    given = list(num) if isinstance(num, Sequence) and not isinstance(num, str) else [num] * num_columns
     if len(given) != num_columns or not all(_is_index(count) and int(count) >= least for count in given):
         raise ValueError(
             f"num_inducing of {term} must be an integer of at least {least}"
@@ -341,19 +342,34 @@ def checked_count(term: str, num: int | Sequence[int], num_columns: int, least: 
     return [int(count) for count in given]
 
 
+def is_switched_on(term: str, name: str, value: bool | None, default: bool) -> bool:
+    """
+    A switch that may be left to the term.
+
+    :param term: Name of the factory, for messages.
+    :param name: Of the switch.
+    :param value: What was given; None for the default.
+    :param default: What the term takes then.
+    :raises TypeError: If it is neither True nor False.
+    """
+    return default if value is None else checks.flag(f"{name} of {term}", value)
+
+
 def checked_variance(term: str, variance: float | None) -> float | None:
     """
     A prior variance.
 
     :param term: Name of the factory, for messages.
     :param variance: The number; None if it is left to the responses.
+    :raises TypeError: If it is no number.
     :raises ValueError: If it is not positive and finite.
     """
     if variance is None:
         return None
-    if not 0 < float(variance) < float("inf"):
+    number = checks.number(f"variance of {term}", variance)
+    if not 0 < number < float("inf"):
         raise ValueError(f"variance of {term} must be positive and finite, got {variance!r}")
-    return float(variance)
+    return number
 
 
 def stationary_kernel(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import gpytorch
@@ -59,12 +59,18 @@ class AdditivePredictor(gpytorch.Module):
             raise ValueError("AdditivePredictor needs at least one ComponentGroup")
         for group in groups:
             if not isinstance(group, ComponentGroup):
-                raise ValueError(f"AdditivePredictor takes ComponentGroups, got {type(group).__name__}")
+                raise TypeError(
+                    f"AdditivePredictor takes component groups, such as smooth(0, x) returns, got {checks.shown(group)}"
+                )
         self.groups = torch.nn.ModuleList(groups)  # type: ignore[assignment]
         self._validate_names()
         self._validate_predictors()
         self._validate_batch_shapes()
-        means = [mean] if mean is None or isinstance(mean, Mean) else list(mean)
+        means = (
+            [mean] if mean is None or isinstance(mean, Mean) else list(mean) if isinstance(mean, Sequence) else [mean]
+        )
+        if not all(module is None or isinstance(module, Mean) for module in means):
+            raise TypeError(f"mean must be a GPyTorch mean module, or one a predictor, got {checks.shown(mean)}")
         if len(means) not in (1, self.num_predictors):
             raise ValueError(f"mean has {len(means)} entries for {self.num_predictors} predictors")
         means = means + [None] * (self.num_predictors - len(means))
@@ -216,12 +222,15 @@ class AdditivePredictor(gpytorch.Module):
             return [index for index in range(self.num_components) if index not in left_out]
         if names is None:
             return list(range(self.num_components))
+        if not isinstance(names, Iterable):
+            raise TypeError(f"names must be those of components, {list(self.names)}, got {checks.shown(names)}")
         names = [names] if isinstance(names, str) else list(names)
         if not names:
             raise ValueError(f"names is empty; the components are {list(self.names)}")
         unknown = [name for name in names if name not in self.names]
         if unknown:
-            raise ValueError(f"unknown components {unknown}; the components are {list(self.names)}")
+            hint = checks.did_you_mean(unknown[0], self.names) if isinstance(unknown[0], str) else ""
+            raise ValueError(f"unknown components {unknown}{hint}; the components are {list(self.names)}")
         repeated = [name for name, count in Counter(names).items() if count > 1]
         if repeated:
             raise ValueError(f"components {repeated} are named more than once")

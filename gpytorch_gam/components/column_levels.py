@@ -16,6 +16,7 @@ import torch
 from gpytorch.kernels import AdditiveKernel, CosineKernel, Kernel, PeriodicKernel, ProductKernel, ScaleKernel
 from torch import Tensor
 
+from gpytorch_gam import _checks as checks
 from gpytorch_gam.kernels import ANOVAKernel, CentredKernel, LevelKernel, OrdinalKernel
 
 from .additive_predictor import AdditivePredictor
@@ -414,7 +415,9 @@ class _ColumnSummary:
 
 
 def _validated_max_levels(max_levels: int | Sequence[int]) -> tuple[int, ...]:
-    numbers = (max_levels,) if isinstance(max_levels, int) else tuple(max_levels)
+    if isinstance(max_levels, str) or not isinstance(max_levels, Sequence):
+        max_levels = (checks.integer("max_levels", max_levels),)
+    numbers = tuple(checks.integer("max_levels", number) for number in max_levels)
     if not numbers or any(not isinstance(number, int) or number < 1 for number in numbers):
         raise ValueError(f"max_levels must hold positive integers, got {max_levels!r}")
     return numbers
@@ -427,7 +430,10 @@ def _number_for(num_columns: int, numbers: tuple[int, ...]) -> int:
 def _inputs_of(batch: Tensor | Sequence[Tensor]) -> Tensor:
     x = batch if torch.is_tensor(batch) else batch[0]
     if not torch.is_tensor(x) or x.dim() != 2 or not x.is_floating_point():
-        raise ValueError("levels are made from floating point tensors of shape (n, D), or tuples that begin with one")
+        raise ValueError(
+            "levels are made from x or batches, floating point tensors of shape (n, D) or tuples that begin with one, "
+            f"got {checks.shown(x)}"
+        )
     if not len(x):
         raise ValueError(f"x is empty, shape {tuple(x.shape)}: it needs at least one row")
     return x.detach()

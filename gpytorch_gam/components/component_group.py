@@ -634,6 +634,8 @@ def _validated_columns(columns: Sequence[Sequence[int]]) -> list[list[int]]:
 def _validated_by(by: int | Sequence[int | None] | None, num_components: int) -> list[int | None]:
     if by is None or isinstance(by, int):
         by = [by] * num_components
+    if isinstance(by, str) or not isinstance(by, Iterable):
+        raise TypeError(f"by must be one column index for each component (None for none), got {by!r}")
     by = list(by)
     if len(by) != num_components:
         raise ValueError(f"by names {len(by)} multiplier columns for {num_components} components: {by!r}")
@@ -698,6 +700,8 @@ def _validated_names(
         return default_names(columns, by, by_levels, levels, predictor)
     if isinstance(names, str):
         raise ValueError(f"names must be a sequence with one name for each component, got the string {names!r}")
+    if not isinstance(names, Iterable) or not all(isinstance(name, str) for name in names):
+        raise TypeError(f"names must be a sequence with one string for each component, got {checks.shown(names)}")
     names = tuple(names)
     if len(names) != len(columns):
         raise ValueError(f"names has {len(names)} entries for {len(columns)} components: {list(names)}")

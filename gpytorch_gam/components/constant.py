@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from gpytorch.kernels import ConstantKernel
 
+from gpytorch_gam import _checks as checks
 from gpytorch_gam._initial_values import note_initial_value
 from gpytorch_gam._positive import positive
 
@@ -34,8 +35,8 @@ def constant(
     :param batch_shape: Batch shape of independent models.
     :return: A group of one component without columns.
     """
-    if variance is not None and not variance > 0:
-        raise ValueError(f"variance of the constant component must be positive, got {variance}")
+    if variance is not None:
+        checks.number("variance of the constant component", variance, above=0)
     kernel = ConstantKernel(batch_shape=torch.Size([*batch_shape, 1]), constant_constraint=positive())
     kernel.constant = torch.full((*batch_shape, 1, 1), 1.0 if variance is None else float(variance))
     if variance is None:

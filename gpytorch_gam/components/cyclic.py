@@ -23,6 +23,7 @@ from ._term_arguments import (
     checked_count,
     checked_variance,
     grid,
+    is_switched_on,
     multipliers,
     per_column,
     scaled,
@@ -88,7 +89,7 @@ def cyclic(
     if not bool((periods > 0).all()):
         raise ValueError(f"period of cyclic must be positive, got {period!r} for columns {columns}")
     parts = multipliers("cyclic", columns, by, levels)
-    is_centred = (by is None or levels is not None) if anova is None else anova
+    is_centred = is_switched_on("cyclic", "anova", anova, default=by is None or levels is not None)
     ranges = Ranges.between(starts, starts + periods)[parts.position]
     base: Kernel = _periodic_kernel(ranges.width)
     if is_centred:

@@ -20,6 +20,7 @@ from ._term_arguments import (
     different_columns,
     grid,
     grid_of_levels,
+    is_switched_on,
     level_points,
     open_levels,
     scaled,
@@ -83,6 +84,7 @@ def factor_smooth(
     Example:
         >>> factor_smooth(0, by=3, levels=subjects, x=x)   # s(time, subject, bs = "fs")
     """
+    anova = is_switched_on("factor_smooth", "anova", anova, default=False)
     column, by = different_columns("factor_smooth", column, by)
     levels = open_levels(levels)
     (num,) = checked_count("factor_smooth", num_inducing, 1)

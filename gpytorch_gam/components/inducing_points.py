@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import numbers
 import warnings
 from collections.abc import Sequence
 
@@ -11,6 +10,8 @@ import numpy as np
 import torch
 from scipy.cluster.vq import kmeans2
 from torch import Tensor
+
+from gpytorch_gam import _checks as checks
 
 from ._term_arguments import as_numbers
 
@@ -30,7 +31,11 @@ def regular_grid(low: Bounds, high: Bounds, num: int | Sequence[int]) -> Tensor:
         as_numbers("regular_grid", name, end, torch.float64).reshape(-1).tolist()
         for name, end in (("low", low), ("high", high))
     )
-    nums = [_as_count(n) for n in num] if isinstance(num, Sequence) else [_as_count(num)] * len(lows)
+    nums = (
+        [_as_count(n) for n in num]
+        if isinstance(num, Sequence) and not isinstance(num, str)
+        else [_as_count(num)] * len(lows)
+    )
     if not len(lows) == len(highs) == len(nums):
         raise ValueError(f"low, high and num must have one entry a dimension, got {low!r}, {high!r} and {num!r}")
     for lower, upper, count in zip(lows, highs, nums, strict=True):
@@ -80,6 +85,7 @@ def kmeans_points(values: Tensor, num: int, seed: int = 0) -> Tensor:
     distinct = rows.unique(dim=0)
     if len(distinct) <= num:
         return distinct
+    checks.integer("seed", seed, least=0)
     centred = rows.double() - distinct.double().mean(dim=0)
     spread = centred.std(dim=0)
     scale = torch.where(spread > 0, spread, torch.ones_like(spread))
@@ -92,9 +98,7 @@ def kmeans_points(values: Tensor, num: int, seed: int = 0) -> Tensor:
 
 
 def _as_count(num: object) -> int:
-    if isinstance(num, bool) or not isinstance(num, numbers.Integral):
-        raise ValueError(f"num must be an integer, got {num!r}")
-    return int(num)
+    return checks.integer("num", num)
 
 
 def _validated_data(values: Tensor, num: int) -> Tensor:

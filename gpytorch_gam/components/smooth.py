@@ -7,6 +7,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from gpytorch_gam import _checks as checks
 from gpytorch_gam.kernels import Measure
 
 from ._term_arguments import (
@@ -19,6 +20,7 @@ from ._term_arguments import (
     checked_variance,
     column_ranges,
     grid,
+    is_switched_on,
     multipliers,
     scaled,
     spread,
@@ -100,7 +102,9 @@ def smooth(
     columns = checked_columns("smooth", columns)
     (num,) = checked_count("smooth", num_inducing, 1)
     parts = multipliers("smooth", columns, by, levels)
-    is_centred = (by is None or levels is not None) if anova is None else anova
+    is_centred = is_switched_on("smooth", "anova", anova, default=by is None or levels is not None)
+    if measure is not None and not isinstance(measure, Measure):
+        raise TypeError(f"measure of smooth must be a Measure, such as Uniform(0, 1), got {checks.shown(measure)}")
     if measure is not None and not is_centred:
         raise ValueError("smooth has a measure, but is not centred under it: give anova=True as well, or no measure")
     ranges = column_ranges("smooth", columns, x, low, high)[parts.position]

@@ -22,6 +22,7 @@ from ._term_arguments import (
     column_ranges,
     data_columns,
     grid,
+    is_switched_on,
     scaled,
     stationary_kernel,
 )
@@ -84,6 +85,7 @@ def spatial(
     Example:
         >>> spatial((0, 1), x)         # s(east, north)
     """
+    centred = is_switched_on("spatial", "centred", centred, default=True)
     columns = checked_columns("spatial", columns)
     if len(set(columns)) not in (2, 3) or len(set(columns)) < len(columns):
         raise ValueError(f"columns of spatial must be two different columns, or three, got {columns}")

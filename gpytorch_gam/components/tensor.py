@@ -22,6 +22,7 @@ from ._term_arguments import (
     checked_variance,
     column_ranges,
     grid,
+    is_switched_on,
     scaled,
     stationary_kernel,
 )
@@ -83,6 +84,7 @@ def tensor(
         >>> tensor([(0, 1), (0, 2), (1, 2)], x)   # all pairs of three columns
         >>> tensor((0, 1), x, pure=False)         # te(x0, x1)
     """
+    pure = is_switched_on("tensor", "pure", pure, default=True)
     sets = checked_column_sets("tensor", columns, least=2)
     dims = range(len(sets[0]))
     by = None if by is None else checked_column("tensor", by, "by")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, cycle
@@ -13,6 +12,8 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 from torch import Tensor
+
+from gpytorch_gam import _checks as checks
 
 from ._shuffle_buffer import Rows, filled, interleaved, prefetched
 
@@ -48,12 +49,8 @@ class Settings:
     prefetch: bool
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "buffer_rows", "chunk_rows"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
-        if self.seed < 0:
-            raise ValueError(f"seed must not be negative, got {self.seed}")
+        for name in ("shuffle", "drop_last", "prefetch"):
+            checks.flag(name, getattr(self, name))
         if self.dtype not in _NUMPY_DTYPES:
             raise ValueError(f"dtype must be torch.float32 or torch.float64, got {self.dtype}")
         rank, world_size = self.shard
@@ -75,30 +72,28 @@ class Settings:
     ) -> Settings:
         """With Python's integers, and with defaults for what is None."""
         return cls(
-            batch_size=_as_integer("batch_size", batch_size),
-            seed=_as_integer("seed", seed),
+            batch_size=checks.integer("batch_size", batch_size, least=1),
+            seed=checks.integer("seed", seed, least=0),
             dtype=torch.get_default_dtype() if dtype is None else dtype,
-            device=torch.device("cpu" if device is None else device),
+            device=_as_device(device),
             shard=(0, 1) if shard is None else _as_shard(shard),
-            buffer_rows=None if buffer_rows is None else _as_integer("buffer_rows", buffer_rows),
-            chunk_rows=None if chunk_rows is None else _as_integer("chunk_rows", chunk_rows),
+            buffer_rows=None if buffer_rows is None else checks.integer("buffer_rows", buffer_rows, least=1),
+            chunk_rows=None if chunk_rows is None else checks.integer("chunk_rows", chunk_rows, least=1),
             **others,
         )
 
 
-def _as_integer(name: str, value: object) -> int:
+def _as_device(device: torch.device | str | None) -> torch.device:
     try:
-        if isinstance(value, bool):
-            raise TypeError
-        return operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise ValueError(f"{name} must be an integer, got {value!r}") from None
+        return torch.device("cpu" if device is None else device)
+    except (TypeError, RuntimeError) as error:
+        raise ValueError(f"device must be one of torch's, such as 'cuda', got {device!r}: {error}") from error
 
 
 def _as_shard(shard: object) -> tuple[int, int]:
     try:
         rank, world_size = as_list("shard", shard)
-        return _as_integer("rank", rank), _as_integer("world_size", world_size)
+        return checks.integer("rank", rank), checks.integer("world_size", world_size)
     except (TypeError, ValueError):
         raise ValueError(f"shard must be (rank, world_size), two integers, got {shard!r}") from None
 
@@ -169,10 +164,7 @@ class StreamedBatches(ABC):
 
         :param epoch: 0, 1, ...
         """
-        number = _as_integer("epoch", epoch)
-        if number < 0:
-            raise ValueError(f"epoch must not be negative, got {epoch}")
-        self._epoch = number
+        self._epoch = checks.integer("epoch", epoch, least=0)
 
     def every_row(self) -> StreamedBatches:
         """The same rows in the order of the files, none dropped: for passes over all of the data."""

@@ -19,6 +19,8 @@ from gpytorch.kernels import CosineKernel, Kernel, MaternKernel, PeriodicKernel,
 from gpytorch.settings import debug, trace_mode
 from torch import Tensor
 
+from gpytorch_gam import _checks as checks
+
 from ._bounded_kernels import MATERN_KERNELS
 from .measures import Measure
 from .measures.measure import largest_scaled_offset, rbf_without_factor
@@ -104,8 +106,8 @@ class ANOVAKernel(Kernel):
     ) -> None:
         _check_base_kernel(base_kernel, normalize)
         _check_measure(measure, base_kernel)
-        if num_quadrature_nodes < 1:
-            raise ValueError(f"num_quadrature_nodes must be at least 1, got {num_quadrature_nodes}.")
+        checks.integer("num_quadrature_nodes", num_quadrature_nodes, least=1)
+        checks.flag("normalize", normalize)
         if base_kernel.active_dims is not None:
             if kwargs.get("active_dims") is not None:
                 raise ValueError(

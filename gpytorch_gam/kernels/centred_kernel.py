@@ -17,6 +17,8 @@ from gpytorch.kernels import Kernel, ProductKernel, ScaleKernel
 from linear_operator import to_dense
 from torch import Tensor
 
+from gpytorch_gam import _checks as checks
+
 from ._batch_shapes import batch_index, batch_sizes, index_kernel, resize_for_state
 from .level_kernel import result_dtype
 from .measures.measure import as_parameter
@@ -96,7 +98,7 @@ class CentredKernel(Kernel):
                 f"active_dims {self.active_dims.tolist()} must name as many columns as points have, {points.shape[-1]}."
             )
         self.base_kernel = base_kernel
-        self.normalize = normalize
+        self.normalize = checks.flag("normalize", normalize)
         self.register_buffer("points", points)
         self.register_buffer("weights", weights)
 

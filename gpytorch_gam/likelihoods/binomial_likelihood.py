@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Binomial
 
+from gpytorch_gam import _checks as checks
+
 from ._null_model import NullModel, Responses, log_odds, probit
 from ._one_predictor_likelihood import OnePredictorLikelihood, Values
 from ._row_arguments import refuse_rows
@@ -45,8 +47,7 @@ class BinomialLikelihood(SettingsInState, OnePredictorLikelihood):
     _row_arguments: ClassVar[Mapping[str, float]] = {"trials": 1.0}
 
     def __init__(self, link: Literal["logit", "probit"] = "logit") -> None:
-        if link not in _BEND_WIDTHS:
-            raise ValueError(f"link must be one of {list(_BEND_WIDTHS)}, got {link!r}")
+        checks.choice("link", link, _BEND_WIDTHS)
         super().__init__()
         self.link = link
 

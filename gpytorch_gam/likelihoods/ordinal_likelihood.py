@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical
 
+from gpytorch_gam import _checks as checks
 from gpytorch_gam._initial_values import forget_initial_value, note_initial_value
 from gpytorch_gam._positive import positive
 
@@ -55,8 +56,7 @@ class OrdinalLikelihood(OnePredictorLikelihood):
     """
 
     def __init__(self, num_classes: int, batch_shape: torch.Size = torch.Size([])) -> None:  # noqa: B008
-        if num_classes < 2:
-            raise ValueError(f"num_classes must be at least 2, got {num_classes}")
+        num_classes = checks.integer("num_classes", num_classes, least=2)
         super().__init__()
         self.num_classes = num_classes
         self.register_parameter("first_cutpoint", torch.nn.Parameter(torch.zeros(*batch_shape, 1)))

@@ -9,6 +9,8 @@ from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 from torch.distributions import Distribution, MixtureSameFamily, Normal, constraints
 
+from gpytorch_gam import _checks as checks
+
 # Halvings of a bracket; more change nothing in float64.
 _BISECTIONS, _DOUBLINGS = 60, 200
 # Probabilities of counts are summed as far as this count, and no more than so many probabilities in all or at a time.
@@ -41,14 +43,20 @@ def predictive_quantiles(
     Example:
         >>> low, high = predictive_quantiles(likelihood(model(x)), [0.1, 0.9])
     """
+    if not isinstance(distribution, Distribution):
+        raise TypeError(f"distribution must be one, such as likelihood(model(x)), got {checks.shown(distribution)}")
+    checks.integer("num_samples", num_samples, least=1)
     if isinstance(distribution, MultivariateNormal):
         distribution = Normal(distribution.mean, distribution.stddev, validate_args=False)
     if distribution.event_shape:
         raise ValueError(
             f"distribution must have one number in each row, got events of shape {tuple(distribution.event_shape)}"
         )
-    levels = torch.as_tensor(probabilities, dtype=torch.float64)
-    if not bool(((levels > 0) & (levels < 1)).all()):
+    try:
+        levels = torch.as_tensor(probabilities, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"probabilities must be numbers between 0 and 1, got {checks.shown(probabilities)}") from error
+    if not levels.numel() or not bool(((levels > 0) & (levels < 1)).all()):
         raise ValueError(f"probabilities must be between 0 and 1, got {levels.tolist()}")
     start = _anchor(distribution)
     flat = levels.flatten().to(start.device, start.dtype)

@@ -10,6 +10,7 @@ from gpytorch.constraints import Interval
 from gpytorch.priors import Prior
 from torch import Tensor
 
+from gpytorch_gam import _checks as checks
 from gpytorch_gam._positive import positive
 
 from ._asymmetric_laplace import AsymmetricLaplace
@@ -62,8 +63,7 @@ class QuantileLikelihood(SettingsInState, OnePredictorLikelihood):
         scale_prior: Prior | None = None,
         scale_constraint: Interval | None = None,
     ) -> None:
-        if not 0 < quantile < 1:
-            raise ValueError(f"quantile must lie between 0 and 1, got {quantile!r}")
+        quantile = checks.number("quantile", quantile, above=0, below=1)
         super().__init__()
         self.quantile = float(quantile)
         self._learn("scale", 0.3, batch_shape, scale_constraint or positive(1e-4), scale_prior)

@@ -150,6 +150,7 @@ class CollapsedELBO(gpytorch.Module):
             Rows that a ``DataLoader`` would drop are taken as well.
         :raises ValueError: If there is no batch.
         """
+        checks.batches(batches)
         total: GaussianStatistics | None = None
         # What can be gone through only once is taken as it is.
         for batch in batches if iter(batches) is batches else every_row(batches):

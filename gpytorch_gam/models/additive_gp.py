@@ -70,7 +70,9 @@ class AdditiveGP(ApproximateGP):
             raise TypeError(
                 f"predictor must be an AdditivePredictor, got {checks.shown(predictor)}: wrap component groups in one"
             )
-        batch_shape = predictor.batch_shape if batch_shape is None else batch_shape
+        batch_shape = predictor.batch_shape if batch_shape is None else checks.shape("batch_shape", batch_shape)
+        if rank_tolerance is not None:
+            checks.number("rank_tolerance", rank_tolerance, above=0)
         distribution = _make_distribution(predictor, family, rank, batch_shape, rank_tolerance)
         super().__init__(AdditiveVariationalStrategy(self, predictor, distribution, jitter_val=jitter_val))
 
@@ -89,7 +91,7 @@ class AdditiveGP(ApproximateGP):
         :raises TypeError: For arguments that it does not have. Those of the likelihood, such as offsets, belong to the
             objective: ``mll(model(x), y, offset=...)``.
         """
-        return super().__call__(checks.tensor("inputs", inputs), prior=prior, **kwargs)
+        return super().__call__(checks.tensor("inputs", inputs), prior=checks.flag("prior", prior), **kwargs)
 
     @predictor_alone
     def forward(self, x: Tensor) -> MultivariateNormal:

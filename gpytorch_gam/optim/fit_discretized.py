@@ -15,6 +15,7 @@ from gpytorch.means import ConstantMean, ZeroMean
 from gpytorch.variational import CholeskyVariationalDistribution
 from torch import Tensor
 
+from gpytorch_gam import _checks as checks
 from gpytorch_gam.components import ColumnLevels
 from gpytorch_gam.data._every_row import every_row
 from gpytorch_gam.likelihoods._null_model import NullModel, Responses, null_model
@@ -137,10 +138,12 @@ def fit_discretized(
         >>> history = fit_discretized(model, likelihood, [(x, y)])
         >>> prediction = likelihood(model(x_new))
     """
-    if max_passes < 1:
-        raise ValueError(f"max_passes must be at least 1, got {max_passes}")
-    if not tolerance >= 0:
-        raise ValueError(f"tolerance must not be negative, got {tolerance!r}")
+    checks.likelihood(likelihood)
+    checks.integer("max_passes", max_passes, least=1)
+    checks.number("tolerance", tolerance, least=0)
+    checks.function("callback", callback)
+    if levels is not None and not isinstance(levels, ColumnLevels):
+        raise TypeError(f"levels must be ColumnLevels, such as ColumnLevels.from_data(x, predictor), got {levels!r}")
     strategy = validated_strategy(model, (*StructuredDistribution, CholeskyVariationalDistribution))
     _check_supported(strategy, likelihood)
     batches, num_threads = every_row(batches), torch.get_num_threads()

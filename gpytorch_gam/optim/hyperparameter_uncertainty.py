@@ -12,6 +12,7 @@ import torch
 from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 
+from gpytorch_gam import _checks as checks
 from gpytorch_gam.components.projection import project_components, whitened_weights
 from gpytorch_gam.data._every_row import every_row
 from gpytorch_gam.variational import AdditiveVariationalStrategy
@@ -88,9 +89,9 @@ class HyperparameterUncertainty:
         step: float = 0.05,
         max_passes: int = 5,
     ) -> None:
-        for name, value in (("prior_stddev", prior_stddev), ("step", step)):
-            if not value > 0:
-                raise ValueError(f"{name} must be positive, got {value!r}")
+        checks.number("prior_stddev", prior_stddev, above=0)
+        checks.number("step", step, above=0)
+        checks.integer("max_passes", max_passes, least=1)
         self._batches, self._max_passes, self._step = every_row(batches), max_passes, step
         self._batches = with_noise_by_row(likelihood, self._batches)
         with torch.inference_mode(False):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +18,7 @@ from torch import Tensor
 from torch.autograd import Variable
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from gpytorch_gam import _checks as checks
 from gpytorch_gam.variational import (
     AdditiveVariationalStrategy,
     BlockLowRankPrecisionVariationalDistribution,
@@ -265,18 +265,18 @@ class NaturalGradient(torch.optim.Optimizer):
         process_group: ProcessGroup | None = None,
     ) -> None:
         strategy = validated_strategy(model, StructuredDistribution, several_predictors=True)
-        if isinstance(num_data, bool) or not isinstance(num_data, numbers.Integral) or num_data < 1:
-            raise ValueError(
-                f"num_data must be a positive integer, the number of rows of all data, got {_shown(num_data)}"
-            )
-        if lr is not None and not 0 < lr <= 1:
-            raise ValueError(f"lr must lie in (0, 1], or be None for the default schedule, got {lr!r}")
-        if not tolerance > 0:
-            raise ValueError(f"tolerance must be a positive number of nats, got {tolerance!r}")
+        checks.integer("num_data", num_data, least=1)
+        checks.number("lr", 1 if lr is None else lr, above=0, most=1)
+        checks.number("tolerance", tolerance, above=0)
+        for name, value in (
+            ("warm_start", warm_start),
+            ("averaging", averaging),
+            ("variance_reduction", variance_reduction),
+        ):
+            checks.flag(name, value)
         if averaging and lr is not None:
             raise ValueError(f"averaging=True is a schedule of the step size and takes no lr, got lr={lr!r}")
-        if chunk_size < 1:
-            raise ValueError(f"chunk_size must be at least 1, got {chunk_size!r}")
+        checks.integer("chunk_size", chunk_size, least=1)
         attached = strategy._recorder
         if isinstance(attached, _AttachedRecorder) and attached.owner() is not None:
             raise ValueError("model has a NaturalGradient attached: call its detach() before attaching another")

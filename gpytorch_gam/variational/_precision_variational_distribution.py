@@ -13,6 +13,8 @@ from gpytorch.variational._variational_distribution import _VariationalDistribut
 from torch import Tensor
 from torch.optim.swa_utils import AveragedModel
 
+from gpytorch_gam import _checks as checks
+
 from ._callers import nearest_caller
 from ._precision_algebra import CovarianceFactors, kl_from_standard_normal, precision_covariance_factors
 from ._shared_divergence import SharedDivergence
@@ -33,6 +35,9 @@ class _PrecisionVariationalDistribution(_VariationalDistribution):
     precision_factor: Tensor | None
 
     def __init__(self, num_inducing_points: int, batch_shape: torch.Size, mean_init_std: float, init_scale: float):
+        checks.integer("num_inducing_points", num_inducing_points, least=1)
+        checks.number("mean_init_std", mean_init_std, least=0)
+        checks.number("init_scale", init_scale, above=0)
         super().__init__(num_inducing_points, batch_shape=torch.Size(batch_shape), mean_init_std=mean_init_std)
         self.init_scale = init_scale
         self._shared_divergence = SharedDivergence()
@@ -50,8 +55,7 @@ class _PrecisionVariationalDistribution(_VariationalDistribution):
 
     def _register_precision_factor(self, rank: int | str, initial_rank: int, rank_tolerance: float) -> None:
         """Register B with small random entries: its gradient at B = 0 is exactly zero. Rank 0 registers nothing."""
-        if not rank_tolerance > 0:
-            raise ValueError(f"rank_tolerance must be a positive number of nats, got {rank_tolerance!r}")
+        checks.number("rank_tolerance", rank_tolerance, above=0)
         self.rank_tolerance = rank_tolerance if rank == "auto" else None
         self._rank_is_settled = False
         if rank == "auto":
@@ -188,7 +192,8 @@ class _PrecisionVariationalDistribution(_VariationalDistribution):
 
 def _validate_rank(rank: int | str, num_inducing_points: int) -> None:
     if isinstance(rank, bool) or not isinstance(rank, int):
-        raise ValueError(f'rank must be an integer or "auto", got {rank!r}')
+        kind = ValueError if isinstance(rank, str) else TypeError
+        raise kind(f'rank must be an integer or "auto", got {rank!r}')
     if not 0 <= rank <= num_inducing_points:
         raise ValueError(
             f"rank must lie between 0 and the number of inducing points, {num_inducing_points}, got {rank}"

@@ -24,6 +24,7 @@ from linear_operator.operators import (
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from gpytorch_gam import _checks as checks
 from gpytorch_gam import settings
 from gpytorch_gam._transforms import is_transformed
 from gpytorch_gam.components import AdditivePredictor, ComponentGroup
@@ -140,8 +141,8 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
         gpytorch.Module.__init__(self)  # upstream's constructor wants a single tensor of inducing points
         object.__setattr__(self, "model", model)
         self._check_distribution(predictor, variational_distribution)
-        if jitter_val is not None and jitter_val < 0:
-            raise ValueError(f"jitter_val must not be negative, got {jitter_val}")
+        if jitter_val is not None:
+            checks.number("jitter_val", jitter_val, least=0)
         self._jitter_val = jitter_val
         # The whitened posterior means something only together with the jitter it was initialised with.
         self.register_buffer("whitening_jitter", torch.tensor(float("nan"), dtype=torch.float64))

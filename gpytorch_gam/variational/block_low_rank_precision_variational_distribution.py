@@ -9,6 +9,7 @@ import torch
 from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
+from gpytorch_gam import _checks as checks
 from gpytorch_gam.operators import BlockDiagonalCholeskyLinearOperator, LowRankPrecisionInverseLinearOperator
 from gpytorch_gam.operators._capacitance import add_identity
 from gpytorch_gam.operators._cholesky import cholesky
@@ -56,11 +57,13 @@ class BlockLowRankPrecisionVariationalDistribution(_PrecisionVariationalDistribu
         init_scale: float = 1e-2,
         rank_tolerance: float = 1.0,
     ) -> None:
-        block_sizes = tuple(int(size) for size in block_sizes)
+        if not isinstance(block_sizes, Sequence) or isinstance(block_sizes, str):
+            raise TypeError(f"block_sizes must be integers, one for each component, got {checks.shown(block_sizes)}")
         if not block_sizes or min(block_sizes) < 1:
             raise ValueError(f"block_sizes must be positive integers, one for each component, got {list(block_sizes)}")
-        if block_rank is not None and block_rank < 1:
-            raise ValueError(f"block_rank must be at least 1, got {block_rank}")
+        block_sizes = tuple(checks.integer("block_sizes", size) for size in block_sizes)
+        if block_rank is not None:
+            checks.integer("block_rank", block_rank, least=1)
         super().__init__(sum(block_sizes), batch_shape, mean_init_std, init_scale)
         self.block_sizes = block_sizes
         self.runs = tuple((len(list(run)), size) for size, run in groupby(block_sizes))

@@ -7,6 +7,8 @@ from gpytorch.distributions import MultivariateNormal
 from gpytorch.variational._variational_distribution import _VariationalDistribution
 from torch import Tensor
 
+from gpytorch_gam import _checks as checks
+
 
 class SiteVariationalDistribution(_VariationalDistribution):
     r"""
@@ -41,12 +43,9 @@ class SiteVariationalDistribution(_VariationalDistribution):
         mean_init_std: float = 1e-3,
         init_scale: float = 1e-2,
     ) -> None:
-        if isinstance(num_data, bool) or not isinstance(num_data, int) or num_data < 1:
-            raise ValueError(f"num_data must be a positive integer, got {num_data!r}")
-        if not init_scale > 0:
-            raise ValueError(
-                f"init_scale must be positive, got {init_scale!r}: the bound has no gradient where scales are zero"
-            )
+        checks.integer("num_data", num_data, least=1)
+        checks.number("mean_init_std", mean_init_std, least=0)
+        checks.number("init_scale", init_scale, above=0)  # the bound has no gradient where scales are zero
         super().__init__(num_data, batch_shape=torch.Size(batch_shape), mean_init_std=mean_init_std)
         self.init_scale = init_scale
         weights = mean_init_std * torch.randn(self.shape())

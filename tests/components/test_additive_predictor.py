@@ -100,7 +100,7 @@ def test_construction_errors() -> None:
         AdditivePredictor(univariate([0]), univariate([1], predictor=2))
     with pytest.raises(ValueError, match="at least one ComponentGroup"):
         AdditivePredictor()
-    with pytest.raises(ValueError, match="takes ComponentGroups, got RBFKernel"):
+    with pytest.raises(TypeError, match=r"takes component groups, such as .* got RBFKernel"):
         AdditivePredictor(RBFKernel())
     with pytest.raises(ValueError, match="mean has 3 entries for 1 predictors"):
         AdditivePredictor(univariate([0]), mean=[None, None, None])

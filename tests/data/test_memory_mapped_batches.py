@@ -386,7 +386,7 @@ def test_arguments_out_of_range(
     if message is None:
         assert len(MemoryMappedBatches(*arrays, **{"batch_size": 10, **arguments})) == 1
         return
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         MemoryMappedBatches(*arrays, **{"batch_size": 10, **arguments})
 
 

@@ -331,7 +331,7 @@ def test_more_shards_than_rows_are_refused_by_all_of_them(folder: Path) -> None:
             ParquetBatches(folder / "b.parquet", ["single"], "number", 10, shard=(rank, 2))
     with pytest.raises(ValueError, match=r"shard must be \(rank, world_size\), two integers, got \(0, 2\.5\)"):
         ParquetBatches(folder, ["single"], "number", 10, shard=(0, 2.5))
-    with pytest.raises(ValueError, match="batch_size must be an integer, got None"):
+    with pytest.raises(TypeError, match="batch_size must be an integer, got None"):
         ParquetBatches(folder, ["single"], "number", None)
 
 

@@ -142,7 +142,7 @@ def test_what_is_no_pair_of_rows_is_an_error_that_says_so() -> None:
         fit(model, likelihood, [(x, y.unsqueeze(-1))], num_data=len(y))
     with pytest.raises(ValueError, match="not a generator"):
         fit(model, likelihood, iter([(x, y)]), num_data=len(y))
-    with pytest.raises(ValueError, match=r"num_data must be a positive integer, .* got a tensor of shape"):
+    with pytest.raises(TypeError, match=r"batches must be pairs \(x, y\) .* got Tensor of shape"):
         fit(model, likelihood, x, y)
     with pytest.raises(ValueError, match="larger than the data"):
         fit(model, likelihood, DataLoader(TensorDataset(x, y), batch_size=len(y) + 1, drop_last=True))

@@ -717,7 +717,7 @@ def test_construction_errors() -> None:
             ValueError, match=f"rank must lie between 0 and the number of inducing points, {total}, got"
         ):
             LowRankPrecisionVariationalDistribution(total, rank=rank)
-    with pytest.raises(ValueError, match=r"rank must be an integer or \"auto\", got 2\.5"):
+    with pytest.raises(TypeError, match=r"rank must be an integer or \"auto\", got 2\.5"):
         LowRankPrecisionVariationalDistribution(total, rank=2.5)
     with pytest.raises(ValueError, match=f"has size 3, but the predictor has {total}"):
         AdditiveVariationalStrategy(None, predictor, LowRankPrecisionVariationalDistribution(3, rank=1))

@@ -628,7 +628,7 @@ def test_the_distribution_starts_near_the_prior_and_has_no_forward() -> None:
     assert (q.site_scales == 0.01).all()
     with pytest.raises(NotImplementedError, match=r"use strategy\.variational_distribution"):
         q()
-    with pytest.raises(ValueError, match="num_data must be a positive integer, got 0"):
+    with pytest.raises(ValueError, match="num_data must be at least 1, got 0"):
         SiteVariationalDistribution(0)
     with pytest.raises(ValueError, match="init_scale must be positive, got 0"):
         SiteVariationalDistribution(3, init_scale=0)

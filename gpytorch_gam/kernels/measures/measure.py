@@ -25,6 +25,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gpytorch_gam import _checks as checks
+
 from ._constants import constant
 
 # The order K of the expansion in (x - c)(s - c) / l^2, and the largest magnitude of that where the expansion is used:
@@ -305,9 +307,13 @@ def as_parameter(owner: str, name: str, value: Any) -> Tensor:
     :param owner: The measure's name, for the error message.
     :param name: The argument's name, for the error message.
     :param value: A number, a nested list, an array, or a tensor.
+    :raises TypeError: If it holds something else than numbers.
     :raises ValueError: If a value is NaN or infinite.
     """
-    tensor = value.detach().clone() if torch.is_tensor(value) else torch.as_tensor(value, dtype=torch.float64).clone()
+    try:
+        tensor = torch.as_tensor(value, dtype=None if torch.is_tensor(value) else torch.float64).detach().clone()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"{owner}: {name} must hold numbers, got {checks.shown(value)}.") from error
     if not tensor.is_floating_point():
         tensor = tensor.double()
     if not bool(torch.isfinite(tensor).all()):
