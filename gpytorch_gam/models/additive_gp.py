@@ -30,7 +30,7 @@ class AdditiveGP(ApproximateGP):
     r"""
     An additive Gaussian process :math:`\rho(\mathbf x) = m(\mathbf x) + \sum_c f_c(\mathbf x_c)` with a sparse
     variational posterior, for those who do not want to write the class. Train it like any
-    :class:`~gpytorch.models.ApproximateGP`, but the first two families with natural gradients for the posterior
+    :class:`~gpytorch.models.ApproximateGP`, but the first three families with natural gradients for the posterior
     (:class:`~gpytorch_gam.optim.NaturalGradient`, or :func:`~gpytorch_gam.optim.fit`): Adam alone takes thousands of
     steps to bring their precision to its size, and until then bands are too wide, without a sign of it.
 

@@ -40,12 +40,11 @@ class LowRankPrecisionVariationalDistribution(_PrecisionVariationalDistribution)
     dimensions). **Below that it is poor**: the directions left over keep the prior's variance, and the fit is worse
     than mean-field. If a large rank is out of reach, use :class:`BlockLowRankPrecisionVariationalDistribution`.
 
-    **Training.** ``NaturalGradient``, or :func:`~gpytorch_gam.optim.fit`. The entries of B grow like the root of
-    the number of rows over the standard deviation of the noise, to tens and hundreds, while Adam moves an entry by its
-    rate in a step: with rates such as .01, hundreds of steps leave the precision far too small and bands too wide, and
-    nothing looks wrong (600 rows, 50 epochs of batches of 50 by Adam at .01: 54 nats below the optimum at the same
-    hyperparameters). If Adam has to train it, start by :func:`~gpytorch_gam.optim.initialize_posterior`, and give these
-    parameters a group of their own with a rate some thirty times as large (7 nats).
+    **Training.** Natural gradients (:class:`~gpytorch_gam.optim.NaturalGradient`, :func:`~gpytorch_gam.optim.fit`). The
+    entries of B grow like the root of the number of rows over the standard deviation of the noise, to tens and
+    hundreds, while Adam moves an entry by its rate in a step: with rates such as .01, hundreds of steps leave the
+    precision far too small and bands too wide, and nothing looks wrong (46 nats below the optimum in the example of
+    :class:`BlockLowRankPrecisionVariationalDistribution`, whose remedies help here as well).
 
     :param num_inducing_points: Length Q of the inducing vector, ``predictor.num_inducing_total``.
     :param rank: Columns R of B, between 1 and Q; or ``"auto"``, for as many as ``rank_tolerance`` asks for. Those are
