@@ -419,6 +419,29 @@ def test_quasi_newton_steps_back_from_where_there_is_no_value() -> None:
     assert position.item() == pytest.approx(1.0, abs=1e-4)
 
 
+def test_quasi_newton_forgets_curvature_that_has_fallen() -> None:
+    """A log variance that starts far too low: the curvature falls by orders of magnitude on the way."""
+    position = torch.zeros(3, dtype=torch.float64, requires_grad=True)
+    residual = torch.tensor([1e7, 1e4, 1e2], dtype=torch.float64)
+
+    def objective() -> Tensor:
+        coupled = position + 0.3 * position.roll(1)
+        return -0.5 * (100.0 * coupled + 100.0 * residual * (-coupled).exp()).sum()
+
+    ascent = QuasiNewton([position], [1.0])
+    assert ascent.maximise(objective, 1e-3, 200) <= 1e-3
+    coupled = position + 0.3 * position.roll(1)
+    torch.testing.assert_close(coupled.detach(), residual.log(), rtol=0.0, atol=0.05)
+
+
+def test_quasi_newton_says_what_is_left_and_keeps_within_limits() -> None:
+    position = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+    ascent = QuasiNewton([position], [1.0], limits=[3.0])
+    assert ascent.maximise(lambda: -0.5 * (position - 20.0).square().sum(), 1e-6, 1) > 1.0
+    ascent.maximise(lambda: -0.5 * (position - 20.0).square().sum(), 1e-6, 50)
+    assert position.item() == pytest.approx(3.0)
+
+
 def by_multiplier() -> AdditiveGP:
     group = ComponentGroup(RBFKernel(), [[0]], regular_grid(0.0, 1.0, 4), by=1)
     return AdditiveGP(AdditivePredictor(group), "coupled").double()
