@@ -944,7 +944,3 @@ def _moved(value: Any, device: torch.device) -> Any:
     if torch.is_tensor(value):
         return value.to(device)
     return [_moved(item, device) for item in value] if isinstance(value, list) else value
-
-
-def _shown(value: object) -> str:
-    return f"a tensor of shape {tuple(value.shape)}" if torch.is_tensor(value) else repr(value)

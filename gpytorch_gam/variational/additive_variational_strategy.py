@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -700,10 +699,8 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
             indices = kept if components else []
         else:
             indices = self.predictor.component_indices(components)
-        if chunk_size is not None and (isinstance(chunk_size, bool) or not isinstance(chunk_size, numbers.Integral)):
-            raise ValueError(f"chunk_size must be an integer, got {chunk_size!r}")
-        if chunk_size is not None and chunk_size < 1:
-            raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")
+        if chunk_size is not None:
+            checks.integer("chunk_size", chunk_size, least=1)
         if not torch.is_tensor(x) or x.dim() < 2 or x.shape[-2] == 0:
             self.read(x)  # raises
         chunks = x.split(chunk_size or self._rows_at_a_time(x), dim=-2)

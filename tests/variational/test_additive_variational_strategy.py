@@ -722,7 +722,7 @@ def test_construction_errors() -> None:
     with pytest.raises(ValueError, match=f"has size 3, but the predictor has {total}"):
         AdditiveVariationalStrategy(None, predictor, LowRankPrecisionVariationalDistribution(3, rank=1))
     blocks = BlockLowRankPrecisionVariationalDistribution([total - 1, 1], rank=1)
-    with pytest.raises(ValueError, match=r"use predictor\.num_inducing"):
+    with pytest.raises(ValueError, match=r"use predictor\.block_sizes"):
         AdditiveVariationalStrategy(None, predictor, blocks)
     with pytest.raises(ValueError, match="must be an AdditivePredictor, got str"):
         AdditiveVariationalStrategy(None, "x", blocks)
