@@ -16,6 +16,7 @@ from gpytorch_gam.likelihoods._null_model import Responses
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 
 from ._data_stream import Rows, checked_rows
+from ._distributed import Processes
 
 # Rows of a loader that are enough for moments; of batches in memory all are taken.
 _SAMPLE_SIZE = 20000
@@ -23,7 +24,7 @@ _SAMPLE_SIZE = 20000
 
 @torch.no_grad()
 def sampled_responses(
-    strategy: AdditiveVariationalStrategy, likelihood: Likelihood, batches: Iterable[Any]
+    strategy: AdditiveVariationalStrategy, likelihood: Likelihood, batches: Iterable[Any], processes: Processes
 ) -> list[Responses]:
     """
     Responses of a list of batches, or of the first batches of a loader, which is left as it was: its next pass goes
@@ -34,6 +35,7 @@ def sampled_responses(
     :param strategy: Of the model.
     :param likelihood: Of the data.
     :param batches: As for a fit, not a generator.
+    :param processes: That each call this with batches of their own, and get the rows of all.
     :return: For each response in a row its rows; nothing if there are none.
     """
     rows: list[Rows] = []
@@ -48,9 +50,26 @@ def sampled_responses(
     arguments = {name: torch.cat([part.parameters[name] for part in rows]) for name in names}
     y = torch.cat([part.y for part in rows])
     means = torch.cat([strategy.read(part.x).means.mT for part in rows])  # (n, P)
+    arguments, y, means = _of_all(processes, arguments, y, means)
     columns = [y] if y.dim() == 1 else list(y.unbind(-1))
     found = [_shifted(column, arguments, mean) for column, mean in zip(columns, means.unbind(-1), strict=False)]
     return [responses for responses in found if len(responses)]
+
+
+def _of_all(
+    processes: Processes, arguments: dict[str, Tensor], y: Tensor, means: Tensor
+) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+    """The rows of all processes, in the order of their ranks."""
+    if processes.is_alone:
+        return arguments, y, means
+    counts = [count for (count,) in processes.gather([len(y)], means.device)]
+    start = sum(counts[: processes.rank])
+    own = [y, means, *(arguments[name] for name in sorted(arguments))]
+    tables = [torch.zeros(sum(counts), *part.shape[1:], dtype=torch.float64, device=means.device) for part in own]
+    for table, part in zip(tables, own, strict=True):
+        table[start : start + len(y)] = part
+    y, means, *values = processes.sum(tables)
+    return dict(zip(sorted(arguments), values, strict=True)), y, means
 
 
 def _shifted(y: Tensor, arguments: Mapping[str, Tensor], mean: Tensor) -> Responses:

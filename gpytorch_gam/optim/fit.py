@@ -264,7 +264,7 @@ class _Loop:
         """
         model, likelihood = self.mll.model, self.mll.likelihood
         strategy = model.variational_strategy
-        null = null_model_of(strategy, likelihood, batches)
+        null = null_model_of(strategy, likelihood, batches, self.processes)
         if null is not None and not keeps_values:
             start_from_null_model(strategy, likelihood, null)
         start_from_first(self.processes, strategy, [model, likelihood])
@@ -341,10 +341,7 @@ class _Loop:
         While the posterior was near the prior, nothing could be known of noise, dispersion or shape. Now they are, and
         Adam has not far to go.
         """
-        likelihood = self.mll.likelihood
-        if self.processes.leads:
-            fit_likelihood(self.mll.model, likelihood, rows, self.mll.num_data)
-        self.processes.broadcast(likelihood.parameters())
+        fit_likelihood(self.mll.model, self.mll.likelihood, rows, self.mll.num_data, self.process_group)
 
     def _is_checked(self, rows: Rows) -> bool:
         """

@@ -22,6 +22,7 @@ from gpytorch_gam.likelihoods._null_model import NullModel, Responses, null_mode
 from gpytorch_gam.variational import AdditiveVariationalStrategy, BlockLowRankPrecisionVariationalDistribution
 from gpytorch_gam.warnings import TrainingLoopWarning
 
+from ._distributed import Processes
 from ._likelihood_check import check_number_of_predictors, check_response_values, unwrapped
 from ._response_sample import sampled_responses
 from ._structured_posterior import StructuredDistribution
@@ -105,7 +106,10 @@ def null_predictor(
 
 
 def null_model_of(
-    strategy: AdditiveVariationalStrategy, likelihood: Likelihood, batches: Iterable[Any]
+    strategy: AdditiveVariationalStrategy,
+    likelihood: Likelihood,
+    batches: Iterable[Any],
+    processes: Processes | None = None,
 ) -> NullModel | None:
     """
     The null model of the rows, as much as the mean modules leave.
@@ -113,9 +117,10 @@ def null_model_of(
     :param strategy: Of the model.
     :param likelihood: Of the data.
     :param batches: As for :func:`start_from_responses`.
+    :param processes: Whose rows count, each calling this with its own; default this one's alone.
     :return: None if the likelihood is not known, or there is no row.
     """
-    sample = sampled_responses(strategy, likelihood, batches)
+    sample = sampled_responses(strategy, likelihood, batches, processes or Processes(None))
     for responses in sample:  # batches were looked at one by one, and on the CPU alone
         check_response_values(likelihood, responses.y)
     if len(sample) > 1:

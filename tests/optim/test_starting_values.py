@@ -27,7 +27,7 @@ def make_rows(num_rows: int = 300) -> tuple[Tensor, Tensor]:
 
 
 def make_model(x: Tensor, *groups: ComponentGroup, **options: object) -> AdditiveGP:
-    groups = groups or (smooth(0, x, num_inducing=8), constant())
+    groups = groups or (smooth(0, x, num_inducing=6), constant())
     return AdditiveGP(AdditivePredictor(*groups, **options), rank=4).double()
 
 
@@ -36,7 +36,7 @@ def fitted(x: Tensor, y: Tensor, kind: str) -> tuple[Tensor, Tensor]:
     torch.manual_seed(1)
     model, likelihood = make_model(x), GaussianLikelihood().double()
     if kind == "fit":
-        fit(model, likelihood, [(x, y)], num_data=len(y), num_epochs=20)
+        fit(model, likelihood, [(x, y)], num_data=len(y), num_epochs=4)
     else:
         fit_discretized(model, likelihood, [(x, y)], tolerance=0.001)
     with torch.no_grad():
@@ -45,9 +45,9 @@ def fitted(x: Tensor, y: Tensor, kind: str) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("kind", ["fit", "fit_discretized"])
-@pytest.mark.parametrize(("shift", "scale"), [(0.0, 1e-3), (0.0, 1e4), (100.0, 40.0), (1e4, 1.0)])
+@pytest.mark.parametrize(("shift", "scale"), [(0.0, 1e-3), (0.0, 1e4), (1e5, 40.0)])
 def test_a_fit_is_that_of_the_responses_in_other_units(kind: str, shift: float, scale: float) -> None:
-    x, y = make_rows()
+    x, y = make_rows(120)
     mean, deviation = fitted(x, y, kind)
     shifted_mean, shifted_deviation = fitted(x, shift + scale * y, kind)
     # The constant's prior narrows where zero is near, by less than the standard error of the mean.
