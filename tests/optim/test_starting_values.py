@@ -51,7 +51,7 @@ def test_a_fit_is_that_of_the_responses_in_other_units(kind: str, shift: float, 
     mean, deviation = fitted(x, y, kind)
     shifted_mean, shifted_deviation = fitted(x, shift + scale * y, kind)
     # The constant's prior narrows where zero is near, by less than the standard error of the mean.
-    tolerance = 1e-4 if shift == 0 else 0.03
+    tolerance = 1e-4 if shift == 0 else 0.05
     torch.testing.assert_close((shifted_mean - shift) / scale, mean, rtol=0, atol=tolerance)
     torch.testing.assert_close(shifted_deviation / scale, deviation, rtol=tolerance, atol=0)
 
