@@ -769,7 +769,7 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
         """
         self._check_own_kind()
         batch_shape = self._variational_distribution.batch_shape
-        if batch_shape != self.predictor.batch_shape:
+        if has_own_forward(self.model):
             batch_shape = torch.broadcast_shapes(batch_shape, self.predictor.batch_shape)
         return read_rows(self.model, self.predictor, x, batch_shape, self._looks_at_values(x), kwargs)
 
