@@ -104,11 +104,11 @@ def test_gradients_reach_the_hyperparameters() -> None:
 
 def test_what_is_refused() -> None:
     x = data()[0]
-    with pytest.raises(TypeError, match="must be a gpytorch.models.ExactGP, got AdditiveGP"):
+    with pytest.raises(TypeError, match=r"must be a gpytorch\.models\.ExactGP, got AdditiveGP"):
         exact_components(AdditiveGP(make_predictor()), x)
     model = Exact(one_noise())
     model.likelihood = gpytorch.likelihoods.BernoulliLikelihood()
-    with pytest.raises(TypeError, match="needs a GaussianLikelihood or a FixedNoise.*, got BernoulliLikelihood"):
+    with pytest.raises(TypeError, match=r"needs a GaussianLikelihood or a FixedNoise.*, got BernoulliLikelihood"):
         exact_components(model, x)
     model = Exact(one_noise())
     model.other = make_predictor()
