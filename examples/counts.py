@@ -380,7 +380,7 @@ def train(study: Study, name: str, is_quick: bool) -> Fit:
     num_epochs = math.ceil((25 if is_quick else study.num_steps) / len(loader))
     # A fast rate for few steps: variances of log rates end far from the one that they start from.
     with warnings.catch_warnings():
-        # Where counts vary more than Poisson ones do, these would bend effects after the noise, and ask for more points.
+        # Where counts vary more than Poisson ones do, effects would bend after the noise, and ask for more points.
         warnings.simplefilter("ignore", InducingPointsWarning)
         history = fit(model, likelihood, loader, num_epochs=num_epochs, lr=0.3, polish_passes=3)
     return Fit(model, likelihood, history[-1].elbo, time.perf_counter() - start)
