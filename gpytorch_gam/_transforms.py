@@ -30,6 +30,8 @@ def is_vmapped(tensor: Tensor) -> bool:
 
     :param tensor: Inside of transformations, or not.
     """
+    if torch.compiler.is_compiling():  # which does not know how to ask, and does not trace what vmap wraps
+        return False
     functorch = torch._C._functorch
     while functorch.is_functorch_wrapped_tensor(tensor):
         if functorch.is_batchedtensor(tensor):

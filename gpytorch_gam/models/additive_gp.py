@@ -32,7 +32,7 @@ class AdditiveGP(ApproximateGP):
     variational posterior, for those who do not want to write the class. Train it like any
     :class:`~gpytorch.models.ApproximateGP`, but the first three families with natural gradients for the posterior
     (:class:`~gpytorch_gam.optim.NaturalGradient`, or :func:`~gpytorch_gam.optim.fit`): Adam alone takes thousands of
-    steps to bring their precision to its size, and until then bands are too wide, without a sign of it.
+    steps to bring their precision to its size. Until then bands are too wide, and a warning says so.
 
     :param predictor: Components and their prior.
     :param family: The posterior over the inducing variables of all components:

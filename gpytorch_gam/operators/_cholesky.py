@@ -19,7 +19,7 @@ def cholesky(matrix: Tensor) -> Tensor:
     """
     if matrix.device.type != "cpu" or is_vmapped(matrix):
         return cholesky_or_nan(matrix)
-    if matrix.shape[-1] == 1 and bool((matrix > 0).all()):
+    if _holds_positive_numbers(matrix):
         return matrix.sqrt()  # LAPACK is called for each matrix
     return torch.linalg.cholesky(matrix)
 
@@ -36,9 +36,14 @@ def safe_cholesky(matrix: Tensor) -> Tensor:
     on_hot_path = matrix.device.type != "cpu" and torch.is_grad_enabled()
     if on_hot_path or is_vmapped(matrix):
         return cholesky_or_nan(matrix)
-    if matrix.shape[-1] == 1 and bool((matrix > 0).all()):
+    if _holds_positive_numbers(matrix):
         return matrix.sqrt()
     return psd_safe_cholesky(matrix)
+
+
+def _holds_positive_numbers(matrix: Tensor) -> bool:
+    """Whether matrices are positive numbers. A graph that is compiled cannot depend on values."""
+    return matrix.shape[-1] == 1 and not torch.compiler.is_compiling() and bool((matrix > 0).all())
 
 
 def cholesky_or_nan(matrix: Tensor) -> Tensor:

@@ -66,6 +66,7 @@ def write_posterior(
     :param distribution: Without a batch shape.
     :param posterior: What to set.
     """
+    distribution.forget_training()
     distribution.variational_mean.copy_(posterior.mean)
     if posterior.factor is not None and distribution.precision_factor is not None:
         distribution.resize(posterior.factor.shape[-1])

@@ -16,6 +16,7 @@ from torch.optim.swa_utils import AveragedModel
 from gpytorch_gam import _checks as checks
 
 from ._callers import nearest_caller
+from ._growth_watch import GrowthWatch
 from ._precision_algebra import CovarianceFactors, kl_from_standard_normal, precision_covariance_factors
 from ._shared_divergence import SharedDivergence
 
@@ -41,6 +42,7 @@ class _PrecisionVariationalDistribution(_VariationalDistribution):
         super().__init__(num_inducing_points, batch_shape=torch.Size(batch_shape), mean_init_std=mean_init_std)
         self.init_scale = init_scale
         self._shared_divergence = SharedDivergence()
+        self.forget_training()
         self._averaged_by: weakref.ref[AveragedModel] | None = None  # holds a copy
         self.register_parameter(
             "variational_mean", torch.nn.Parameter(torch.zeros(*self.batch_shape, num_inducing_points))
@@ -52,6 +54,10 @@ class _PrecisionVariationalDistribution(_VariationalDistribution):
         if averaged is not None:
             self._averaged_by = weakref.ref(averaged)
         return {**self.__dict__, "_averaged_by": None}
+
+    def forget_training(self) -> None:
+        """The parameters were set, rather than trained by gradients: what was seen of their growth says nothing."""
+        self.growth_watch = GrowthWatch()
 
     def _register_precision_factor(self, rank: int | str, initial_rank: int, rank_tolerance: float) -> None:
         """Register B with small random entries: its gradient at B = 0 is exactly zero. Rank 0 registers nothing."""
@@ -100,6 +106,7 @@ class _PrecisionVariationalDistribution(_VariationalDistribution):
         self._rank_is_settled = True
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any, **kwargs: Any) -> None:
+        self.forget_training()
         saved = state_dict.get(prefix + "precision_factor")
         if self.rank_tolerance is not None and saved is not None:
             self.resize(saved.shape[-1])
@@ -166,6 +173,7 @@ class _PrecisionVariationalDistribution(_VariationalDistribution):
 
         :param precision: ``(*batch, Q, Q)``, float64, at least the identity.
         """
+        self.forget_training()
         identity = torch.eye(precision.shape[-1], dtype=precision.dtype, device=precision.device)
         excess = precision - identity
         if self.rank_tolerance is not None:

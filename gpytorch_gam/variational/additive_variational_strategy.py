@@ -561,6 +561,8 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
         """Tell an attached optimiser, to which the inputs of the predictor are constants."""
         if self._recorder is not None:
             self._recorder.record(reading.inputs.detach(), mean, variance)
+        elif mean.requires_grad and isinstance(self._variational_distribution, _PrecisionVariationalDistribution):
+            self._variational_distribution.growth_watch.note(self._variational_distribution)
 
     def _joint_distribution(self, reading: Reading) -> MultivariateNormal:
         """
@@ -782,6 +784,8 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
     def _prepare(self) -> None:
         self._initialize_once()
         self._prepare_posterior()
+        if not self.training and isinstance(self._variational_distribution, _PrecisionVariationalDistribution):
+            self._variational_distribution.growth_watch.warn_if_growing(self._variational_distribution)
 
     def check_inputs(self, x: Tensor) -> None:
         """

@@ -39,8 +39,9 @@ class BlockLowRankPrecisionVariationalDistribution(_PrecisionVariationalDistribu
     **Training.** Natural gradients (:class:`~gpytorch_gam.optim.NaturalGradient`, :func:`~gpytorch_gam.optim.fit`). The
     entries of B and of the :math:`E_c` grow like the root of the number of rows over the standard deviation of the
     noise, to tens and hundreds, while Adam moves an entry by its rate in a step: with rates such as .01, hundreds of
-    steps leave the precision far too small and bands too wide, and nothing looks wrong (600 rows, 50 epochs of batches
-    of 50 by Adam at .01: 54 nats below the optimum at the same hyperparameters). If Adam has to train it, start by
+    steps leave the precision far too small and bands too wide (600 rows, 50 epochs of batches of 50 by Adam at .01: 54
+    nats below the optimum at the same hyperparameters). A :class:`~gpytorch_gam.warnings.TrainingLoopWarning` says so
+    where the model is used after a hundred such steps or more. If Adam has to train it, start by
     :func:`~gpytorch_gam.optim.initialize_posterior`, and give these parameters a group of their own with a rate some
     thirty times as large (7 nats).
 

@@ -181,7 +181,7 @@ def test_several_predictors_are_refused() -> None:
 def test_arguments_of_constructors_are_checked() -> None:
     with pytest.raises(ValueError, match="link must be one of"):
         BinomialLikelihood("cloglog")
-    with pytest.raises(ValueError, match="quantile must lie between 0 and 1, got 1"):
+    with pytest.raises(ValueError, match=r"quantile must lie in \(0, 1\), got 1"):
         QuantileLikelihood(1.0)
     with pytest.raises(ValueError, match="num_classes must be at least 2"):
         OrdinalLikelihood(1)

@@ -1,0 +1,70 @@
+"""Whether a structured precision that is trained by gradients alone has arrived."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor
+
+from gpytorch_gam.warnings import TrainingLoopWarning
+
+# Training forwards before there is a verdict, and the first one whose precision is remembered.
+_LEAST_FORWARDS, _FIRST_KEPT = 100, 32
+
+# Growth of the precision over the later half of the training, or more of it, that is not that of one that has arrived.
+# Adam with a rate of .01 that ended some 50 nats short had 1.8 to 2, one that ended 5 nats short 1.5.
+_NOTABLE_GROWTH = 1.7
+
+
+class GrowthWatch:
+    """
+    Remembers how large the precision was after 32, 64, 128, ... training forwards, and warns when the model is used
+    while it still grows. The best factors of a precision grow like the square root of the number of rows, and the steps
+    of an optimiser such as Adam do not.
+    """
+
+    def __init__(self) -> None:
+        self._num_forwards = 0
+        self._sizes: list[Tensor] = []  # at the last two powers of two
+        self._has_warned = False
+
+    def note(self, distribution: torch.nn.Module) -> None:
+        """
+        Count a training forward with gradients that no natural-gradient optimiser follows. Nothing waits for a device.
+
+        :param distribution: The posterior.
+        """
+        self._num_forwards += 1
+        count = self._num_forwards
+        if count >= _FIRST_KEPT and count & (count - 1) == 0:
+            self._sizes = [*self._sizes[-1:], _size(distribution)]
+
+    def warn_if_growing(self, distribution: torch.nn.Module) -> None:
+        """
+        Warn, once, if the precision has grown by far since a half to a quarter of the training.
+
+        :param distribution: The posterior, which is used for predictions now.
+        """
+        if self._has_warned or self._num_forwards < _LEAST_FORWARDS:
+            return
+        growth = (_size(distribution) / self._sizes[0]).item()
+        if growth < _NOTABLE_GROWTH:
+            return
+        self._has_warned = True
+        warnings.warn(
+            f"the precision of the posterior has grown {growth:.1f}-fold since the first half of the training of "
+            f"{self._num_forwards} steps, so its bands are still too wide: gradients alone take long. Train with "
+            "gpytorch_gam.optim.NaturalGradient or fit, call initialize_posterior before the loop, or bring the "
+            "posterior to its optimum now by polish(model, likelihood, batches)",
+            TrainingLoopWarning,
+            stacklevel=2,
+        )
+
+
+@torch.no_grad()
+def _size(distribution: torch.nn.Module) -> Tensor:
+    """Trace of what the precision has beyond the identity, ``()``."""
+    parameters = distribution.named_parameters()
+    squares = [p.double().square().sum() for name, p in parameters if name != "variational_mean"]
+    return torch.stack(squares).sum() if squares else torch.ones(())
