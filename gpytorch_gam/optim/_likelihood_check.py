@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -197,7 +197,7 @@ def check_response_values(likelihood: Likelihood, y: Tensor) -> None:
         return
     if isinstance(inner, BernoulliLikelihood):
         # With -1 in it GPyTorch takes a batch for labels -1 and 1, and a 0 there for neither.
-        refuse_rows(
+        _refuse_present(
             owner,
             y,
             lambda values: (values != 1) & (values != (-1 if (values == -1).any() else 0)),
@@ -205,7 +205,7 @@ def check_response_values(likelihood: Likelihood, y: Tensor) -> None:
             "labels are 0 and 1 (or -1 and 1, without 0); subtract 1 from labels 1 and 2",
         )
     elif isinstance(inner, BetaLikelihood):
-        refuse_rows(
+        _refuse_present(
             owner,
             y,
             lambda values: (values <= 0) | (values >= 1),
@@ -215,10 +215,15 @@ def check_response_values(likelihood: Likelihood, y: Tensor) -> None:
     elif isinstance(inner, PoissonLikelihood | NegativeBinomialLikelihood):
         refuse_non_counts(owner, y)
     elif isinstance(inner, SoftmaxLikelihood):
-        refuse_rows(
+        _refuse_present(
             owner,
             y,
             lambda values: (values < 0) | (values >= inner.num_classes) | (values != values.round()),
             "values that are no classes",
             f"classes are the integers 0 to {inner.num_classes - 1}",
         )
+
+
+def _refuse_present(owner: str, y: Tensor, is_bad: Callable[[Tensor], Tensor], what: str, remedy: str) -> None:
+    """Missing responses are refused by those who read the rows, who say so."""
+    refuse_rows(owner, y, lambda values: is_bad(values) & (values == values), what, remedy)

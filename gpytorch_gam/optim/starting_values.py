@@ -199,7 +199,7 @@ def _start_likelihood(likelihood: Likelihood, null: NullModel) -> None:
         raw_names = owner._raw_names(name) if hasattr(owner, "_raw_names") else (f"raw_{name}",)
         if all(has_initial_value(owner, raw_name) for raw_name in raw_names):
             if name in ("noise", "scale", "task_noises"):
-                _lower_usual_bound(owner, raw_names[0], torch.as_tensor(value).min().item())
+                _lower_usual_bound(owner, raw_names[0], torch.as_tensor(value, device="cpu").min().item())
             _set_within_bounds(owner, name, value)
 
 
@@ -213,7 +213,8 @@ def _lower_usual_bound(owner: Module, raw_name: str, value: float) -> None:
 def _set_within_bounds(owner: Module, name: str, value: float | Tensor) -> None:
     """Set a parameter, or leave it where its constraint has no room for the value."""
     constraint = getattr(owner, f"raw_{name}_constraint", None)
-    tensor = torch.as_tensor(value).to(next(owner.parameters()))
+    like = next(owner.parameters())
+    tensor = torch.as_tensor(value, dtype=like.dtype, device=like.device)
     if constraint is not None and not bool(
         ((constraint.lower_bound < tensor) & (tensor < constraint.upper_bound)).all()
     ):

@@ -276,12 +276,12 @@ def test_row_wise_arguments_reach_the_likelihood_in_fit_and_polish() -> None:
     y = torch.sin(x[:, 0]) + offset + 0.1 * torch.randn(80, dtype=torch.float64)
     weights = torch.randint(0, 4, (80,))
     again = torch.repeat_interleave(torch.arange(80), weights)
-    likelihood = RowwiseLikelihood(GaussianLikelihood()).double()
     found = []
     for batch in (
         (x, y, {"weights": weights.double(), "offset": offset}),
         (x[again], y[again], {"offset": offset[again]}),
     ):
+        likelihood = RowwiseLikelihood(GaussianLikelihood()).double()
         model = make_model(rank=4, num_predictors=1)
         polish(model, likelihood, [batch])
         started = make_model(rank=4, num_predictors=1)
