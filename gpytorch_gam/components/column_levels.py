@@ -28,6 +28,9 @@ DEFAULT_MAX_LEVELS = (1000, 100, 25)
 # Rows that are looked at together for new values.
 _BLOCK_SIZE = 16384
 
+# Levels of a component that are looked at for errors of rounding.
+_MAX_CHECKED = 512
+
 # Positions in the grid of a component's columns that a table of occurring combinations may have.
 _MAX_GRID = 2**24
 
@@ -322,8 +325,9 @@ class ColumnLevels:
         .. math::
             \sqrt{\max_\ell \big( k_c(\mathbf x, \mathbf x) + k_c(\ell, \ell) - 2 k_c(\mathbf x, \ell) \big)} .
 
-        It is 0 where levels are exact. Of rows that fill the intervals evenly, errors of opposite sign cancel in sums
-        over the data, so fits lose far less, in proportion to the square of the step.
+        It is 0 where levels are exact. Of a component with more than 512 levels, so many are looked at. Of rows that
+        fill the intervals evenly, errors of opposite sign cancel in sums over the data, so fits lose far less, in
+        proportion to the square of the step.
 
         :param predictor: Components whose columns have levels, without multipliers taken into account.
         :return: For each component, by name.
@@ -335,10 +339,9 @@ class ColumnLevels:
         terms = [list(self._terms.values())[position] for position in self.positions(group)]
         if all(not margin.step for term in terms for margin in term.margins):
             return dict.fromkeys(group.names, 0.0)
-        size = max(len(term.values) for term in terms)
-        levels = torch.stack(
-            [torch.cat([term.values, term.values[:1].expand(size - len(term.values), -1)]).double() for term in terms]
-        )
+        values = [_thinned(term.values) for term in terms]
+        size = max(map(len, values))
+        levels = torch.stack([torch.cat([some, some[:1].expand(size - len(some), -1)]).double() for some in values])
         halves = levels.new_tensor([[0.5 * margin.step for margin in term.margins] for term in terms]).unsqueeze(-2)
         bounds = levels.new_tensor([[self._ranges[column] for column in term.columns] for term in terms]).unsqueeze(-3)
         largest = levels.new_zeros(len(terms))
@@ -354,6 +357,12 @@ class ColumnLevels:
     def __repr__(self) -> str:
         parts = [f"{term}: {self.num_levels(term)}{' exact' if self.is_exact(term) else ''}" for term in self.terms]
         return f"ColumnLevels({', '.join(parts)})"
+
+
+def _thinned(values: Tensor) -> Tensor:
+    """Levels from all of their range, in a stride that shares no factor with the sides of a grid of them."""
+    stride = -(-len(values) // _MAX_CHECKED) | 1
+    return values[::stride]
 
 
 def _paired_kernel(group: ComponentGroup, left: Tensor, right: Tensor) -> Tensor:
