@@ -18,6 +18,7 @@ from torch import Tensor
 
 from gpytorch_gam._initial_values import has_initial_value
 from gpytorch_gam.components import AdditivePredictor, ComponentGroup
+from gpytorch_gam.kernels import ANOVAKernel, CentredKernel, CentredLinearKernel
 from gpytorch_gam.likelihoods._null_model import NullModel, Responses, null_model, null_model_of_tasks
 from gpytorch_gam.variational import AdditiveVariationalStrategy, BlockLowRankPrecisionVariationalDistribution
 from gpytorch_gam.warnings import TrainingLoopWarning
@@ -40,6 +41,9 @@ _SHARE_OF_VARIANCE = 0.01
 # Whitened means of a posterior that has learnt nothing are noise of a tenth of this.
 _LEARNT_MEAN = 0.01
 
+# A level of fewer standard deviations of the predictor is what standardising another part of the data leaves.
+_LEVEL_WORTH_A_WORD = 0.25
+
 # The lower bound that GPyTorch puts below noise, and this package below noise and scales, for responses that vary by 1.
 _USUAL_BOUND = 1e-4
 
@@ -59,7 +63,8 @@ def start_from_responses(model: gpytorch.models.ApproximateGP, likelihood: Likel
 
     A trainable ``ConstantMean`` that is still zero becomes the null model's predictor. Otherwise the posterior of the
     constant component is put there, if the posterior is still the prior. Moments come from all rows of a list of
-    batches, or from the first 20000 rows of a loader.
+    batches, or from the first 20000 rows of a loader. Where all terms have mean zero, nothing holds a level of the
+    responses, which is warned of.
 
     **What is left alone.** All that has another value than the one it was made with: what was set, loaded or trained,
     also variances that were given to a factory; parameters with ``requires_grad=False`` (a factor's aside, which are
@@ -141,6 +146,7 @@ def start_from_null_model(strategy: AdditiveVariationalStrategy, likelihood: Lik
     _warn_of_small_units(strategy, null)
     _start_likelihood(unwrapped(likelihood), null)
     rest = null._replace(mean=_start_means(strategy, null))
+    _warn_of_missing_constants(strategy, rest)
     for group in strategy.predictor.groups:
         mean, variance = rest.mean[group.predictor], rest.variance[group.predictor]
         if _is_constant(group):
@@ -191,6 +197,40 @@ def _warn_of_small_units(strategy: AdditiveVariationalStrategy, null: NullModel)
             TrainingLoopWarning,
             stacklevel=4,
         )
+
+
+def _warn_of_missing_constants(strategy: AdditiveVariationalStrategy, rest: NullModel) -> None:
+    """Effects of mean zero bend, and take variance, to imitate a level that no term holds."""
+    own = {id(parameter) for parameter in strategy.parameters()}
+    if any(id(parameter) not in own and parameter.requires_grad for parameter in strategy.model.parameters()):
+        return  # the model's own forward may add a mean that is trained
+    for p, (module, level, variance) in enumerate(zip(strategy.predictor.means, rest.mean, rest.variance, strict=True)):
+        groups = [group for group in strategy.predictor.groups if group.predictor == p]
+        is_trained = any(parameter.requires_grad for parameter in module.parameters())
+        is_small = abs(level) < _LEVEL_WORTH_A_WORD * math.sqrt(variance)
+        if is_small or is_trained or not all(_has_mean_zero(group.kernel) for group in groups):
+            continue
+        term = "constant()" if len(rest.mean) == 1 else f"constant(predictor={p})"
+        warnings.warn(
+            f"no term of the predictor can hold the level of the responses, {level:.3g} on its scale, where it varies "
+            f"by about {math.sqrt(variance):.3g}: add {term} of gpytorch_gam.components to the terms (or subtract the "
+            "level from Gaussian responses)",
+            TrainingLoopWarning,
+            stacklevel=4,
+        )
+
+
+def _has_mean_zero(kernel: Kernel) -> bool:
+    """Whether functions with this kernel are centred over their range, levels or data."""
+    if isinstance(kernel, ScaleKernel):
+        return _has_mean_zero(kernel.base_kernel)
+    if isinstance(kernel, AdditiveKernel):
+        return all(_has_mean_zero(part) for part in kernel.kernels)
+    if isinstance(kernel, ProductKernel):
+        return any(_has_mean_zero(part) for part in kernel.kernels)
+    if isinstance(kernel, CentredLinearKernel):
+        return bool(kernel.centre.all())  # a line through the origin is at the level of its column
+    return isinstance(kernel, ANOVAKernel | CentredKernel)
 
 
 def _start_likelihood(likelihood: Likelihood, null: NullModel) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 
 import gpytorch
 import pytest
@@ -16,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
 from gpytorch_gam import likelihoods as ours
-from gpytorch_gam.components import constant, factor, regular_grid, smooth
+from gpytorch_gam.components import constant, factor, linear, regular_grid, smooth
 from gpytorch_gam.optim import fit, fit_discretized, null_predictor, start_from_responses
 from gpytorch_gam.warnings import TrainingLoopWarning
 
@@ -241,3 +242,39 @@ def test_each_task_starts_in_its_own_units() -> None:
     assert all(0.1 * variance < noise < variance for noise, variance in zip(noises, variances, strict=True))
     with torch.no_grad():
         torch.testing.assert_close(model(x).mean[0], y.mean(0), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("start", [start_from_responses, fit_discretized])
+def test_a_level_that_no_term_holds_is_warned_of(start: Callable[..., object]) -> None:
+    x, y = make_rows(60)
+    model, likelihood = make_model(x, smooth(0, x, num_inducing=6), linear(0, x)), GaussianLikelihood().double()
+    with pytest.warns(TrainingLoopWarning, match=r"can hold the level of the responses, 1\d\d .* add constant\(\)"):
+        start(model, likelihood, [(x, 100 + y)])
+
+
+def test_the_predictor_that_misses_its_constant_is_named() -> None:
+    x, y = make_rows(60)
+    location = smooth(0, x, num_inducing=6, names="location"), constant()
+    model = make_model(x, *location, smooth(0, x, num_inducing=6, names="scale", predictor=1))
+    with pytest.warns(TrainingLoopWarning, match=r"add constant\(predictor=1\)"):
+        start_from_responses(model, ours.GaussianLocationScaleLikelihood().double(), [(x, 100 + 40 * y)])
+
+
+@pytest.mark.parametrize("case", ["plain kernel", "line through the origin", "mean", "offset", "level of zero"])
+def test_a_level_that_something_holds_is_not_warned_of(case: str) -> None:
+    x, y = make_rows(60)
+    y = 3 + y - y.mean()
+    groups, options = [smooth(0, x, num_inducing=6)], {}
+    likelihood, row_parameters = GaussianLikelihood().double(), {}
+    if case == "plain kernel":
+        groups = [smooth(0, x, num_inducing=6, anova=False)]
+    elif case == "line through the origin":
+        groups.append(linear(0))
+    elif case == "mean":
+        options = {"mean": ConstantMean()}
+    elif case == "offset":
+        likelihood = ours.RowwiseLikelihood(likelihood)
+        row_parameters = {"offset": torch.full_like(y, 3.0)}
+    else:
+        y = y - 3
+    start_from_responses(make_model(x, *groups, **options), likelihood, [(x, y, row_parameters)])
