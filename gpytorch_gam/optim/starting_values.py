@@ -70,6 +70,10 @@ def start_from_responses(model: gpytorch.models.ApproximateGP, likelihood: Likel
     also variances that were given to a factory; parameters with ``requires_grad=False`` (a factor's aside, which are
     made so); lengthscales; and all of it with likelihoods that are not known, such as your own.
 
+    **In a loop of your own** standardise the responses all the same: GPyTorch's noise is nearly linear in its raw
+    parameter above one, so that an optimiser such as Adam moves a noise of 500 by no more than its rate in a step.
+    :func:`fit` moves the logarithm instead.
+
     :param model: A model whose ``variational_strategy`` is an :class:`~gpytorch_gam.AdditiveVariationalStrategy`.
     :param likelihood: Any likelihood of as many predictors.
     :param batches: Pairs of inputs ``(b, D)`` and responses ``(b)``, or triples with row-wise arguments, as for
