@@ -33,6 +33,10 @@ class DeferredLinearOperator(LinearOperator):
         super().__init__(rows, build=build, selection=selection, is_diagonal=is_diagonal)
         self._rows, self._build, self._selection, self._is_diagonal = rows, build, selection, is_diagonal
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A pickle or a copy holds the covariance, formed: a function that forms it cannot be pickled."""
+        return _itself, (self.evaluate(),)
+
     def evaluate(self) -> LinearOperator:
         """The covariance, formed."""
         return self._build(self._selection)
@@ -138,3 +142,7 @@ class DeferredLinearOperator(LinearOperator):
         :param device_id: Its number.
         """
         return self.to(torch.device("cuda", device_id) if device_id is not None else "cuda")
+
+
+def _itself(matrix: LinearOperator) -> LinearOperator:
+    return matrix

@@ -21,7 +21,7 @@ from gpytorch_gam.variational._precision_algebra import CovarianceFactors, split
 from gpytorch_gam.variational.reading import Reading
 
 from ._grad_mode import trainable
-from ._likelihood_check import check_response_values, check_row_parameters, responses_in_a_row
+from ._likelihood_check import check_response_values, check_row_parameters, is_gaussian, responses_in_a_row
 from ._predictor_rows import predictor_segments, seen_by_rows
 from ._weighted_features import FeatureChunk, Totals, WeightedFeatures
 
@@ -208,6 +208,7 @@ def checked_data(
 ) -> Rows:
     """
     Inputs ``(b, D)``, responses ``(b)``, or ``(b, T)`` where the likelihood takes T in a row, and row-wise arguments.
+    Integers and booleans are responses to a Gaussian likelihood as well.
 
     :param strategy: That reads the inputs.
     :param likelihood: That reads the others; None if nobody does.
@@ -225,6 +226,8 @@ def checked_data(
     if likelihood is not None:
         check_row_parameters(likelihood, parameters)
         check_response_values(likelihood, y)
+        if is_gaussian(likelihood):  # of which GPyTorch differentiates with the responses
+            y = y.to(x.dtype)
     return Rows(trainable(x), trainable(y), {name: trainable(value) for name, value in parameters.items()})
 
 

@@ -75,3 +75,16 @@ def test_a_likelihood_of_ones_own_takes_what_it_takes() -> None:
             return torch.distributions.Exponential((-function_samples).exp())
 
     assert fit(make_model(), Rates(), [(X, repeated(0.5, 1.5))], num_data=60, num_epochs=1)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.bool])
+@pytest.mark.parametrize("name", list(FITS))
+def test_whole_numbers_are_responses_to_a_gaussian_likelihood(name: str, dtype: torch.dtype) -> None:
+    y = (repeated(0.0, 1.0, 1.0) + 2.0 * (dtype != torch.bool)).to(dtype)
+    found = []
+    for responses in (y, y.double()):
+        torch.manual_seed(0)
+        model, likelihood = make_model(), gpytorch.likelihoods.GaussianLikelihood().double()
+        FITS[name](model, likelihood, responses)
+        found.append(model.eval()(X).mean)
+    torch.testing.assert_close(*found)

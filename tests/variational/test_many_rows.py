@@ -1,8 +1,11 @@
 """Calls of a model in eval mode: moments a chunk at a time, and a covariance that is formed when it is asked for."""
 
+import copy
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import gpytorch
 import pytest
@@ -175,6 +178,16 @@ def test_draws_and_densities_are_those_of_the_covariance() -> None:
     torch.manual_seed(0)
     draws = posterior.rsample(torch.Size([4000]))
     torch.testing.assert_close(draws.mT.cov(), posterior.covariance_matrix, atol=0.05, rtol=0.1)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda posterior: pickle.loads(pickle.dumps(posterior))])
+@pytest.mark.parametrize("num_predictors", [1, 2])
+def test_predictions_are_copied_and_pickled(num_predictors: int, copied: Callable[[Any], Any]) -> None:
+    posterior = make_model(num_predictors)(rows(6))
+    other = copied(posterior)
+    torch.testing.assert_close(other.mean, posterior.mean)
+    torch.testing.assert_close(other.covariance_matrix, posterior.covariance_matrix)
 
 
 _SCRIPT = """
