@@ -433,6 +433,7 @@ def test_gpytorchs_generic_methods_sample_the_joint_distribution() -> None:
     torch.testing.assert_close(generic, exact, rtol=0.02, atol=0.02)
 
 
+@pytest.mark.filterwarnings("ignore:the precision of the posterior has grown")  # which is no matter here
 def test_training_recovers_location_and_scale() -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(300, 1, generator=generator, dtype=torch.float64) * 6
