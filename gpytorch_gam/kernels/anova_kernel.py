@@ -20,6 +20,7 @@ from gpytorch.settings import debug, trace_mode
 from torch import Tensor
 
 from gpytorch_gam import _checks as checks
+from gpytorch_gam._transforms import is_transformed
 
 from ._bounded_kernels import MATERN_KERNELS
 from .measures import Measure
@@ -158,7 +159,7 @@ class ANOVAKernel(Kernel):
         )
         column1 = x1.squeeze(-1)
         # The same object where the inputs are, which is how the methods below know.
-        column2 = column1 if x2 is x1 else x2.squeeze(-1)
+        column2 = column1 if x2 is x1 or (diag and _hold_the_same(x1, x2)) else x2.squeeze(-1)
         arguments = (column1, column2, outputscale, dtype, diag)
         if _is_plain_rbf(kernel):
             return self._rbf_covariance(kernel.lengthscale.double().squeeze(-1), *arguments)
@@ -349,6 +350,12 @@ class _RBFFactors(NamedTuple):
     offset: Tensor
     plus: Tensor
     minus: Tensor
+
+
+def _hold_the_same(x1: Tensor, x2: Tensor) -> bool:
+    """Whether inputs are equal, as copies of a column are that a product kernel has chosen. A GPU is not waited for."""
+    may_look = x1.device.type == "cpu" and not (x1.requires_grad or x2.requires_grad) and not is_transformed()
+    return may_look and not torch.compiler.is_compiling() and torch.equal(x1, x2)
 
 
 def _rbf_factors(measure: Measure, x: Tensor, lengthscale: Tensor, limit: float) -> _RBFFactors:
