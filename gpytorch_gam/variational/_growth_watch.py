@@ -7,6 +7,7 @@ import warnings
 import torch
 from torch import Tensor
 
+from gpytorch_gam._transforms import is_transformed
 from gpytorch_gam.warnings import TrainingLoopWarning
 
 # Training forwards before there is a verdict, and the first one whose precision is remembered.
@@ -27,6 +28,7 @@ class GrowthWatch:
     def __init__(self) -> None:
         self._num_forwards = 0
         self._sizes: list[Tensor] = []  # at the last two powers of two
+        self._num_judged = 0  # forwards before the last verdict
         self._has_warned = False
 
     def note(self, distribution: torch.nn.Module) -> None:
@@ -42,12 +44,15 @@ class GrowthWatch:
 
     def warn_if_growing(self, distribution: torch.nn.Module) -> None:
         """
-        Warn, once, if the precision has grown by far since a half to a quarter of the training.
+        Warn, once, if the precision has grown by far since a half to a quarter of the training. Looks once after each
+        training, because it waits for the device, and not inside of transformations, which hide values.
 
         :param distribution: The posterior, which is used for predictions now.
         """
-        if self._has_warned or self._num_forwards < _LEAST_FORWARDS:
+        is_judged = self._has_warned or self._num_judged == self._num_forwards
+        if is_judged or self._num_forwards < _LEAST_FORWARDS or is_transformed():
             return
+        self._num_judged = self._num_forwards
         growth = (_size(distribution) / self._sizes[0]).item()
         if growth < _NOTABLE_GROWTH:
             return
