@@ -20,7 +20,7 @@ from _common import add_common_arguments, additive_gp, make_truth, prepare, prin
 from gpytorch.likelihoods import GaussianLikelihood
 from torch import Tensor
 
-from gpytorch_gam.optim import fit
+from gpytorch_gam.training import fit
 
 NUM_COMPONENTS, NUM_INDUCING, RANK, NOISE = 8, 32, 32, 0.5
 

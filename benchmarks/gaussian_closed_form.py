@@ -35,8 +35,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from friedman_anova import coverage, friedman, make_predictor, marginals
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor
+from gpytorch_gam.diagnostics import HyperparameterUncertainty
 from gpytorch_gam.mlls import CollapsedELBO
-from gpytorch_gam.optim import HyperparameterUncertainty
 
 NUM_ROWS, NUM_FRESH, SUBSET = 5000, 2000, 600
 

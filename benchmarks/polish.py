@@ -2,7 +2,7 @@
 Claim: a few passes over all of the data at fixed hyperparameters bring a trained posterior to within a nat or so of the
 best one, for any likelihood, in time and memory linear in the number of components.
 
-`gpytorch_gam.optim.polish`, one thread, float64, hyperparameters fixed, in four sections:
+`gpytorch_gam.training.polish`, one thread, float64, hyperparameters fixed, in four sections:
 
 - factors: the data and the model of `rank.py`, 50 components with five latent factors, 20000 rows, Gaussian noise, with
   inputs that have more of their own (0.7 for 0.3). Each family takes 100 natural-gradient steps on batches of 500 rows
@@ -54,9 +54,11 @@ from rank import NOISE, Setting, draw, make_predictor
 from torch import Tensor
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
-from gpytorch_gam.components import constant, regular_grid
+from gpytorch_gam.components import regular_grid
 from gpytorch_gam.mlls import CollapsedELBO
-from gpytorch_gam.optim import NaturalGradient, polish
+from gpytorch_gam.optim import NaturalGradient
+from gpytorch_gam.terms import constant
+from gpytorch_gam.training import polish
 from gpytorch_gam.variational import TiedAdditiveVariationalStrategy
 from gpytorch_gam.warnings import RankWarning
 

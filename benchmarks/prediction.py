@@ -29,8 +29,8 @@ from gpytorch.likelihoods import GaussianLikelihood
 from torch import Tensor
 
 from gpytorch_gam import AdditiveGP
-from gpytorch_gam.optim import initialize_posterior
-from gpytorch_gam.variational import Prediction
+from gpytorch_gam.effects import Prediction
+from gpytorch_gam.training import initialize_posterior
 
 NUM_COMPONENTS, NUM_INDUCING, RANK = 8, 32, 32
 LARGEST_JOINT = 100_000

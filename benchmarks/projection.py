@@ -27,14 +27,9 @@ import torch
 from _common import add_common_arguments, interleaved_times, prepare, print_table, write_json
 from torch import Tensor
 
-from gpytorch_gam.components._fused_projection import (
-    BlockwiseProjection,
-    ProjectionBackend,
-    ProjectionInputs,
-    plain_projection,
-)
-from gpytorch_gam.components._triton_projection import TritonProjection, supports
-from gpytorch_gam.kernels._separable_form import Factor, LocalShape
+from gpytorch_gam.projection.blockwise import BlockwiseProjection, ProjectionBackend, ProjectionInputs, plain_projection
+from gpytorch_gam.projection.separable_form import Factor, LocalShape
+from gpytorch_gam.projection.triton_projection import TritonProjection, supports
 
 # Numbers of the kernel matrix up to which the plain path, which holds several of this size, is measured.
 PLAIN_LIMIT = 5e8

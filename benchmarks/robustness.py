@@ -44,9 +44,10 @@ from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
-from gpytorch_gam.components import constant, regular_grid
+from gpytorch_gam.components import regular_grid
 from gpytorch_gam.kernels import ANOVAKernel, Uniform
 from gpytorch_gam.optim import NaturalGradient
+from gpytorch_gam.terms import constant
 from gpytorch_gam.warnings import RankWarning
 
 NUM_ROWS, BATCH, STEPS, HELD_BACK, CHECK_EVERY = 300, 100, 60, 12, 10

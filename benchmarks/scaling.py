@@ -9,7 +9,7 @@ Float32, inducing points fixed, in two sections:
   Times are medians of rounds in which all sizes of a sweep take turns. Memory is that of model, optimisers and three
   steps. Exponents are least-squares slopes of the logarithms, over all sizes and over those from a size on where fixed
   costs count less.
-- epoch: one epoch of `gpytorch_gam.optim.fit`, C = 8, M = 16, block + low-rank, R = 16, batches of 1024 rows from files
+- epoch: one epoch of `gpytorch_gam.fit`, C = 8, M = 16, block + low-rank, R = 16, batches of 1024 rows from files
   of 10^4 to 10^7 rows in a temporary folder, read by `gpytorch_gam.data.MemoryMappedBatches` through a buffer of 65536
   rows. Each size in a new process; memory is what model, data and training add to it after imports and a short training
   run in memory, which loads what is loaded late.
@@ -53,7 +53,8 @@ from gpytorch.likelihoods import GaussianLikelihood
 from polish import MIB, in_new_process, return_freed_memory, shown, usage
 
 from gpytorch_gam.data import MemoryMappedBatches
-from gpytorch_gam.optim import NaturalGradient, fit
+from gpytorch_gam.optim import NaturalGradient
+from gpytorch_gam.training import fit
 from gpytorch_gam.warnings import RankWarning
 
 SECTIONS = ("step", "epoch")

@@ -44,9 +44,11 @@ from friedman_anova import friedman
 from friedman_anova import make_predictor as make_anova_predictor
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
-from gpytorch_gam.components import constant, regular_grid
+from gpytorch_gam.components import regular_grid
 from gpytorch_gam.mlls import CollapsedELBO
-from gpytorch_gam.optim import NaturalGradient, polish
+from gpytorch_gam.optim import NaturalGradient
+from gpytorch_gam.terms import constant
+from gpytorch_gam.training import polish
 
 NUM_ROWS, NUM_FRESH, BATCH, HELD_BACK, RATE = 5000, 2000, 500, 12, 0.1
 CORRELATION = 0.9

@@ -40,9 +40,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from friedman_anova import coverage, friedman
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
-from gpytorch_gam.components import constant, regular_grid
+from gpytorch_gam.components import regular_grid
 from gpytorch_gam.kernels import ANOVAKernel, Uniform
-from gpytorch_gam.optim import fit_discretized
+from gpytorch_gam.terms import constant
+from gpytorch_gam.training import fit_discretized
 
 Fit = tuple[
     Tensor, Tensor, tuple[float, float]

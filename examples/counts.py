@@ -55,12 +55,13 @@ from torch.distributions import Gamma, NegativeBinomial, Poisson
 from torch.utils.data import DataLoader
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
-from gpytorch_gam.components import Levels, constant, cyclic, factor, random_effect, smooth
+from gpytorch_gam.components import Levels
 from gpytorch_gam.data import RowDataset
+from gpytorch_gam.effects import ComponentPosterior
 from gpytorch_gam.kernels import Empirical
 from gpytorch_gam.likelihoods import NegativeBinomialLikelihood, PoissonLikelihood
-from gpytorch_gam.optim import fit
-from gpytorch_gam.variational import ComponentPosterior
+from gpytorch_gam.terms import constant, cyclic, factor, random_effect, smooth
+from gpytorch_gam.training import fit
 from gpytorch_gam.warnings import InducingPointsWarning
 
 LIKELIHOODS = {"poisson": PoissonLikelihood, "negative_binomial": NegativeBinomialLikelihood}

@@ -35,9 +35,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
-from gpytorch_gam.components import constant, regular_grid
+from gpytorch_gam.components import regular_grid
 from gpytorch_gam.kernels import ANOVAKernel, Uniform
-from gpytorch_gam.optim import NaturalGradient, polish, row_weighted
+from gpytorch_gam.optim import NaturalGradient
+from gpytorch_gam.optim.processes import row_weighted
+from gpytorch_gam.terms import constant
+from gpytorch_gam.training import polish
 
 NUM_INPUTS = 4
 NOISE = 0.5

@@ -47,9 +47,10 @@ from torch.distributions import Normal
 from torch.utils.data import DataLoader, TensorDataset
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
-from gpytorch_gam.components import constant, smooth
-from gpytorch_gam.likelihoods import GaussianLocationScaleLikelihood, predictive_quantiles
-from gpytorch_gam.optim import fit
+from gpytorch_gam.distributions import predictive_quantiles
+from gpytorch_gam.likelihoods import GaussianLocationScaleLikelihood
+from gpytorch_gam.terms import constant, smooth
+from gpytorch_gam.training import fit
 
 MODELS = {"location_scale": "location-scale", "constant_noise": "constant noise"}
 MEAN, LOG_SD = "mean", "log_sd"  # names of the effects, of predictors 0 and 1

@@ -28,11 +28,12 @@ from matplotlib.figure import Figure, SubFigure
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup, optim
-from gpytorch_gam.components import constant, regular_grid
+from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup, training
+from gpytorch_gam.components import regular_grid
 from gpytorch_gam.kernels import ANOVAKernel
 from gpytorch_gam.kernels.measures import Uniform
 from gpytorch_gam.mlls import CollapsedELBO
+from gpytorch_gam.terms import constant
 from gpytorch_gam.warnings import RankWarning
 
 EFFECTS = ("x1", "x2", "x3", "x4", "x5", "x6")
@@ -123,7 +124,7 @@ def fit(label: str, family: str, rank: int | str | None, x: Tensor, y: Tensor, e
     else:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RankWarning)  # the table shows what a small rank costs
-            optim.fit(model, likelihood, loader, num_epochs=epochs)
+            training.fit(model, likelihood, loader, num_epochs=epochs)
     return Fit(label, model, likelihood, time.perf_counter() - start)
 
 

@@ -44,9 +44,10 @@ from matplotlib.axes import Axes
 from torch import Tensor
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
-from gpytorch_gam.components import Levels, constant, factor_smooth, random_effect, smooth
+from gpytorch_gam.components import Levels
+from gpytorch_gam.diagnostics import HyperparameterUncertainty
 from gpytorch_gam.mlls import CollapsedELBO
-from gpytorch_gam.optim import HyperparameterUncertainty
+from gpytorch_gam.terms import constant, factor_smooth, random_effect, smooth
 
 NUM_PLANTS, NUM_WEEKS = 30, 12.0
 MOST_ROWS = 60

@@ -41,10 +41,11 @@ from torch import Tensor
 from vega_datasets import data as vega_data
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
-from gpytorch_gam.components import constant, regular_grid
+from gpytorch_gam.components import regular_grid
 from gpytorch_gam.kernels import ANOVAKernel, Empirical
 from gpytorch_gam.mlls import CollapsedELBO
-from gpytorch_gam.optim import fit
+from gpytorch_gam.terms import constant
+from gpytorch_gam.training import fit
 
 SMOOTHS = {  # name of the component: column of the table, unit
     "displacement": ("Displacement", "cubic inches"),

@@ -33,8 +33,9 @@ from gpytorch_gam import (
     ComponentGroup,
     LowRankPrecisionVariationalDistribution,
 )
-from gpytorch_gam.components import constant, regular_grid
+from gpytorch_gam.components import regular_grid
 from gpytorch_gam.kernels import ANOVAKernel, Uniform
+from gpytorch_gam.terms import constant
 
 NUM_INPUTS = 4
 EFFECTS = [f"x{column}" for column in range(NUM_INPUTS)]

@@ -5,11 +5,30 @@ A predictor that is a sum of Gaussian processes, each on its own columns with it
 variational posterior that couples them at about the cost of the mean-field approximation.
 """
 
-from importlib.metadata import PackageNotFoundError, version
+from importlib import metadata as _metadata
 
-from . import components, data, kernels, likelihoods, mlls, models, operators, optim, settings, variational
+from . import (
+    components,
+    data,
+    diagnostics,
+    distributions,
+    effects,
+    kernels,
+    likelihoods,
+    mlls,
+    models,
+    operators,
+    optim,
+    settings,
+    terms,
+    training,
+    variational,
+    warnings,
+)
 from .components import AdditivePredictor, ComponentGroup
 from .models import AdditiveGP
+from .optim import NaturalGradient
+from .training import fit, polish
 from .variational import (
     AdditiveVariationalStrategy,
     BlockLowRankPrecisionVariationalDistribution,
@@ -17,8 +36,8 @@ from .variational import (
 )
 
 try:
-    __version__ = version("gpytorch-gam")
-except PackageNotFoundError:  # used from a source tree that is not installed
+    __version__ = _metadata.version("gpytorch-gam")
+except _metadata.PackageNotFoundError:  # used from a source tree that is not installed
     __version__ = "0+unknown"
 
 __all__ = [
@@ -28,14 +47,27 @@ __all__ = [
     "BlockLowRankPrecisionVariationalDistribution",
     "ComponentGroup",
     "LowRankPrecisionVariationalDistribution",
+    "NaturalGradient",
     "components",
     "data",
+    "diagnostics",
+    "distributions",
+    "effects",
+    "fit",
     "kernels",
     "likelihoods",
     "mlls",
     "models",
     "operators",
     "optim",
+    "polish",
     "settings",
+    "terms",
+    "training",
     "variational",
+    "warnings",
 ]
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

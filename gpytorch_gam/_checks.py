@@ -230,3 +230,27 @@ def _range(above: float | None, least: float | None, below: float | None, most: 
     if lower is not None:
         return f"be above {lower:g}" if lower else "be positive"
     return "not be NaN"
+
+
+def as_numbers(term: str, name: str, value: Any, dtype: torch.dtype | None = None) -> Tensor:
+    """
+    Numbers as a tensor. Data frames have names where terms have numbers of columns, and do not pass for an array.
+
+    :param term: Name of the factory, for messages.
+    :param name: Name of the argument, for messages.
+    :param value: A tensor, an array, a number, or a list.
+    :param dtype: Of the result; default that of the value.
+    :raises TypeError: If it is something else.
+    """
+    if hasattr(value, "to_numpy"):
+        raise TypeError(
+            f"{name} of {term} must be a tensor or an array, got a {type(value).__name__}: pass the tensor that the "
+            "model is called with, such as torch.as_tensor(frame.to_numpy(), dtype=torch.float64), whose columns are "
+            "0, 1, ..."
+        )
+    try:
+        return torch.as_tensor(value, dtype=dtype)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(
+            f"{name} of {term} must be a tensor or an array of numbers, got {type(value).__name__}: {error}"
+        ) from error

@@ -15,17 +15,21 @@ import torch
 from gpytorch.kernels import RBFKernel
 from gpytorch.likelihoods import GaussianLikelihood
 
-from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup, components, kernels, likelihoods
-from gpytorch_gam.data import MemoryMappedBatches, RowDataset, drop_missing
-from gpytorch_gam.mlls import CollapsedELBO
-from gpytorch_gam.optim import (
-    HyperparameterUncertainty,
-    NaturalGradient,
-    fit,
-    fit_discretized,
-    initialize_posterior,
-    polish,
+from gpytorch_gam import (
+    AdditiveGP,
+    AdditivePredictor,
+    ComponentGroup,
+    components,
+    distributions,
+    kernels,
+    likelihoods,
+    terms,
 )
+from gpytorch_gam.data import MemoryMappedBatches, RowDataset, drop_missing
+from gpytorch_gam.diagnostics import HyperparameterUncertainty, concurvity, sobol_indices
+from gpytorch_gam.mlls import CollapsedELBO
+from gpytorch_gam.optim import NaturalGradient
+from gpytorch_gam.training import fit, fit_discretized, initialize_posterior, polish
 from gpytorch_gam.variational import (
     AdditiveVariationalStrategy,
     BlockLowRankPrecisionVariationalDistribution,
@@ -33,8 +37,6 @@ from gpytorch_gam.variational import (
     LowRankPrecisionVariationalDistribution,
     SiteVariationalDistribution,
     TiedAdditiveVariationalStrategy,
-    concurvity,
-    sobol_indices,
 )
 
 NAN = float("nan")
@@ -60,7 +62,7 @@ LIKELIHOOD = (None, "gaussian", GaussianLikelihood, torch.nn.Linear(1, 1))
 BATCHES = (None, 3, "xy", X, X.numpy(), [X], [(X,)], [(X.numpy(), Y)], [(X, Y.tolist())])
 CALLBACK = (3, "print")
 CHOICE = (3, None, "other", ["rbf"])
-PREDICTOR = (None, "smooth", components.constant())
+PREDICTOR = (None, "smooth", terms.constant())
 INDEX = (1.5, "0", True, -1, None)
 NAMES = (["x7"], "x7", [], 3, [0])
 COLUMN_NAMES = (3, [], [1], ["a", "b"])
@@ -71,7 +73,7 @@ Entry = tuple[Callable[..., Any], Mapping[str, Any], Mapping[str, tuple[Any, ...
 
 @functools.cache
 def predictor() -> AdditivePredictor:
-    return AdditivePredictor(components.smooth([0, 1], X, num_inducing=4), components.constant())
+    return AdditivePredictor(terms.smooth([0, 1], X, num_inducing=4), terms.constant())
 
 
 @functools.cache
@@ -86,7 +88,7 @@ def term(name: str, required: Mapping[str, Any], wrong: Mapping[str, tuple[Any, 
         "missing": CHOICE,
         "names": COLUMN_NAMES,
     }
-    return getattr(components, name), required, {**shared, **wrong}
+    return getattr(terms, name), required, {**shared, **wrong}
 
 
 def with_model(entry: Callable[..., Any], wrong: Mapping[str, tuple[Any, ...]], **required: Any) -> Entry:
@@ -210,7 +212,7 @@ ENTRIES: dict[str, Entry] = {
         {"x": INPUTS, "components": ("x7", ["x7"], 3), "chunk_size": OPTIONAL_COUNT, "exclude": NAMES},
     ),
     "AdditivePredictor": (
-        lambda **given: AdditivePredictor(components.constant(), **given),
+        lambda **given: AdditivePredictor(terms.constant(), **given),
         {},
         {"mean": ("zero", 3, [None, None])},
     ),
@@ -322,7 +324,7 @@ ENTRIES: dict[str, Entry] = {
         for name in ("factor_smooth", "interaction")
     },
     "constant": (
-        components.constant,
+        terms.constant,
         {},
         {"variance": VARIANCE, "predictor": INDEX, "name": (3, ["a"])},
     ),
@@ -369,7 +371,7 @@ ENTRIES: dict[str, Entry] = {
     "QuantileLikelihood": (likelihoods.QuantileLikelihood, {}, {"quantile": SHARE}),
     "BinomialLikelihood": (likelihoods.BinomialLikelihood, {}, {"link": CHOICE}),
     "predictive_quantiles": (
-        likelihoods.predictive_quantiles,
+        distributions.predictive_quantiles,
         {"distribution": torch.distributions.Normal(0.0, 1.0), "probabilities": 0.5},
         {
             "distribution": (None, "normal", Y),

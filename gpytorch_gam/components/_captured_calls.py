@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+import torch
 from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from .additive_predictor import AdditivePredictor
 
 
 class PredictorCall(NamedTuple):
@@ -36,7 +34,7 @@ class Capture:
     :param check_finite: Whether it looks for NaN and infinity in its inputs.
     """
 
-    def __init__(self, predictor: AdditivePredictor, check_finite: bool) -> None:
+    def __init__(self, predictor: torch.nn.Module, check_finite: bool) -> None:
         self.predictor, self.check_finite = predictor, check_finite
         self.calls: list[PredictorCall] = []
 
@@ -45,7 +43,7 @@ _capture: ContextVar[Capture | None] = ContextVar("_capture", default=None)
 
 
 @contextmanager
-def captured_calls(predictor: AdditivePredictor, check_finite: bool) -> Iterator[list[PredictorCall]]:
+def captured_calls(predictor: torch.nn.Module, check_finite: bool) -> Iterator[list[PredictorCall]]:
     """
     Collect the calls of a predictor in this context (and thread). Their covariances are formed when asked for only.
 
@@ -60,7 +58,7 @@ def captured_calls(predictor: AdditivePredictor, check_finite: bool) -> Iterator
         _capture.reset(token)
 
 
-def capture_of(predictor: AdditivePredictor) -> Capture | None:
+def capture_of(predictor: torch.nn.Module) -> Capture | None:
     """
     Where the calls of a predictor are to be kept, if anywhere.
 

@@ -16,8 +16,8 @@ from gpytorch.kernels import (
 from torch import Tensor
 
 from gpytorch_gam.kernels import ANOVAKernel, CentredKernel, LevelKernel, OrdinalKernel
-from gpytorch_gam.kernels._bounded_kernels import MATERN_KERNELS, RBF_KERNELS
-from gpytorch_gam.kernels._separable_form import separable_form
+from gpytorch_gam.kernels.bounded_kernels import MATERN_KERNELS, RBF_KERNELS
+from gpytorch_gam.projection.separable_form import separable_form
 
 # Kernels whose diagonal is one.
 _CORRELATIONS = (

@@ -14,12 +14,12 @@ from linear_operator.operators import LinearOperator, SumBatchLinearOperator
 from torch import Tensor
 
 from gpytorch_gam import _checks as checks
-from gpytorch_gam._transforms import is_vmapped
-from gpytorch_gam.operators._deferred_linear_operator import DeferredLinearOperator
+from gpytorch_gam.numerics.autocast import without_autocast
+from gpytorch_gam.numerics.transforms import is_vmapped
+from gpytorch_gam.operators.block_diagonal_of_operators import BlockDiagonalOfOperators
+from gpytorch_gam.operators.deferred_linear_operator import DeferredLinearOperator
 
-from ._block_diagonal import BlockDiagonalOfOperators
 from ._captured_calls import PredictorCall, capture_of
-from ._without_autocast import without_autocast
 from .component_group import ComponentGroup
 from .levels import Levels, listed
 from .prior_normal import MultitaskPriorNormal, PriorNormal

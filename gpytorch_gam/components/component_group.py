@@ -23,16 +23,16 @@ from linear_operator.operators import (
 from torch import Tensor
 
 from gpytorch_gam import _checks as checks
-from gpytorch_gam._transforms import for_transforms, is_transformed
 from gpytorch_gam.kernels import ANOVAKernel, CentredKernel
-from gpytorch_gam.kernels._separable_form import separable_form
 from gpytorch_gam.kernels.level_kernel import level_column
-from gpytorch_gam.operators._cholesky import safe_cholesky, solve_in_blocks
+from gpytorch_gam.numerics.transforms import for_transforms, is_transformed
+from gpytorch_gam.numerics.triangular import safe_cholesky, solve_in_blocks
+from gpytorch_gam.parameters.structure import STATE_KEY, Structure, as_bytes, difference, from_bytes, kernel_structure
+from gpytorch_gam.projection.blockwise import plain_kernel
+from gpytorch_gam.projection.separable_form import separable_form
 
-from ._fused_projection import plain_kernel
 from ._level_rows import LevelRows, find_levels, level_blocks
 from ._mean_variance import is_product_of_scales, mean_diagonal, product_of_scales
-from ._structure import STATE_KEY, Structure, as_bytes, difference, from_bytes, kernel_structure
 from .levels import Levels, listed
 
 

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from gpytorch_gam import _checks as checks
 
-from ._term_arguments import as_numbers
-
 Bounds = float | Sequence[float] | Tensor | np.ndarray
 
 
@@ -28,7 +26,7 @@ def regular_grid(low: Bounds, high: Bounds, num: int | Sequence[int]) -> Tensor:
     :return: ``(M, d)`` with ``M`` the product of the numbers.
     """
     lows, highs = (
-        as_numbers("regular_grid", name, end, torch.float64).reshape(-1).tolist()
+        checks.as_numbers("regular_grid", name, end, torch.float64).reshape(-1).tolist()
         for name, end in (("low", low), ("high", high))
     )
     nums = (
@@ -102,7 +100,7 @@ def _as_count(num: object) -> int:
 
 
 def _validated_data(values: Tensor, num: int) -> Tensor:
-    values = as_numbers("inducing points", "values", values)
+    values = checks.as_numbers("inducing points", "values", values)
     if _as_count(num) < 1:
         raise ValueError(f"num must be at least 1, got {num}")
     if values.dim() == 1:

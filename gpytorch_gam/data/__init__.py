@@ -1,7 +1,7 @@
 """Rows of data: from files larger than memory, with arguments of the likelihood, without a response."""
 
-from .drop_missing import RowsWithResponse, drop_missing
 from .memory_mapped_batches import MemoryMappedBatches
+from .missing_responses import RowsWithResponse, drop_missing
 from .parquet_batches import ParquetBatches
 from .row_dataset import RowDataset
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from ._shuffle_buffer import Rows
-from ._streamed_batches import Settings, StreamedBatches, require_finite
+from .streamed_batches import Settings, StreamedBatches, require_finite
 
 
 class MemoryMappedBatches(StreamedBatches):

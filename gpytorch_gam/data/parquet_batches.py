@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from ._shuffle_buffer import Rows
-from ._streamed_batches import Settings, StreamedBatches, as_list, require_finite
+from .streamed_batches import Settings, StreamedBatches, as_list, require_finite
 
 Paths = str | PathLike[str]
 

@@ -20,9 +20,9 @@ from gpytorch.settings import debug, trace_mode
 from torch import Tensor
 
 from gpytorch_gam import _checks as checks
-from gpytorch_gam._transforms import is_transformed
+from gpytorch_gam.numerics.transforms import is_transformed
 
-from ._bounded_kernels import MATERN_KERNELS
+from .bounded_kernels import MATERN_KERNELS
 from .measures import Measure
 from .measures.measure import largest_scaled_offset, rbf_without_factor
 

@@ -18,7 +18,6 @@ from .negative_binomial_likelihood import NegativeBinomialLikelihood
 from .negative_binomial_mean_dispersion_likelihood import NegativeBinomialMeanDispersionLikelihood
 from .ordinal_likelihood import OrdinalLikelihood
 from .poisson_likelihood import PoissonLikelihood
-from .predictive_quantiles import predictive_quantiles
 from .quantile_likelihood import QuantileLikelihood
 from .rowwise_likelihood import RowwiseLikelihood
 from .softmax_likelihood import SoftmaxLikelihood
@@ -40,5 +39,4 @@ __all__ = [
     "StudentTLikelihood",
     "StudentTLocationScaleLikelihood",
     "ZeroInflatedPoissonLikelihood",
-    "predictive_quantiles",
 ]

@@ -10,9 +10,8 @@ import torch
 from scipy.special import roots_hermitenorm
 from torch import Tensor
 
-from gpytorch_gam.variational.row_moments import PredictorMoments
-
-from ._quadrature import bounded_exp
+from gpytorch_gam.distributions.predictor_distribution import PredictorMoments
+from gpytorch_gam.numerics.quadrature import bounded_exp
 
 # Nodes a dimension of the Gauss-Hermite rules; products whose weight is below the other number are left out.
 _HERMITE_NODES, _NEGLIGIBLE_WEIGHT = {1: 32, 2: 20}, 1e-12

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from gpytorch_gam.components._structure import as_bytes, from_bytes
+from gpytorch_gam.parameters.structure import as_bytes, from_bytes
 
 
 class SettingsInState(torch.nn.Module):

@@ -11,11 +11,11 @@ from torch.distributions import Binomial
 
 from gpytorch_gam import _checks as checks
 
-from ._null_model import NullModel, Responses, log_odds, probit
-from ._one_predictor_likelihood import OnePredictorLikelihood, Values
-from ._row_arguments import refuse_rows
 from ._settings_in_state import SettingsInState
+from .null_model import NullModel, Responses, log_odds, probit
+from .one_predictor_likelihood import OnePredictorLikelihood, Values
 from .poisson_likelihood import refuse_non_counts
+from .row_arguments import refuse_rows
 
 # Widths of the bends of log sigmoid, which is singular at a distance of pi from zero, and of the logarithm of the
 # normal distribution function, which is so at 1.9 +- 2.8i.

@@ -11,12 +11,12 @@ from gpytorch.priors import Prior
 from torch import Tensor
 from torch.distributions import Gamma
 
-from gpytorch_gam._positive import positive
+from gpytorch_gam.numerics.quadrature import expectation, focused_rule, mean_of_exp
+from gpytorch_gam.parameters.positive_constraint import positive
 
-from ._null_model import NOISE_SHARE, NullModel, Responses, bounded_log_variance, shape_of_log_variance
-from ._one_predictor_likelihood import OnePredictorLikelihood, Values
-from ._quadrature import expectation, focused_rule, mean_of_exp
-from ._row_arguments import refuse_rows
+from .null_model import NOISE_SHARE, NullModel, Responses, bounded_log_variance, shape_of_log_variance
+from .one_predictor_likelihood import OnePredictorLikelihood, Values
+from .row_arguments import refuse_rows
 
 # Log means of conditional distributions are held within this: beyond, float32 has no numbers for them.
 _LARGEST_LOG_MEAN = 80.0

@@ -7,13 +7,13 @@ import math
 from torch import Tensor
 from torch.distributions import Normal
 
-from gpytorch_gam.variational.row_moments import PredictorMoments
+from gpytorch_gam.distributions.node_mixture import NodeMixture
+from gpytorch_gam.distributions.predictor_distribution import PredictorMoments
+from gpytorch_gam.numerics.quadrature import bounded_exp, mean_of_exp
 
 from ._joint_expectation import conditional_nodes, positive_exp
-from ._joint_likelihood import _JointLikelihood
-from ._node_mixture import NodeMixture
-from ._null_model import NOISE_SHARE, NullModel, Responses
-from ._quadrature import bounded_exp, mean_of_exp
+from .joint_likelihood import _JointLikelihood
+from .null_model import NOISE_SHARE, NullModel, Responses
 
 
 class GaussianLocationScaleLikelihood(_JointLikelihood):

@@ -11,12 +11,12 @@ from gpytorch.constraints import Interval
 from gpytorch.priors import Prior
 from torch import Tensor
 
-from gpytorch_gam._positive import positive
+from gpytorch_gam.distributions.exposed_negative_binomial import ExposedNegativeBinomial
+from gpytorch_gam.distributions.mean_dispersion_negative_binomial import negative_binomial_log_prob
+from gpytorch_gam.parameters.positive_constraint import positive
 
-from ._exposed_negative_binomial import ExposedNegativeBinomial
-from ._mean_dispersion_negative_binomial import negative_binomial_log_prob
-from ._null_model import Counts, NullModel, Responses
-from ._one_predictor_likelihood import OnePredictorLikelihood, Values
+from .null_model import Counts, NullModel, Responses
+from .one_predictor_likelihood import OnePredictorLikelihood, Values
 from .poisson_likelihood import refuse_non_counts
 
 # Dispersions below this are Poisson to all digits, but their logarithm and its gradient would overflow.

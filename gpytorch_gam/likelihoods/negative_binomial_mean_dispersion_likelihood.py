@@ -8,20 +8,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpytorch_gam.variational.row_moments import PredictorMoments
-
-from ._joint_expectation import conditional_nodes, joint_nodes, row_cholesky, standard_nodes
-from ._joint_likelihood import _JointLikelihood
-from ._mean_dispersion_negative_binomial import (
+from gpytorch_gam.distributions.mean_dispersion_negative_binomial import (
     MeanDispersionNegativeBinomial,
     log_prob_given_rate,
     log_rate,
     negative_binomial_log_prob,
 )
-from ._node_mixture import NodeMixture
-from ._null_model import Counts, NullModel, Responses
-from ._quadrature import log_expectation, product_rule
-from ._row_arguments import refuse_rows
+from gpytorch_gam.distributions.node_mixture import NodeMixture
+from gpytorch_gam.distributions.predictor_distribution import PredictorMoments
+from gpytorch_gam.numerics.quadrature import log_expectation, product_rule
+
+from ._joint_expectation import conditional_nodes, joint_nodes, row_cholesky, standard_nodes
+from .joint_likelihood import _JointLikelihood
+from .null_model import Counts, NullModel, Responses
+from .row_arguments import refuse_rows
 
 # Nodes a predictor of expected log-probabilities; of probabilities, in the log dispersion and in the log mean given it.
 _EXPECTATION_NODES, _DISPERSION_NODES, _MEAN_NODES = 20, 16, 32

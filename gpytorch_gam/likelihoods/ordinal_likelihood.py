@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.distributions import Categorical
 
 from gpytorch_gam import _checks as checks
-from gpytorch_gam._initial_values import forget_initial_value, note_initial_value
-from gpytorch_gam._positive import positive
+from gpytorch_gam.parameters.initial_values import forget_initial_value, note_initial_value
+from gpytorch_gam.parameters.positive_constraint import positive
 
-from ._null_model import NullModel, Responses
-from ._one_predictor_likelihood import OnePredictorLikelihood, Values
-from ._row_arguments import refuse_rows
+from .null_model import NullModel, Responses
+from .one_predictor_likelihood import OnePredictorLikelihood, Values
+from .row_arguments import refuse_rows
 
 # Width of the bend of log-probabilities: functions of the normal distribution function, as in the binomial likelihood.
 _BEND_WIDTH = 2.0

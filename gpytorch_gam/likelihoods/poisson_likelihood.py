@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 from torch.distributions import Poisson
 
-from ._null_model import Counts, NullModel, Responses
-from ._one_predictor_likelihood import OnePredictorLikelihood, Values
-from ._quadrature import bounded_exp, mean_of_exp
-from ._row_arguments import refuse_rows
+from gpytorch_gam.numerics.quadrature import bounded_exp, mean_of_exp
+
+from .null_model import Counts, NullModel, Responses
+from .one_predictor_likelihood import OnePredictorLikelihood, Values
+from .row_arguments import refuse_rows
 
 
 class PoissonLikelihood(OnePredictorLikelihood):

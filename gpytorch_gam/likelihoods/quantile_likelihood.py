@@ -11,13 +11,13 @@ from gpytorch.priors import Prior
 from torch import Tensor
 
 from gpytorch_gam import _checks as checks
-from gpytorch_gam._positive import positive
+from gpytorch_gam.distributions.asymmetric_laplace import AsymmetricLaplace
+from gpytorch_gam.distributions.blurred_asymmetric_laplace import BlurredAsymmetricLaplace, blurred_log_prob
+from gpytorch_gam.parameters.positive_constraint import positive
 
-from ._asymmetric_laplace import AsymmetricLaplace
-from ._blurred_asymmetric_laplace import BlurredAsymmetricLaplace, blurred_log_prob
-from ._null_model import NOISE_SHARE, NullModel, Responses
-from ._one_predictor_likelihood import OnePredictorLikelihood, Values
 from ._settings_in_state import SettingsInState
+from .null_model import NOISE_SHARE, NullModel, Responses
+from .one_predictor_likelihood import OnePredictorLikelihood, Values
 
 
 class QuantileLikelihood(SettingsInState, OnePredictorLikelihood):

@@ -12,14 +12,8 @@ from torch.distributions import Distribution
 
 from gpytorch_gam import _checks as checks
 
-from ._joint_likelihood import with_offset
-from ._row_arguments import (
-    refuse_positional,
-    row_arguments,
-    row_vector,
-    takes_positional_arguments,
-    weighted,
-)
+from .joint_likelihood import with_offset
+from .row_arguments import refuse_positional, row_arguments, row_vector, takes_positional_arguments, weighted
 
 
 class RowwiseLikelihood(Likelihood):

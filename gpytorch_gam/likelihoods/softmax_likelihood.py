@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical
 
-from gpytorch_gam.variational.row_moments import PredictorMoments
+from gpytorch_gam.distributions.predictor_distribution import PredictorMoments
 
 from ._joint_expectation import row_cholesky, standard_nodes
-from ._joint_likelihood import _JointLikelihood
-from ._null_model import NullModel, Responses
-from ._row_arguments import refuse_rows
+from .joint_likelihood import _JointLikelihood
+from .null_model import NullModel, Responses
+from .row_arguments import refuse_rows
 
 
 class SoftmaxLikelihood(_JointLikelihood):

@@ -11,11 +11,11 @@ from gpytorch.priors import Prior
 from torch import Tensor
 from torch.distributions import StudentT
 
-from gpytorch_gam._positive import positive
+from gpytorch_gam.numerics.quadrature import NormalRule
+from gpytorch_gam.parameters.positive_constraint import positive
 
-from ._null_model import NOISE_SHARE, NullModel, Responses
-from ._one_predictor_likelihood import OnePredictorLikelihood, Values
-from ._quadrature import NormalRule
+from .null_model import NOISE_SHARE, NullModel, Responses
+from .one_predictor_likelihood import OnePredictorLikelihood, Values
 
 
 class StudentTLikelihood(OnePredictorLikelihood):

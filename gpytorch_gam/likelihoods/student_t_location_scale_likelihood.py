@@ -11,15 +11,15 @@ from gpytorch.priors import Prior
 from torch import Tensor
 from torch.distributions import Normal, StudentT
 
-from gpytorch_gam._initial_values import forget_initial_value, note_initial_value
-from gpytorch_gam._positive import positive
-from gpytorch_gam.variational.row_moments import PredictorMoments
+from gpytorch_gam.distributions.node_mixture import NodeMixture
+from gpytorch_gam.distributions.predictor_distribution import PredictorMoments
+from gpytorch_gam.numerics.quadrature import bounded_exp
+from gpytorch_gam.parameters.initial_values import forget_initial_value, note_initial_value
+from gpytorch_gam.parameters.positive_constraint import positive
 
 from ._joint_expectation import conditional_nodes, positive_exp
-from ._joint_likelihood import _JointLikelihood
-from ._node_mixture import NodeMixture
-from ._null_model import NOISE_SHARE, NullModel, Responses
-from ._quadrature import bounded_exp
+from .joint_likelihood import _JointLikelihood
+from .null_model import NOISE_SHARE, NullModel, Responses
 
 # Nodes in the log scale, and in the mixing variable of Student's distribution for expectations and for predictions.
 _SCALE_NODES, _EXPECTATION_NODES, _PREDICTION_NODES = 20, 32, 40

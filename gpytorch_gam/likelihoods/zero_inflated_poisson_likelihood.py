@@ -11,10 +11,11 @@ from gpytorch.constraints import Interval
 from gpytorch.priors import Prior
 from torch import Tensor
 
-from ._null_model import Counts, NullModel, Responses
-from ._one_predictor_likelihood import OnePredictorLikelihood, Values
-from ._quadrature import NormalRule, bounded_exp, expectation, mean_of_exp, product_rule
-from ._zero_inflated_poisson import ZeroInflatedPoisson
+from gpytorch_gam.distributions.zero_inflated_poisson import ZeroInflatedPoisson
+from gpytorch_gam.numerics.quadrature import NormalRule, bounded_exp, expectation, mean_of_exp, product_rule
+
+from .null_model import Counts, NullModel, Responses
+from .one_predictor_likelihood import OnePredictorLikelihood, Values
 from .poisson_likelihood import poisson_log_prob, refuse_non_counts
 
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from gpytorch_gam import _checks as checks
-from gpytorch_gam.data._every_row import every_row
-from gpytorch_gam.operators._capacitance import add_identity, capacitance_log_determinant
-from gpytorch_gam.variational._model_check import additive_strategy
+from gpytorch_gam.data.whole_epochs import every_row
+from gpytorch_gam.numerics.capacitance import add_identity, capacitance_log_determinant
+from gpytorch_gam.variational.model_check import additive_strategy
 
 
 class GaussianStatistics(NamedTuple):

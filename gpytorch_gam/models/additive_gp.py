@@ -14,14 +14,13 @@ from torch import Tensor
 
 from gpytorch_gam import _checks as checks
 from gpytorch_gam.components import AdditivePredictor
+from gpytorch_gam.components.reading import predictor_alone
+from gpytorch_gam.effects import ComponentPosterior, Prediction
 from gpytorch_gam.variational import (
     AdditiveVariationalStrategy,
     BlockLowRankPrecisionVariationalDistribution,
-    ComponentPosterior,
     LowRankPrecisionVariationalDistribution,
-    Prediction,
 )
-from gpytorch_gam.variational.reading import predictor_alone
 
 FAMILIES = ("block_low_rank", "low_rank", "mean_field", "coupled", "delta")
 
@@ -31,7 +30,7 @@ class AdditiveGP(ApproximateGP):
     An additive Gaussian process :math:`\rho(\mathbf x) = m(\mathbf x) + \sum_c f_c(\mathbf x_c)` with a sparse
     variational posterior, for those who do not want to write the class. Train it like any
     :class:`~gpytorch.models.ApproximateGP`, but the first three families with natural gradients for the posterior
-    (:class:`~gpytorch_gam.optim.NaturalGradient`, or :func:`~gpytorch_gam.optim.fit`): Adam alone takes thousands of
+    (:class:`~gpytorch_gam.optim.NaturalGradient`, or :func:`~gpytorch_gam.training.fit`): Adam alone takes thousands of
     steps to bring their precision to its size. Until then bands are too wide, and a warning says so.
 
     :param predictor: Components and their prior.

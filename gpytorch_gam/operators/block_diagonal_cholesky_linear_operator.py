@@ -6,7 +6,7 @@ import torch
 from linear_operator.operators import LinearOperator, TriangularLinearOperator, to_dense
 from torch import Tensor
 
-from ._blocks import (
+from gpytorch_gam.numerics.blocks import (
     assemble,
     block_inverses,
     block_log_determinant,
@@ -14,6 +14,7 @@ from ._blocks import (
     block_solve,
     total_size,
 )
+
 from ._positive_definite_linear_operator import PositiveDefiniteLinearOperator
 
 

@@ -9,7 +9,7 @@ from linear_operator.operators import LinearOperator, to_dense
 from linear_operator.utils.memoize import cached
 from torch import Tensor
 
-from ._capacitance import (
+from gpytorch_gam.numerics.capacitance import (
     capacitance_cholesky,
     capacitance_log_determinant,
     explained_factor,
@@ -17,6 +17,7 @@ from ._capacitance import (
     root_product,
     root_solve,
 )
+
 from ._low_rank import LowRankOperator, base_root_product, base_root_solve, scale
 
 if TYPE_CHECKING:

@@ -19,23 +19,18 @@ from torch.autograd import Variable
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from gpytorch_gam import _checks as checks
+from gpytorch_gam.likelihoods.expected_gradients import curvature_of
 from gpytorch_gam.variational import (
     AdditiveVariationalStrategy,
     BlockLowRankPrecisionVariationalDistribution,
     LowRankPrecisionVariationalDistribution,
 )
-from gpytorch_gam.variational._expected_gradients import curvature_of
-from gpytorch_gam.variational._forward_recorder import DivergenceRecord, ForwardRecorder, Recorded
+from gpytorch_gam.variational.forward_recorder import DivergenceRecord, ForwardRecorder, Recorded
 from gpytorch_gam.warnings import CurvatureWarning, RankWarning, TrainingLoopWarning
 
-from ._distributed import Processes, start_from_first, step_together
 from ._gradient_watch import GradientWatch
-from ._hyperparameter_gradient import correct_gradients
-from ._mean_step import Posterior, effective_dimension, transported
-from ._natural_step import DENSE_LIMIT, OVERSAMPLING, dense_step, streamed_step
-from ._predictor_rows import Segment, positive_part, predictor_segments
-from ._rank import NOTABLE_LOSS, dense_loss, missing_nats, widened
-from ._structured_posterior import (
+from .posterior.kernel_gradient import correct_gradients
+from .posterior.parameters import (
     StructuredDistribution,
     family_of,
     holds_all,
@@ -43,7 +38,12 @@ from ._structured_posterior import (
     validated_strategy,
     write_posterior,
 )
-from ._weighted_features import BatchFeatures, RowSums
+from .posterior.posterior import Posterior, effective_dimension, transported
+from .posterior.rank import NOTABLE_LOSS, dense_loss, missing_nats, widened
+from .posterior.step import DENSE_LIMIT, OVERSAMPLING, dense_step, streamed_step
+from .processes import Processes, start_from_first, step_together
+from .rows.predictors import Segment, positive_part, predictor_segments
+from .rows.sums import BatchFeatures, RowSums
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -7,7 +7,7 @@ import warnings
 import torch
 from torch import Tensor
 
-from gpytorch_gam._transforms import is_transformed
+from gpytorch_gam.numerics.transforms import is_transformed
 from gpytorch_gam.warnings import TrainingLoopWarning
 
 # Training forwards before there is a verdict, and the first one whose precision is remembered.

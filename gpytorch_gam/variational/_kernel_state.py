@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from gpytorch_gam._transforms import is_vmapped
 from gpytorch_gam.components import AdditivePredictor
+from gpytorch_gam.numerics.transforms import is_vmapped
 
 _Result = TypeVar("_Result")
 

@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.optim.swa_utils import AveragedModel
 
 from gpytorch_gam import _checks as checks
+from gpytorch_gam.numerics.precision import CovarianceFactors, kl_from_standard_normal, precision_covariance_factors
 
 from ._callers import nearest_caller
 from ._growth_watch import GrowthWatch
-from ._precision_algebra import CovarianceFactors, kl_from_standard_normal, precision_covariance_factors
 from ._shared_divergence import SharedDivergence
 
 # Frames between this distribution and a copy of a model around it.

@@ -25,32 +25,37 @@ from torch.utils.checkpoint import checkpoint
 
 from gpytorch_gam import _checks as checks
 from gpytorch_gam import settings
-from gpytorch_gam._transforms import is_transformed
 from gpytorch_gam.components import AdditivePredictor, ComponentGroup
-from gpytorch_gam.components._structure import STATE_KEY, as_bytes, from_bytes
-from gpytorch_gam.components._without_autocast import without_autocast
 from gpytorch_gam.components.additive_predictor import join_covariances, predictor_distribution
+from gpytorch_gam.components.group_projection import project_components, project_sum, whitened_weights
 from gpytorch_gam.components.levels import listed
-from gpytorch_gam.components.projection import project_components, project_sum, whitened_weights
+from gpytorch_gam.components.reading import Reading, check_keywords, check_rows, has_own_forward, read_rows
+from gpytorch_gam.distributions.marginal_normal import MarginalNormal
+from gpytorch_gam.distributions.predictor_distribution import PredictorDistribution, PredictorMoments, independent_rows
+from gpytorch_gam.effects.component_posterior import ComponentPosterior, draw_given_inducing
+from gpytorch_gam.effects.component_source import ComponentProjections, GroupPosterior
+from gpytorch_gam.effects.prediction import Prediction, joined
+from gpytorch_gam.numerics.autocast import without_autocast
+from gpytorch_gam.numerics.precision import CovarianceFactors, split_groups
+from gpytorch_gam.numerics.precision_fit import inverse_cholesky
+from gpytorch_gam.numerics.transforms import is_transformed
 from gpytorch_gam.operators import BlockDiagonalCholeskyLinearOperator, LowRankPrecisionInverseLinearOperator
-from gpytorch_gam.operators._deferred_linear_operator import DeferredLinearOperator
+from gpytorch_gam.operators.deferred_linear_operator import DeferredLinearOperator
+from gpytorch_gam.operators.posterior_covariance import (
+    PosteriorCovariance,
+    covariance_in_rows,
+    keep_positive,
+    posterior_covariance,
+)
+from gpytorch_gam.parameters.structure import STATE_KEY, as_bytes, from_bytes
 
-from ._forward_recorder import ForwardRecorder
 from ._jitter import relative_jitter
 from ._kernel_state import KernelState
-from ._marginal_normal import MarginalNormal
-from ._posterior_covariance import PosteriorCovariance, covariance_in_rows, keep_positive, posterior_covariance
-from ._precision_algebra import CovarianceFactors, split_groups
 from ._precision_variational_distribution import _PrecisionVariationalDistribution
 from ._prediction_cache import PredictionCache
-from ._structured_fit import inverse_cholesky
 from .block_low_rank_precision_variational_distribution import BlockLowRankPrecisionVariationalDistribution
-from .component_posterior import ComponentPosterior, draw_given_inducing
-from .component_source import ComponentProjections, GroupPosterior
+from .forward_recorder import ForwardRecorder
 from .low_rank_precision_variational_distribution import LowRankPrecisionVariationalDistribution
-from .prediction import Prediction, joined
-from .reading import Reading, check_keywords, check_rows, has_own_forward, read_rows
-from .row_moments import PredictorDistribution, PredictorMoments, independent_rows
 
 # Numbers of the features of a chunk of rows, Q a row, in predictions, and rows at least.
 _PREDICTION_NUMBERS, _LEAST_PREDICTION_ROWS = 2**20, 256

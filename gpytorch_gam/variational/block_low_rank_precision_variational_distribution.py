@@ -10,12 +10,12 @@ from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
 from gpytorch_gam import _checks as checks
+from gpytorch_gam.numerics.capacitance import add_identity
+from gpytorch_gam.numerics.precision_fit import fit_block_low_rank, rank_for_tolerance
+from gpytorch_gam.numerics.triangular import cholesky
 from gpytorch_gam.operators import BlockDiagonalCholeskyLinearOperator, LowRankPrecisionInverseLinearOperator
-from gpytorch_gam.operators._capacitance import add_identity
-from gpytorch_gam.operators._cholesky import cholesky
 
 from ._precision_variational_distribution import _PrecisionVariationalDistribution
-from ._structured_fit import fit_block_low_rank, rank_for_tolerance
 
 # Where an automatic rank starts, before data are seen.
 _INITIAL_RANK = 16
@@ -36,13 +36,13 @@ class BlockLowRankPrecisionVariationalDistribution(_PrecisionVariationalDistribu
     accuracy.
     :math:`D \ge I` costs nothing for log-concave likelihoods, whose optimal blocks are never wider than the prior.
 
-    **Training.** Natural gradients (:class:`~gpytorch_gam.optim.NaturalGradient`, :func:`~gpytorch_gam.optim.fit`). The
+    **Training.** Natural gradients (:class:`~gpytorch_gam.optim.NaturalGradient`, :func:`~gpytorch_gam.fit`). The
     entries of B and of the :math:`E_c` grow like the root of the number of rows over the standard deviation of the
     noise, to tens and hundreds, while Adam moves an entry by its rate in a step: with rates such as .01, hundreds of
     steps leave the precision far too small and bands too wide (600 rows, 50 epochs of batches of 50 by Adam at .01: 54
     nats below the optimum at the same hyperparameters). A :class:`~gpytorch_gam.warnings.TrainingLoopWarning` says so
     where the model is used after a hundred such steps or more. If Adam has to train it, start by
-    :func:`~gpytorch_gam.optim.initialize_posterior`, and give these parameters a group of their own with a rate some
+    :func:`~gpytorch_gam.training.initialize_posterior`, and give these parameters a group of their own with a rate some
     thirty times as large (7 nats).
 
     :param block_sizes: Sizes of the blocks, ``predictor.block_sizes``; may be ragged.

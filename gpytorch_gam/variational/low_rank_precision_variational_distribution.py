@@ -10,11 +10,11 @@ from gpytorch.distributions import MultivariateNormal
 from linear_operator.operators import IdentityLinearOperator
 from torch import Tensor
 
+from gpytorch_gam.numerics.precision_fit import leading_root, rank_for_tolerance, truncation_gap
 from gpytorch_gam.operators import LowRankPrecisionInverseLinearOperator
 from gpytorch_gam.warnings import RankWarning
 
 from ._precision_variational_distribution import _PrecisionVariationalDistribution
-from ._structured_fit import leading_root, rank_for_tolerance, truncation_gap
 
 _NOTABLE_LOSS = 10.0  # nats
 
@@ -40,7 +40,7 @@ class LowRankPrecisionVariationalDistribution(_PrecisionVariationalDistribution)
     dimensions). **Below that it is poor**: the directions left over keep the prior's variance, and the fit is worse
     than mean-field. If a large rank is out of reach, use :class:`BlockLowRankPrecisionVariationalDistribution`.
 
-    **Training.** Natural gradients (:class:`~gpytorch_gam.optim.NaturalGradient`, :func:`~gpytorch_gam.optim.fit`). The
+    **Training.** Natural gradients (:class:`~gpytorch_gam.optim.NaturalGradient`, :func:`~gpytorch_gam.fit`). The
     entries of B grow like the root of the number of rows over the standard deviation of the noise, to tens and
     hundreds, while Adam moves an entry by its rate in a step: with rates such as .01, hundreds of steps leave the
     precision far too small and bands too wide (46 nats below the optimum in the example of

@@ -12,10 +12,10 @@ import pytest
 import torch
 from triton.runtime import interpreter
 
-from gpytorch_gam.components import _triton_kernels, _triton_projection
-from gpytorch_gam.components._fused_projection import BlockwiseProjection, ProjectionInputs, fused_projection
-from gpytorch_gam.components._triton_projection import TritonProjection, is_available, supports
-from gpytorch_gam.kernels._separable_form import Factor, LocalShape
+from gpytorch_gam.projection import _triton_kernels, triton_projection
+from gpytorch_gam.projection.blockwise import BlockwiseProjection, ProjectionInputs, fused_projection
+from gpytorch_gam.projection.separable_form import Factor, LocalShape
+from gpytorch_gam.projection.triton_projection import TritonProjection, is_available, supports
 from tests.components.projection_cases import assert_agrees, converted, make_factor, make_inputs
 
 
@@ -40,7 +40,7 @@ def test_constants_are_those_of_the_rest_of_the_package() -> None:
     for bit, name in enumerate(Factor._fields[1:]):
         assert getattr(_triton_kernels, f"WANTS_{name.upper()}").value == 1 << bit
     for name in ("NUM_COLUMNS", "FACTOR_SUMS", "NUM_SUMS"):
-        assert getattr(_triton_kernels, name).value == getattr(_triton_projection, f"_{name}")
+        assert getattr(_triton_kernels, name).value == getattr(triton_projection, f"_{name}")
 
 
 @pytest.mark.parametrize("has_product", [False, True])
@@ -80,7 +80,7 @@ def test_numbers_of_rows_and_components(num_rows: int, num_components: int) -> N
 
 
 def test_programs_share_rows_and_components(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_triton_projection, "_num_multiprocessors", lambda device: 2)
+    monkeypatch.setattr(triton_projection, "_num_multiprocessors", lambda device: 2)
     shapes = (LocalShape.MATERN32, LocalShape.PERIODIC_DEVIATION)
     assert_agrees(make_inputs(shapes, products=(True, True), num_rows=330, num_points=70))
 
@@ -160,5 +160,5 @@ def test_what_it_does_not_support() -> None:
 
 
 def test_the_trial_on_a_device_passes_here() -> None:
-    assert _triton_projection._largest_error(torch.device("cpu")) < 1e-5
-    assert _triton_projection.works_on.__wrapped__(torch.device("cpu"))
+    assert triton_projection._largest_error(torch.device("cpu")) < 1e-5
+    assert triton_projection.works_on.__wrapped__(torch.device("cpu"))

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from gpytorch_gam import settings
-from gpytorch_gam.components._fused_projection import BlockwiseProjection, ProjectionBackend, ProjectionInputs
-from gpytorch_gam.components._triton_projection import TritonProjection, supports
-from gpytorch_gam.kernels._separable_form import Factor, LocalShape
+from gpytorch_gam.projection.blockwise import BlockwiseProjection, ProjectionBackend, ProjectionInputs
+from gpytorch_gam.projection.separable_form import Factor, LocalShape
+from gpytorch_gam.projection.triton_projection import TritonProjection, supports
 
 # Of the largest entry of a result.
 TOLERANCES = {"tf32x3": 1e-5, "tf32": 5e-3, "bf16": 5e-2}

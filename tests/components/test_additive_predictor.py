@@ -8,7 +8,9 @@ import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 
 from gpytorch_gam import AdditivePredictor, ComponentGroup
-from gpytorch_gam.components import Levels, as_levels, constant, regular_grid
+from gpytorch_gam.components import Levels, regular_grid
+from gpytorch_gam.components.levels import as_levels
+from gpytorch_gam.terms import constant
 
 
 def univariate(columns: list[int], **kwargs: object) -> ComponentGroup:

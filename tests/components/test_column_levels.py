@@ -8,9 +8,11 @@ from gpytorch.kernels import CosineKernel, Kernel, MaternKernel, PeriodicKernel,
 from torch.utils.data import DataLoader, TensorDataset
 
 from gpytorch_gam import AdditivePredictor, ComponentGroup
-from gpytorch_gam.components import ColumnLevels, constant, cyclic, regular_grid, smooth
-from gpytorch_gam.components.column_levels import Phase
+from gpytorch_gam.components import regular_grid
 from gpytorch_gam.kernels import ANOVAKernel, Uniform
+from gpytorch_gam.terms import constant, cyclic, smooth
+from gpytorch_gam.training.discretized import ColumnLevels
+from gpytorch_gam.training.discretized.column_levels import Phase
 
 
 def make_predictor() -> AdditivePredictor:

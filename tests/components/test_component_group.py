@@ -8,9 +8,11 @@ import torch
 from gpytorch.kernels import LinearKernel, MaternKernel, PeriodicKernel, RBFKernel, RQKernel, ScaleKernel
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
-from gpytorch_gam.components import Levels, as_levels, constant, factor, regular_grid
+from gpytorch_gam.components import Levels, regular_grid
+from gpytorch_gam.components.levels import as_levels
 from gpytorch_gam.kernels import CentredKernel, LevelKernel
 from gpytorch_gam.settings import fused_projection
+from gpytorch_gam.terms import constant, factor
 
 
 def rbf(size: int) -> ScaleKernel:

@@ -22,18 +22,19 @@ from gpytorch.kernels import (
 from torch import Tensor
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup, settings
-from gpytorch_gam.components import constant, regular_grid
-from gpytorch_gam.components._fused_projection import (
+from gpytorch_gam.components import regular_grid
+from gpytorch_gam.components.group_projection import project_components, project_sum
+from gpytorch_gam.kernels import ANOVAKernel, Empirical, Normal, Uniform
+from gpytorch_gam.projection import separable_form as form_module
+from gpytorch_gam.projection.blockwise import (
     BlockwiseProjection,
     ProjectionInputs,
     fused_projection,
     plain_kernel,
     plain_projection,
 )
-from gpytorch_gam.components.projection import project_components, project_sum
-from gpytorch_gam.kernels import ANOVAKernel, Empirical, Normal, Uniform
-from gpytorch_gam.kernels import _separable_form as form_module
-from gpytorch_gam.kernels._separable_form import separable_form
+from gpytorch_gam.projection.separable_form import separable_form
+from gpytorch_gam.terms import constant
 
 SIZE = torch.Size([3])
 UNIFORM = Uniform(0.0, 1.0)

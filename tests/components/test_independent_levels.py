@@ -9,11 +9,12 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
-from gpytorch_gam.components import constant, factor_smooth, random_effect, smooth, tensor
 from gpytorch_gam.kernels import LevelKernel
 from gpytorch_gam.models.additive_gp import FAMILIES
-from gpytorch_gam.optim import NaturalGradient, fit_discretized, polish
+from gpytorch_gam.optim import NaturalGradient
 from gpytorch_gam.settings import fused_projection
+from gpytorch_gam.terms import constant, factor_smooth, random_effect, smooth, tensor
+from gpytorch_gam.training import fit_discretized, polish
 from gpytorch_gam.variational import AdditiveVariationalStrategy, BlockLowRankPrecisionVariationalDistribution
 
 LEVELS = [7.0, -2.0, 0.5, 3.0, 11.0, 4.0]  # in no order

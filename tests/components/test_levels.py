@@ -16,9 +16,12 @@ import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
-from gpytorch_gam.components import ColumnLevels, Levels, as_levels, constant, regular_grid
+from gpytorch_gam.components import Levels, regular_grid
+from gpytorch_gam.components.levels import as_levels
 from gpytorch_gam.kernels import CentredKernel, LevelKernel, OrdinalKernel
-from gpytorch_gam.optim import fit_discretized
+from gpytorch_gam.terms import constant
+from gpytorch_gam.training import fit_discretized
+from gpytorch_gam.training.discretized import ColumnLevels
 
 NAN = float("nan")
 

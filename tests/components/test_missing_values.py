@@ -14,11 +14,13 @@ from gpytorch.kernels import Kernel, LinearKernel, MaternKernel, RBFKernel, Scal
 from torch import Tensor
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
-from gpytorch_gam.components import constant, regular_grid
+from gpytorch_gam.components import regular_grid
 from gpytorch_gam.kernels import ANOVAKernel, CentredKernel, LevelKernel, Uniform
 from gpytorch_gam.mlls import CollapsedELBO
-from gpytorch_gam.optim import NaturalGradient, polish
+from gpytorch_gam.optim import NaturalGradient
 from gpytorch_gam.settings import fused_projection
+from gpytorch_gam.terms import constant
+from gpytorch_gam.training import polish
 
 NAN = float("nan")
 FAMILIES = ("block_low_rank", "low_rank", "mean_field", "coupled")

@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.optim.swa_utils import AveragedModel
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
-from gpytorch_gam.components import (
-    Levels,
+from gpytorch_gam.components import Levels
+from gpytorch_gam.kernels import ANOVAKernel, Empirical, Uniform
+from gpytorch_gam.terms import (
     constant,
     cyclic,
     factor,
@@ -28,7 +29,6 @@ from gpytorch_gam.components import (
     spatial,
     tensor,
 )
-from gpytorch_gam.kernels import ANOVAKernel, Empirical, Uniform
 from gpytorch_gam.variational import FullAdditiveVariationalStrategy, TiedAdditiveVariationalStrategy
 from tests.components.test_terms import SITES, TERMS, inputs
 

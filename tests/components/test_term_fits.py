@@ -13,8 +13,10 @@ from gpytorch.mlls import VariationalELBO
 from torch import Tensor
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
-from gpytorch_gam.components import (
-    Levels,
+from gpytorch_gam.components import Levels
+from gpytorch_gam.effects import ComponentPosterior
+from gpytorch_gam.mlls import CollapsedELBO
+from gpytorch_gam.terms import (
     constant,
     cyclic,
     factor,
@@ -27,8 +29,6 @@ from gpytorch_gam.components import (
     spatial,
     tensor,
 )
-from gpytorch_gam.mlls import CollapsedELBO
-from gpytorch_gam.variational import ComponentPosterior
 
 SITES = Levels((-2.0, 0.5, 9.0), ("Bergen", "Oslo", "Bodo"))
 

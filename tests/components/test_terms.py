@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
-from gpytorch_gam.components import (
-    Levels,
+from gpytorch_gam.components import Levels, quantile_points, regular_grid
+from gpytorch_gam.kernels import Empirical, Normal, Uniform
+from gpytorch_gam.terms import (
     constant,
     cyclic,
     factor,
@@ -23,14 +24,11 @@ from gpytorch_gam.components import (
     interaction,
     linear,
     ordinal,
-    quantile_points,
     random_effect,
-    regular_grid,
     smooth,
     spatial,
     tensor,
 )
-from gpytorch_gam.kernels import Empirical, Normal, Uniform
 
 SITES = Levels((-3.0, 0.5, 7.0), ("Bergen", "Oslo", "Bodo"))
 

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from gpytorch_gam import settings
-from gpytorch_gam.components import _triton_projection
-from gpytorch_gam.components._fused_projection import ProjectionInputs
-from gpytorch_gam.components._triton_projection import TritonProjection, is_available, supports
-from gpytorch_gam.kernels._separable_form import Factor, LocalShape
+from gpytorch_gam.projection import triton_projection
+from gpytorch_gam.projection.blockwise import ProjectionInputs
+from gpytorch_gam.projection.separable_form import Factor, LocalShape
+from gpytorch_gam.projection.triton_projection import TritonProjection, is_available, supports
 from gpytorch_gam.warnings import ProjectionWarning
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
@@ -31,7 +31,7 @@ def test_the_package_does_without_triton() -> None:
     script = (
         "import sys; sys.modules['triton'] = None\n"
         "import gpytorch_gam\n"
-        "from gpytorch_gam.components._triton_projection import is_available\n"
+        "from gpytorch_gam.projection.triton_projection import is_available\n"
         "assert not is_available()\n"
         "assert not any(name.endswith('_triton_kernels') for name in sys.modules)"
     )
@@ -53,12 +53,12 @@ def test_kernels_that_fail_or_err_on_a_device_are_not_used(monkeypatch: pytest.M
     def raise_error(device: torch.device) -> float:
         raise RuntimeError("no compiler")
 
-    works_on, device = _triton_projection.works_on.__wrapped__, torch.device("cpu")
+    works_on, device = triton_projection.works_on.__wrapped__, torch.device("cpu")
     for error, message in ((lambda device: 0.1, "off by 1.0e-01"), (lambda device: float("nan"), "off by nan")):
-        monkeypatch.setattr(_triton_projection, "_largest_error", error)
+        monkeypatch.setattr(triton_projection, "_largest_error", error)
         with pytest.warns(ProjectionWarning, match=message):
             assert not works_on(device)
-    monkeypatch.setattr(_triton_projection, "_largest_error", raise_error)
+    monkeypatch.setattr(triton_projection, "_largest_error", raise_error)
     with pytest.warns(ProjectionWarning, match="RuntimeError: no compiler"):
         assert not works_on(device)
 
@@ -106,7 +106,7 @@ def compile_offline(name: str, arguments: dict[str, Any], constants: dict[str, A
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from gpytorch_gam.components import _triton_kernels
+    from gpytorch_gam.projection import _triton_kernels
 
     kernel = getattr(_triton_kernels, name)
     constants, signature, attributes = dict(constants), {}, {}
@@ -122,7 +122,7 @@ def compile_offline(name: str, arguments: dict[str, Any], constants: dict[str, A
         if torch.is_tensor(value) or (value is not None and value % 16 == 0):
             attributes[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
-    options = {"num_warps": _triton_projection._NUM_WARPS, "num_stages": _triton_projection._NUM_STAGES}
+    options = {"num_warps": triton_projection._NUM_WARPS, "num_stages": triton_projection._NUM_STAGES}
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     return Compiled(compiled.metadata.shared, compiled.asm["ptx"])
 
@@ -146,12 +146,12 @@ def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """Compile what a forward and a backward pass would run."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")  # Triton 3.9 warns where it is not set
-    monkeypatch.setattr(_triton_projection, "_num_multiprocessors", lambda device: 132)
+    monkeypatch.setattr(triton_projection, "_num_multiprocessors", lambda device: 132)
 
     def compile_passes(inputs: ProjectionInputs, precision: str, capability: int = 90) -> dict[str, Compiled]:
         launches: dict[str, Any] = {}
         monkeypatch.setattr(
-            _triton_projection,
+            triton_projection,
             "_launch",
             lambda name, grid, arguments, constants: launches.setdefault(name, (arguments, constants)),
         )

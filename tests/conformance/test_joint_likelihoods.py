@@ -12,8 +12,8 @@ from gpytorch.test.base_likelihood_test_case import BaseLikelihoodTestCase
 from torch.distributions import Distribution
 
 import gpytorch_gam.likelihoods
-from gpytorch_gam.likelihoods._joint_likelihood import _JointLikelihood
 from gpytorch_gam.likelihoods.gaussian_location_scale_likelihood import GaussianLocationScaleLikelihood
+from gpytorch_gam.likelihoods.joint_likelihood import _JointLikelihood
 from gpytorch_gam.likelihoods.negative_binomial_mean_dispersion_likelihood import (
     NegativeBinomialMeanDispersionLikelihood,
 )

@@ -21,7 +21,7 @@ from gpytorch_gam.kernels import (
     OrdinalKernel,
     Uniform,
 )
-from gpytorch_gam.kernels._separable_form import separable_form
+from gpytorch_gam.projection.separable_form import separable_form
 
 
 class OneColumnKernelTestCase(BaseKernelTestCase):

@@ -25,7 +25,7 @@ from gpytorch_gam import (
     ComponentGroup,
     LowRankPrecisionVariationalDistribution,
 )
-from gpytorch_gam.components import constant
+from gpytorch_gam.terms import constant
 from gpytorch_gam.variational import (
     FullAdditiveVariationalStrategy,
     SiteVariationalDistribution,

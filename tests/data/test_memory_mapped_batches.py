@@ -19,10 +19,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
-from gpytorch_gam.components import constant, regular_grid
+from gpytorch_gam.components import regular_grid
 from gpytorch_gam.data import MemoryMappedBatches
 from gpytorch_gam.mlls import CollapsedELBO
-from gpytorch_gam.optim import fit, polish
+from gpytorch_gam.terms import constant
+from gpytorch_gam.training import fit, polish
 
 NUM_ROWS = 1003
 

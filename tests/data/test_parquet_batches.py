@@ -17,10 +17,11 @@ import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
-from gpytorch_gam.components import constant, regular_grid
+from gpytorch_gam.components import regular_grid
 from gpytorch_gam.data import ParquetBatches
 from gpytorch_gam.mlls import CollapsedELBO
-from gpytorch_gam.optim import fit, polish
+from gpytorch_gam.terms import constant
+from gpytorch_gam.training import fit, polish
 
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")

@@ -11,7 +11,16 @@ import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup, settings
-from gpytorch_gam.components import (
+from gpytorch_gam.components import regular_grid
+from gpytorch_gam.kernels import ANOVAKernel
+from gpytorch_gam.kernels.measures import Uniform
+from gpytorch_gam.likelihoods import GaussianLocationScaleLikelihood, PoissonLikelihood
+from gpytorch_gam.models.additive_gp import FAMILIES
+from gpytorch_gam.optim import NaturalGradient
+from gpytorch_gam.projection.blockwise import BlockwiseProjection
+from gpytorch_gam.projection.separable_form import Factor, LocalShape
+from gpytorch_gam.projection.triton_projection import TritonProjection
+from gpytorch_gam.terms import (
     constant,
     cyclic,
     factor,
@@ -20,18 +29,10 @@ from gpytorch_gam.components import (
     linear,
     ordinal,
     random_effect,
-    regular_grid,
     smooth,
     spatial,
 )
-from gpytorch_gam.components._fused_projection import BlockwiseProjection
-from gpytorch_gam.components._triton_projection import TritonProjection
-from gpytorch_gam.kernels import ANOVAKernel
-from gpytorch_gam.kernels._separable_form import Factor, LocalShape
-from gpytorch_gam.kernels.measures import Uniform
-from gpytorch_gam.likelihoods import GaussianLocationScaleLikelihood, PoissonLikelihood
-from gpytorch_gam.models.additive_gp import FAMILIES
-from gpytorch_gam.optim import NaturalGradient, fit, polish
+from gpytorch_gam.training import fit, polish
 from tests.components.projection_cases import assert_agrees, converted, evaluate, make_inputs
 
 pytestmark = pytest.mark.gpu

@@ -11,8 +11,8 @@ from gpytorch.distributions import MultitaskMultivariateNormal
 from linear_operator.operators import BlockDiagLinearOperator
 from scipy import special, stats
 
-from gpytorch_gam.likelihoods._joint_likelihood import _JointLikelihood
 from gpytorch_gam.likelihoods.gaussian_location_scale_likelihood import GaussianLocationScaleLikelihood
+from gpytorch_gam.likelihoods.joint_likelihood import _JointLikelihood
 from gpytorch_gam.likelihoods.negative_binomial_mean_dispersion_likelihood import (
     NegativeBinomialMeanDispersionLikelihood,
 )

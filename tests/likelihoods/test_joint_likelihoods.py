@@ -17,18 +17,18 @@ from scipy import stats
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
 from gpytorch_gam.components import regular_grid
-from gpytorch_gam.likelihoods._mean_dispersion_negative_binomial import (
+from gpytorch_gam.distributions import row_moments
+from gpytorch_gam.distributions.mean_dispersion_negative_binomial import (
     MeanDispersionNegativeBinomial,
     negative_binomial_log_prob,
 )
+from gpytorch_gam.distributions.quantiles import predictive_quantiles
 from gpytorch_gam.likelihoods.gaussian_location_scale_likelihood import GaussianLocationScaleLikelihood
 from gpytorch_gam.likelihoods.negative_binomial_mean_dispersion_likelihood import (
     NegativeBinomialMeanDispersionLikelihood,
 )
-from gpytorch_gam.likelihoods.predictive_quantiles import predictive_quantiles
 from gpytorch_gam.likelihoods.softmax_likelihood import SoftmaxLikelihood
 from gpytorch_gam.likelihoods.student_t_location_scale_likelihood import StudentTLocationScaleLikelihood
-from gpytorch_gam.variational import row_moments
 from tests import reference
 
 from .joint_cases import CASES, Case, distribution, drawn_nodes, moments

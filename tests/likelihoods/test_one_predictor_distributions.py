@@ -6,12 +6,8 @@ import pytest
 import torch
 from torch.distributions import Categorical, MixtureSameFamily
 
-from gpytorch_gam.likelihoods import (
-    GammaLikelihood,
-    NegativeBinomialLikelihood,
-    PoissonLikelihood,
-    predictive_quantiles,
-)
+from gpytorch_gam.distributions import predictive_quantiles
+from gpytorch_gam.likelihoods import GammaLikelihood, NegativeBinomialLikelihood, PoissonLikelihood
 
 from .one_predictor_cases import CASES, NAMES, NUM_ROWS, Case, dense, marginals, normal
 

@@ -11,6 +11,7 @@ import torch
 from gpytorch.likelihoods import StudentTLikelihood as UpstreamStudentT
 from linear_operator.operators import DiagLinearOperator
 
+from gpytorch_gam.distributions.marginal_normal import MarginalNormal
 from gpytorch_gam.likelihoods import (
     BinomialLikelihood,
     GammaLikelihood,
@@ -20,7 +21,6 @@ from gpytorch_gam.likelihoods import (
     QuantileLikelihood,
     StudentTLikelihood,
 )
-from gpytorch_gam.variational._marginal_normal import MarginalNormal
 
 from .one_predictor_cases import CASES, NAMES, NUM_ROWS, Case, dense, marginals, normal
 

@@ -22,7 +22,7 @@ from torch.distributions import (
     Uniform,
 )
 
-from gpytorch_gam.likelihoods.predictive_quantiles import predictive_quantiles
+from gpytorch_gam.distributions.quantiles import predictive_quantiles
 
 LEVELS = [0.001, 0.1, 0.5, 0.9, 0.999]
 

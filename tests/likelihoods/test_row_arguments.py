@@ -18,7 +18,7 @@ from gpytorch_gam.likelihoods import (
     QuantileLikelihood,
     ZeroInflatedPoissonLikelihood,
 )
-from gpytorch_gam.likelihoods._row_arguments import row_vector
+from gpytorch_gam.likelihoods.row_arguments import row_vector
 
 from .one_predictor_cases import CASES, NAMES, NUM_ROWS, Case, marginals, normal
 
@@ -130,9 +130,9 @@ def test_weights_multiply(case: Case) -> None:
         (GammaLikelihood(), [0.0, -1.0, 1.0], "zero or negative values in 2 of 3 rows"),
         (BinomialLikelihood(), [0.0, 2.0, 1.0], "more successes than trials in 1 of 3 rows.*pass trials="),
         (OrdinalLikelihood(3), [0.0, 3.0, 1.5], "something else than a class 0, ..., 2 in 2 of 3 rows"),
-        (QuantileLikelihood(), [0.0, float("nan"), 1.0], "NaN in 1 of 3 rows.*gpytorch_gam.data.drop_missing"),
+        (QuantileLikelihood(), [0.0, float("nan"), 1.0], "NaN in 1 of 3 rows.*gpytorch_gam.data.missing_responses"),
         (QuantileLikelihood(), [0.0, float("inf"), 1.0], "infinity in 1 of 3 rows"),
-        (PoissonLikelihood(), [0.0, float("nan"), 1.0], "NaN in 1 of 3 rows.*gpytorch_gam.data.drop_missing"),
+        (PoissonLikelihood(), [0.0, float("nan"), 1.0], "NaN in 1 of 3 rows.*gpytorch_gam.data.missing_responses"),
     ],
 )
 def test_impossible_responses_are_counted(likelihood: gpytorch.likelihoods.Likelihood, y: list, message: str) -> None:

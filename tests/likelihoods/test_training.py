@@ -12,7 +12,7 @@ from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood, Likeli
 from gpytorch.likelihoods import StudentTLikelihood as UpstreamStudentT
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
-from gpytorch_gam.components import constant, regular_grid
+from gpytorch_gam.components import regular_grid
 from gpytorch_gam.kernels import ANOVAKernel, Uniform
 from gpytorch_gam.likelihoods import (
     BinomialLikelihood,
@@ -26,6 +26,7 @@ from gpytorch_gam.likelihoods import (
     ZeroInflatedPoissonLikelihood,
 )
 from gpytorch_gam.optim import NaturalGradient
+from gpytorch_gam.terms import constant
 
 LIKELIHOODS: dict[str, Callable[[], Likelihood]] = {
     "poisson": PoissonLikelihood,

@@ -4,7 +4,7 @@ import pytest
 import torch
 from linear_operator.utils.warnings import NumericalWarning
 
-from gpytorch_gam.operators._cholesky import cholesky, cholesky_or_nan, safe_cholesky
+from gpytorch_gam.numerics.triangular import cholesky, cholesky_or_nan, safe_cholesky
 
 
 def test_the_factor_and_its_gradient() -> None:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gpytorch_gam.operators._capacitance import (
+from gpytorch_gam.numerics.capacitance import (
     capacitance_cholesky,
     capacitance_log_determinant,
     explained_factor,

@@ -16,7 +16,8 @@ from gpytorch_gam import (
     LowRankPrecisionVariationalDistribution,
 )
 from gpytorch_gam.mlls import CollapsedELBO
-from gpytorch_gam.optim import NaturalGradient, initialize_posterior, polish
+from gpytorch_gam.optim import NaturalGradient
+from gpytorch_gam.training import initialize_posterior, polish
 from gpytorch_gam.warnings import RankWarning
 from tests.optim.test_natural_gradient import (
     backward,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -13,13 +12,13 @@ import torch
 from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor
-from gpytorch_gam.components import constant, smooth
 from gpytorch_gam.likelihoods import StudentTLikelihood
 from gpytorch_gam.mlls import CollapsedELBO
-from gpytorch_gam.optim import Epoch, fit
-from gpytorch_gam.optim._convergence import MeanGradient, open_gains
-from gpytorch_gam.optim.fit import _has_stalled
-from gpytorch_gam.optim.polish import polish
+from gpytorch_gam.terms import constant, smooth
+from gpytorch_gam.training import Epoch, fit, fitting
+from gpytorch_gam.training._convergence import MeanGradient, open_gains
+from gpytorch_gam.training.fitting import _has_stalled
+from gpytorch_gam.training.polishing import polish
 from gpytorch_gam.warnings import ConvergenceWarning
 
 NOISE = 0.02
@@ -118,7 +117,7 @@ def test_an_interrupted_search_leaves_what_training_found(monkeypatch: pytest.Mo
             raise KeyboardInterrupt
         return polish(*args, **kwargs)
 
-    monkeypatch.setattr("gpytorch_gam.optim._profile_bound.polish", interrupt)
+    monkeypatch.setattr("gpytorch_gam.training._profile_bound.polish", interrupt)
     with pytest.raises(KeyboardInterrupt):
         fit(model, likelihood, [(x, y)], num_epochs=3)
     after = [*model.parameters(), *likelihood.parameters()]
@@ -133,8 +132,7 @@ def test_an_interrupted_search_leaves_what_training_found(monkeypatch: pytest.Mo
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the data, they are too large to end with a search."""
-    module = importlib.import_module("gpytorch_gam.optim.fit")  # the package's function hides it
-    monkeypatch.setattr(module, "_MAX_FEATURES", 0)
+    monkeypatch.setattr(fitting, "_MAX_FEATURES", 0)
 
 
 @pytest.mark.usefixtures("large")

@@ -22,7 +22,9 @@ from torch import Tensor, distributed
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from gpytorch_gam.optim import NaturalGradient, average_gradients, fit, polish, row_weighted
+from gpytorch_gam.optim import NaturalGradient
+from gpytorch_gam.optim.processes import average_gradients, row_weighted
+from gpytorch_gam.training import fit, polish
 from gpytorch_gam.warnings import CurvatureWarning, RankWarning, TrainingLoopWarning
 from tests.optim.test_natural_gradient import gaussian_likelihood, gaussian_problem, make_model, precision_and_mean
 

@@ -11,10 +11,11 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
-from gpytorch_gam.components import constant, regular_grid
+from gpytorch_gam.components import regular_grid
 from gpytorch_gam.mlls import CollapsedELBO
-from gpytorch_gam.optim import Epoch, fit, polish
-from gpytorch_gam.optim.fit import _has_diverged
+from gpytorch_gam.terms import constant
+from gpytorch_gam.training import Epoch, fit, polish
+from gpytorch_gam.training.fitting import _has_diverged
 
 
 def make_problem() -> tuple[AdditiveGP, gpytorch.likelihoods.GaussianLikelihood, torch.Tensor, torch.Tensor]:

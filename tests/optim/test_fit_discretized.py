@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable
 
@@ -23,21 +22,20 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
-from gpytorch_gam.components import ColumnLevels, constant, cyclic, quantile_points, regular_grid, smooth
+from gpytorch_gam.components import quantile_points, regular_grid
 from gpytorch_gam.kernels import ANOVAKernel, Uniform
 from gpytorch_gam.likelihoods import GammaLikelihood
+from gpytorch_gam.likelihoods.expected_gradients import expected_gradients
 from gpytorch_gam.mlls import CollapsedELBO
-from gpytorch_gam.optim import fit_discretized, polish
-from gpytorch_gam.optim._discretized_data import DiscretizedData, MomentTables
-from gpytorch_gam.optim._discretized_problem import DiscretizedProblem
-from gpytorch_gam.optim._level_statistics import LevelStatistics, interpolated
-from gpytorch_gam.optim._quasi_newton import QuasiNewton
-from gpytorch_gam.optim._tabulated_gradients import TabulatedGradients, distinct_responses, tabulated
-from gpytorch_gam.variational._expected_gradients import expected_gradients
+from gpytorch_gam.terms import constant, cyclic, smooth
+from gpytorch_gam.training import fit_discretized, polish
+from gpytorch_gam.training._quasi_newton import QuasiNewton
+from gpytorch_gam.training.discretized import ColumnLevels, discretized_fit
+from gpytorch_gam.training.discretized._data import DiscretizedData, MomentTables
+from gpytorch_gam.training.discretized._problem import DiscretizedProblem
+from gpytorch_gam.training.discretized._statistics import LevelStatistics, interpolated
+from gpytorch_gam.training.discretized._tabulated_gradients import TabulatedGradients, distinct_responses, tabulated
 from gpytorch_gam.warnings import ConvergenceWarning, DiscretizationWarning
-
-# The package's function hides its module.
-fit_module = importlib.import_module("gpytorch_gam.optim.fit_discretized")
 
 
 class PoissonLikelihood(gpytorch.likelihoods.PoissonLikelihood):
@@ -333,7 +331,7 @@ def test_many_rows_begin_with_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     y, likelihood = respond("labels", truth(x))
     fitted = []
     for size in (20000, 400):
-        monkeypatch.setattr(fit_module, "_SAMPLE_SIZE", size)
+        monkeypatch.setattr(discretized_fit, "_SAMPLE_SIZE", size)
         model = make_model()
         history = fit_discretized(model, likelihood, [(x[:1500], y[:1500]), (x[1500:], y[1500:])], tolerance=0.01)
         fitted.append((history[-1], model(x[:50]).mean))
@@ -490,7 +488,7 @@ def test_sizes_beyond_a_dense_matrix_are_refused(monkeypatch: pytest.MonkeyPatch
     x = make_inputs(50, repeated=False)
     for name, message in (("_MAX_INDUCING", "inducing variables"), ("_MAX_TABLE_ENTRIES", "lower max_levels")):
         with monkeypatch.context() as patch:
-            patch.setattr(fit_module, name, 10)
+            patch.setattr(discretized_fit, name, 10)
             with pytest.raises(ValueError, match=message):
                 fit_discretized(make_model(), GaussianLikelihood().double(), [(x, x[:, 0])])
 
@@ -642,7 +640,7 @@ def test_what_is_left_open_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     y = torch.poisson((9 + 2 * torch.sin(6 * x[:, 0])).exp())
     with pytest.warns(ConvergenceWarning, match="promises .* nats, more than the tolerance"):
         fit_discretized(make_small(x), PoissonLikelihood(), [(x, y)], max_passes=1)
-    monkeypatch.setattr(fit_module, "_GAUSSIAN_STEPS", 1)
+    monkeypatch.setattr(discretized_fit, "_GAUSSIAN_STEPS", 1)
     with pytest.warns(ConvergenceWarning, match="promises .* nats"):
         fit_discretized(make_small(x), GaussianLikelihood().double(), [(x, y.log())])
 

@@ -10,10 +10,12 @@ from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, Likelihood
 from torch.utils.data import DataLoader, TensorDataset
 
 from gpytorch_gam import AdditiveGP
-from gpytorch_gam.components import AdditivePredictor, constant, smooth
+from gpytorch_gam.components import AdditivePredictor
 from gpytorch_gam.data import RowDataset
+from gpytorch_gam.diagnostics import HyperparameterUncertainty
 from gpytorch_gam.likelihoods import RowwiseLikelihood
-from gpytorch_gam.optim import HyperparameterUncertainty, fit, fit_discretized, initialize_posterior, polish
+from gpytorch_gam.terms import constant, smooth
+from gpytorch_gam.training import fit, fit_discretized, initialize_posterior, polish
 
 NUM_ROWS = 60
 

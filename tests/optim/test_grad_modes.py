@@ -11,18 +11,13 @@ import torch
 from gpytorch.likelihoods import GaussianLikelihood
 
 from gpytorch_gam import AdditiveGP
-from gpytorch_gam.components import AdditivePredictor, constant, smooth
+from gpytorch_gam.components import AdditivePredictor
+from gpytorch_gam.diagnostics import HyperparameterUncertainty, concurvity, sobol_indices
 from gpytorch_gam.mlls import CollapsedELBO
-from gpytorch_gam.optim import (
-    HyperparameterUncertainty,
-    NaturalGradient,
-    fit,
-    fit_discretized,
-    initialize_posterior,
-    polish,
-)
-from gpytorch_gam.optim._discretized_data import sampled
-from gpytorch_gam.variational import concurvity, sobol_indices
+from gpytorch_gam.optim import NaturalGradient
+from gpytorch_gam.terms import constant, smooth
+from gpytorch_gam.training import fit, fit_discretized, initialize_posterior, polish
+from gpytorch_gam.training.discretized._data import sampled
 
 Problem = tuple[AdditiveGP, GaussianLikelihood, torch.Tensor, torch.Tensor]
 

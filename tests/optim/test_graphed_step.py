@@ -12,9 +12,11 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from torch import Tensor
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
-from gpytorch_gam.components import constant, regular_grid
-from gpytorch_gam.optim import NaturalGradient, _graphed_step, fit
-from gpytorch_gam.optim._graphed_step import GraphedStep, Outputs
+from gpytorch_gam.components import regular_grid
+from gpytorch_gam.optim import NaturalGradient
+from gpytorch_gam.terms import constant
+from gpytorch_gam.training import _graphed_step, fit
+from gpytorch_gam.training._graphed_step import GraphedStep, Outputs
 
 
 def make_objective() -> gpytorch.mlls.VariationalELBO:

@@ -12,7 +12,8 @@ from linear_operator.operators import DiagLinearOperator
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
 from gpytorch_gam.components import regular_grid
 from gpytorch_gam.mlls import CollapsedELBO
-from gpytorch_gam.optim import NaturalGradient, polish
+from gpytorch_gam.optim import NaturalGradient
+from gpytorch_gam.training import polish
 from tests.optim.test_natural_gradient import (
     LogPoissonLikelihood,
     backward,

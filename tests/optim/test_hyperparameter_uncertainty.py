@@ -12,8 +12,9 @@ from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
 from gpytorch_gam.components import regular_grid
+from gpytorch_gam.diagnostics import HyperparameterUncertainty
 from gpytorch_gam.mlls import CollapsedELBO
-from gpytorch_gam.optim import HyperparameterUncertainty, polish
+from gpytorch_gam.training import polish
 from tests.optim.test_natural_gradient import effect, make_inputs
 
 

@@ -11,9 +11,9 @@ from gpytorch.likelihoods import GaussianLikelihood
 from torch import Tensor
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor
-from gpytorch_gam.components import constant, smooth
 from gpytorch_gam.likelihoods import GaussianLocationScaleLikelihood, PoissonLikelihood
-from gpytorch_gam.optim import fit, fit_discretized, inducing_shortfall
+from gpytorch_gam.terms import constant, smooth
+from gpytorch_gam.training import fit, fit_discretized, inducing_shortfall
 from gpytorch_gam.warnings import InducingPointsWarning
 
 

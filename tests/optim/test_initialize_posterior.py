@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from gpytorch_gam import AdditiveGP
-from gpytorch_gam.optim import NaturalGradient, initialize_posterior
+from gpytorch_gam.optim import NaturalGradient
+from gpytorch_gam.training import initialize_posterior
 from tests.optim.test_natural_gradient import (
     backward,
     elbo,

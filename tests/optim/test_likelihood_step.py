@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 
 import gpytorch
@@ -16,11 +15,11 @@ from torch import Tensor
 from torch.distributions import Gamma, StudentT
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor
-from gpytorch_gam.components import constant, smooth
 from gpytorch_gam.likelihoods import GammaLikelihood, NegativeBinomialLikelihood, SoftmaxLikelihood, StudentTLikelihood
-from gpytorch_gam.optim import fit
-from gpytorch_gam.optim._data_stream import Rows
-from gpytorch_gam.optim._likelihood_step import fit_likelihood
+from gpytorch_gam.optim.rows.stream import Rows
+from gpytorch_gam.terms import constant, smooth
+from gpytorch_gam.training import fit, fitting
+from gpytorch_gam.training._likelihood_step import fit_likelihood
 
 
 class Posterior(torch.nn.Module):
@@ -64,9 +63,8 @@ def test_a_few_epochs_of_minibatches_find_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # No quasi-Newton ascent at the end, nor a word on what it would gain.
-    module = sys.modules["gpytorch_gam.optim.fit"]
-    monkeypatch.setattr(module, "_MAX_FEATURES", 0)
-    monkeypatch.setattr(module, "warn_if_open", lambda *_: None)
+    monkeypatch.setattr(fitting, "_MAX_FEATURES", 0)
+    monkeypatch.setattr(fitting, "warn_if_open", lambda *_: None)
     x = torch.rand(500, 1).double()
     y = draw(torch.sin(6 * x[:, 0]))
     model = AdditiveGP(AdditivePredictor(smooth(0, x, num_inducing=6), constant()), rank=2).double()

@@ -16,14 +16,15 @@ from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood, Studen
 from linear_operator.operators import DiagLinearOperator
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
-from gpytorch_gam.components import constant, regular_grid
+from gpytorch_gam.components import regular_grid
 from gpytorch_gam.mlls import CollapsedELBO
-from gpytorch_gam.operators._capacitance import add_identity
+from gpytorch_gam.numerics.capacitance import add_identity
+from gpytorch_gam.numerics.matrix_free_fit import fit_afresh, fit_round, leading_factor, mixed_product, remainder_roots
+from gpytorch_gam.numerics.precision_fit import diagonal_blocks
 from gpytorch_gam.optim import NaturalGradient
-from gpytorch_gam.optim._mean_step import Posterior, transported
-from gpytorch_gam.optim._streaming_fit import fit_afresh, fit_round, leading_factor, mixed_product, remainder_roots
+from gpytorch_gam.optim.posterior.posterior import Posterior, transported
+from gpytorch_gam.terms import constant
 from gpytorch_gam.variational import BlockLowRankPrecisionVariationalDistribution
-from gpytorch_gam.variational._structured_fit import diagonal_blocks
 from gpytorch_gam.warnings import TrainingLoopWarning
 from tests.variational.test_structured_fit import gap, random_excess
 
@@ -659,7 +660,7 @@ def test_steps_with_a_closure_never_raise_its_loss(
     family: str, rank: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Without the limit on the reach of a step, the first ones overflow.
-    monkeypatch.setattr("gpytorch_gam.optim._mean_step.REACH", 12.0)
+    monkeypatch.setattr("gpytorch_gam.optim.posterior.posterior.REACH", 12.0)
     torch.manual_seed(0)
     x = make_inputs(300)
     y, likelihood = torch.poisson((effect(x) * 2 + 6).exp()), LogPoissonLikelihood()

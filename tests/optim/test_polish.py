@@ -19,9 +19,11 @@ from gpytorch.likelihoods import (
 from torch.utils.data import DataLoader, TensorDataset
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
-from gpytorch_gam.components import constant, regular_grid
+from gpytorch_gam.components import regular_grid
 from gpytorch_gam.mlls import CollapsedELBO
-from gpytorch_gam.optim import NaturalGradient, polish
+from gpytorch_gam.optim import NaturalGradient
+from gpytorch_gam.terms import constant
+from gpytorch_gam.training import polish
 from gpytorch_gam.variational import BlockLowRankPrecisionVariationalDistribution, TiedAdditiveVariationalStrategy
 from tests.optim.test_natural_gradient import (
     LogPoissonLikelihood,

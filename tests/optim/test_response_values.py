@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor
-from gpytorch_gam.components import constant, smooth
 from gpytorch_gam.likelihoods import RowwiseLikelihood
-from gpytorch_gam.optim import fit, fit_discretized, initialize_posterior, polish, start_from_responses
+from gpytorch_gam.terms import constant, smooth
+from gpytorch_gam.training import fit, fit_discretized, initialize_posterior, polish, start_from_responses
 
 X = torch.linspace(0.0, 1.0, 60).double().unsqueeze(-1)
 

@@ -17,7 +17,7 @@ from torch.utils.data import (
 )
 
 from gpytorch_gam.mlls import CollapsedELBO
-from gpytorch_gam.optim import fit, initialize_posterior, polish
+from gpytorch_gam.training import fit, initialize_posterior, polish
 from gpytorch_gam.warnings import TrainingLoopWarning
 from tests.optim.test_fit import make_problem
 

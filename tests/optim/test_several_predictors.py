@@ -13,19 +13,22 @@ from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood
 from torch.utils.data import DataLoader
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
-from gpytorch_gam.components import constant, regular_grid
+from gpytorch_gam.components import regular_grid
 from gpytorch_gam.data import RowDataset
+from gpytorch_gam.diagnostics import HyperparameterUncertainty
+from gpytorch_gam.distributions import predictive_quantiles
 from gpytorch_gam.kernels import ANOVAKernel, Uniform
 from gpytorch_gam.likelihoods import (
     GaussianLocationScaleLikelihood,
     QuantileLikelihood,
     RowwiseLikelihood,
     SoftmaxLikelihood,
-    predictive_quantiles,
 )
-from gpytorch_gam.optim import HyperparameterUncertainty, NaturalGradient, fit, initialize_posterior, polish
-from gpytorch_gam.optim._predictor_rows import positive_part, predictor_segments, semidefinite_rows
-from gpytorch_gam.optim._weighted_features import BatchFeatures
+from gpytorch_gam.optim import NaturalGradient
+from gpytorch_gam.optim.rows.predictors import positive_part, predictor_segments, semidefinite_rows
+from gpytorch_gam.optim.rows.sums import BatchFeatures
+from gpytorch_gam.terms import constant
+from gpytorch_gam.training import fit, initialize_posterior, polish
 from tests.optim.test_hyperparameter_gradient import corrected
 
 

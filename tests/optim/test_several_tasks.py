@@ -12,10 +12,13 @@ from gpytorch.variational import IndependentMultitaskVariationalStrategy, LMCVar
 from torch import Tensor
 
 from gpytorch_gam import AdditiveGP
-from gpytorch_gam.components import AdditivePredictor, constant, smooth
+from gpytorch_gam.components import AdditivePredictor
+from gpytorch_gam.diagnostics import HyperparameterUncertainty, concurvity
 from gpytorch_gam.likelihoods import RowwiseLikelihood
-from gpytorch_gam.optim import HyperparameterUncertainty, NaturalGradient, fit, initialize_posterior, polish
-from gpytorch_gam.variational import AdditiveVariationalStrategy, concurvity
+from gpytorch_gam.optim import NaturalGradient
+from gpytorch_gam.terms import constant, smooth
+from gpytorch_gam.training import fit, initialize_posterior, polish
+from gpytorch_gam.variational import AdditiveVariationalStrategy
 
 NUM_ROWS = 50
 Data = tuple[Tensor, Tensor]

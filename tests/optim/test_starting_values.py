@@ -17,8 +17,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
 from gpytorch_gam import likelihoods as ours
-from gpytorch_gam.components import constant, factor, linear, regular_grid, smooth
-from gpytorch_gam.optim import fit, fit_discretized, null_predictor, start_from_responses
+from gpytorch_gam.components import regular_grid
+from gpytorch_gam.terms import constant, factor, linear, smooth
+from gpytorch_gam.training import fit, fit_discretized, null_predictor, start_from_responses
 from gpytorch_gam.warnings import TrainingLoopWarning
 
 

@@ -20,7 +20,8 @@ from torch.optim.swa_utils import AveragedModel
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
 from gpytorch_gam.mlls import CollapsedELBO
-from gpytorch_gam.optim import NaturalGradient, polish
+from gpytorch_gam.optim import NaturalGradient
+from gpytorch_gam.training import polish
 from gpytorch_gam.warnings import TrainingLoopWarning
 from tests.optim.test_natural_gradient import (
     elbo,

@@ -22,8 +22,9 @@ from gpytorch_gam import (
     ComponentGroup,
     LowRankPrecisionVariationalDistribution,
 )
-from gpytorch_gam.components import constant, regular_grid
+from gpytorch_gam.components import regular_grid
 from gpytorch_gam.models.additive_gp import FAMILIES
+from gpytorch_gam.terms import constant
 from tests import reference
 
 
@@ -575,7 +576,7 @@ def test_fixed_inducing_points_never_move() -> None:
 
 
 def test_numerical_core_compiles() -> None:
-    from gpytorch_gam.variational._precision_algebra import precision_covariance_factors
+    from gpytorch_gam.numerics.precision import precision_covariance_factors
 
     mean, factor, blocks = torch.randn(6).double(), torch.randn(6, 2).double(), [torch.randn(2, 3, 3).double()]
     compiled = torch.compile(precision_covariance_factors, backend="aot_eager", fullgraph=True)

@@ -7,8 +7,9 @@ import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
-from gpytorch_gam.components import constant, regular_grid
+from gpytorch_gam.components import regular_grid
 from gpytorch_gam.mlls import CollapsedELBO
+from gpytorch_gam.terms import constant
 
 
 def scaled_rbf(size: int, batch: tuple[int, ...]) -> ScaleKernel:

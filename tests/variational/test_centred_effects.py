@@ -12,16 +12,13 @@ from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from torch import Tensor
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
-from gpytorch_gam.components import constant, regular_grid, smooth
+from gpytorch_gam.components import regular_grid
+from gpytorch_gam.effects import ComponentPosterior, _centring
 from gpytorch_gam.kernels import ANOVAKernel, Empirical, Measure, Normal, Uniform
 from gpytorch_gam.mlls import CollapsedELBO
 from gpytorch_gam.models.additive_gp import FAMILIES
-from gpytorch_gam.variational import (
-    ComponentPosterior,
-    FullAdditiveVariationalStrategy,
-    TiedAdditiveVariationalStrategy,
-    _centring,
-)
+from gpytorch_gam.terms import constant, smooth
+from gpytorch_gam.variational import FullAdditiveVariationalStrategy, TiedAdditiveVariationalStrategy
 
 
 def make_predictor(batch: tuple[int, ...] = (), by: list[int | None] | None = None) -> AdditivePredictor:

@@ -12,11 +12,12 @@ from gpytorch.variational import CholeskyVariationalDistribution, IndependentMul
 from torch import Tensor
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, AdditiveVariationalStrategy, ComponentGroup
-from gpytorch_gam.components import constant, regular_grid
+from gpytorch_gam.components import regular_grid
+from gpytorch_gam.diagnostics.concurvity_of_components import Concurvity, concurvity
 from gpytorch_gam.kernels import ANOVAKernel, Uniform
 from gpytorch_gam.mlls import CollapsedELBO
+from gpytorch_gam.terms import constant
 from gpytorch_gam.variational import FullAdditiveVariationalStrategy, TiedAdditiveVariationalStrategy
-from gpytorch_gam.variational.concurvity import Concurvity, concurvity
 
 
 def make_predictor(columns: list[list[int]], anova: bool = True, lengthscale: float = 0.5) -> AdditivePredictor:

@@ -8,8 +8,8 @@ from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihoo
 from torch import Tensor
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor
-from gpytorch_gam.components import constant, factor, smooth
-from gpytorch_gam.variational import exact_components
+from gpytorch_gam.terms import constant, factor, smooth
+from gpytorch_gam.variational.sites import exact_effects as exact_components
 
 
 def data(n: int = 25) -> tuple[Tensor, Tensor]:

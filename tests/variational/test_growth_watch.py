@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor
-from gpytorch_gam.components import constant, smooth
-from gpytorch_gam.optim import NaturalGradient, initialize_posterior, polish
+from gpytorch_gam.optim import NaturalGradient
+from gpytorch_gam.terms import constant, smooth
+from gpytorch_gam.training import initialize_posterior, polish
 from gpytorch_gam.warnings import TrainingLoopWarning
 
 x = torch.rand(200, 2, generator=torch.Generator().manual_seed(0)).double()

@@ -14,8 +14,8 @@ from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor
-from gpytorch_gam.components import constant, smooth
-from gpytorch_gam.optim import initialize_posterior
+from gpytorch_gam.terms import constant, smooth
+from gpytorch_gam.training import initialize_posterior
 from gpytorch_gam.variational import FullAdditiveVariationalStrategy, additive_variational_strategy
 
 

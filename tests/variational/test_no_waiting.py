@@ -13,22 +13,13 @@ from gpytorch.kernels import Kernel, MaternKernel, PeriodicKernel, RBFKernel, Sc
 from linear_operator.operators import DiagLinearOperator
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
-from gpytorch_gam.components import (
-    constant,
-    cyclic,
-    factor,
-    linear,
-    ordinal,
-    random_effect,
-    regular_grid,
-    smooth,
-    tensor,
-)
+from gpytorch_gam.components import regular_grid
+from gpytorch_gam.distributions.marginal_normal import MarginalNormal
 from gpytorch_gam.kernels import ANOVAKernel, Empirical, Normal, Uniform
 from gpytorch_gam.likelihoods import GaussianLocationScaleLikelihood, NegativeBinomialLikelihood, PoissonLikelihood
 from gpytorch_gam.models.additive_gp import FAMILIES
 from gpytorch_gam.settings import fused_projection
-from gpytorch_gam.variational._marginal_normal import MarginalNormal
+from gpytorch_gam.terms import constant, cyclic, factor, linear, ordinal, random_effect, smooth, tensor
 
 SIZE = torch.Size([2])
 

@@ -13,15 +13,12 @@ from torch import Tensor
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, AdditiveVariationalStrategy
 from gpytorch_gam import BlockLowRankPrecisionVariationalDistribution as Block
-from gpytorch_gam.components import constant, smooth
+from gpytorch_gam.diagnostics import HyperparameterUncertainty, concurvity, sobol_indices
 from gpytorch_gam.mlls import CollapsedELBO
-from gpytorch_gam.optim import HyperparameterUncertainty, NaturalGradient, fit_discretized, initialize_posterior, polish
-from gpytorch_gam.variational import (
-    FullAdditiveVariationalStrategy,
-    TiedAdditiveVariationalStrategy,
-    concurvity,
-    sobol_indices,
-)
+from gpytorch_gam.optim import NaturalGradient
+from gpytorch_gam.terms import constant, smooth
+from gpytorch_gam.training import fit_discretized, initialize_posterior, polish
+from gpytorch_gam.variational import FullAdditiveVariationalStrategy, TiedAdditiveVariationalStrategy
 
 # Means of the inducing variables start at random, with a standard deviation of .001.
 AT_FIRST = 0.02

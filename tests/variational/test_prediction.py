@@ -11,11 +11,12 @@ from gpytorch.constraints import GreaterThan
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
-from gpytorch_gam.components import constant, regular_grid
+from gpytorch_gam.components import regular_grid
 from gpytorch_gam.kernels import ANOVAKernel, Uniform
 from gpytorch_gam.models.additive_gp import FAMILIES
 from gpytorch_gam.optim import NaturalGradient
 from gpytorch_gam.settings import fused_projection
+from gpytorch_gam.terms import constant
 from gpytorch_gam.variational import (
     AdditiveVariationalStrategy,
     TiedAdditiveVariationalStrategy,

@@ -11,7 +11,7 @@ import torch
 from gpytorch.distributions import Delta, MultitaskMultivariateNormal, MultivariateNormal
 from linear_operator.operators import BlockDiagLinearOperator, DiagLinearOperator, ZeroLinearOperator
 
-from gpytorch_gam.variational import PredictorDistribution, row_moments
+from gpytorch_gam.distributions import PredictorDistribution, row_moments
 from tests import reference
 
 BATCH_SHAPES = [(), (3,), (2, 3)]

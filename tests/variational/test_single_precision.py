@@ -11,8 +11,8 @@ import torch
 from gpytorch.likelihoods import GaussianLikelihood
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
-from gpytorch_gam.components import constant, smooth, tensor
-from gpytorch_gam.optim import polish
+from gpytorch_gam.terms import constant, smooth, tensor
+from gpytorch_gam.training import polish
 
 NUM_ROWS = 20000
 BOUNDS = {"low": 0.0, "high": 1.0}

@@ -19,8 +19,9 @@ from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood, Studen
 from gpytorch.test.variational_test_case import VariationalTestCase
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
-from gpytorch_gam.components import constant, regular_grid, smooth
+from gpytorch_gam.components import regular_grid
 from gpytorch_gam.mlls import CollapsedELBO
+from gpytorch_gam.terms import constant, smooth
 from gpytorch_gam.variational import (
     FullAdditiveVariationalStrategy,
     SiteVariationalDistribution,

@@ -13,10 +13,11 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from torch import Tensor
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
-from gpytorch_gam.components import constant, regular_grid, smooth
+from gpytorch_gam.components import regular_grid
+from gpytorch_gam.diagnostics.variance_decomposition import SobolIndices, sobol_indices
 from gpytorch_gam.kernels import ANOVAKernel, Uniform
 from gpytorch_gam.mlls import CollapsedELBO
-from gpytorch_gam.variational.sobol_indices import SobolIndices, sobol_indices
+from gpytorch_gam.terms import constant, smooth
 
 # Ishigami and Homma (1990) with a = 7, b = .1: variances of the parts of sin x0 + a sin^2 x1 + b x2^4 sin x0.
 A, B = 7.0, 0.1

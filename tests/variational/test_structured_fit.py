@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gpytorch_gam import BlockLowRankPrecisionVariationalDistribution, LowRankPrecisionVariationalDistribution
-from gpytorch_gam.variational._structured_fit import (
+from gpytorch_gam.numerics.precision_fit import (
     diagonal_blocks,
     fit_block_low_rank,
     inverse_cholesky,

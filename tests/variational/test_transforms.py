@@ -9,17 +9,8 @@ from torch import Tensor
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, vmap
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor
-from gpytorch_gam.components import (
-    ComponentGroup,
-    constant,
-    cyclic,
-    factor,
-    linear,
-    random_effect,
-    regular_grid,
-    smooth,
-    tensor,
-)
+from gpytorch_gam.components import ComponentGroup, regular_grid
+from gpytorch_gam.terms import constant, cyclic, factor, linear, random_effect, smooth, tensor
 
 
 def rows() -> Tensor:

@@ -1,0 +1,7 @@
+"""Questions asked of a fitted model."""
+
+from .concurvity_of_components import Concurvity, concurvity
+from .hyperparameter_uncertainty import HyperparameterUncertainty
+from .variance_decomposition import SobolIndices, sobol_indices
+
+__all__ = ["Concurvity", "HyperparameterUncertainty", "SobolIndices", "concurvity", "sobol_indices"]

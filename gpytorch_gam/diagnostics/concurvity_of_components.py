@@ -1,0 +1,229 @@
+"""How far the components of an additive model can stand in for each other at given inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import gpytorch
+import torch
+from torch import Tensor
+
+from gpytorch_gam import _checks as checks
+from gpytorch_gam.variational.additive_variational_strategy import AdditiveVariationalStrategy
+from gpytorch_gam.variational.model_check import additive_strategy
+
+# Numbers of the features of a chunk of rows, Q a row, and rows at least.
+_FEATURE_NUMBERS, _LEAST_ROWS = 2**22, 256
+
+# Directions of the other components that agree to this share of their squares count as one.
+_DEGENERATE = 1e-9
+
+
+@dataclass(frozen=True)
+class Concurvity:
+    """
+    Concurvity of the components of a model, each value in [0, 1]. Made by :func:`concurvity`, which says what it is.
+
+    In the pairwise matrices row i is the component whose functions explain, column j the one that is explained, as in
+    mgcv; the diagonal is 1, and components of different predictors have 0.
+
+    :ivar names: names of the C components, in order.
+    :ivar worst: of each component against all others of its predictor, ``(C)``, float64.
+    :ivar observed: the same.
+    :ivar estimate: the same.
+    :ivar pairwise_worst: ``(C, C)``, float64.
+    :ivar pairwise_observed: ``(C, C)``.
+    :ivar pairwise_estimate: ``(C, C)``.
+    """
+
+    names: tuple[str, ...]
+    worst: Tensor
+    observed: Tensor
+    estimate: Tensor
+    pairwise_worst: Tensor
+    pairwise_observed: Tensor
+    pairwise_estimate: Tensor
+
+    def __str__(self) -> str:
+        """A table: each component against all others, and the component that explains most of it on its own."""
+        width = max(len(name) for name in (*self.names, "component"))
+        lines = [f"{'component':<{width}}  worst  observed  estimate  most by (estimate)"]
+        others = self.pairwise_estimate - torch.eye(len(self.names)).to(self.pairwise_estimate)
+        for index, name in enumerate(self.names):
+            share, closest = others[:, index].max(0)
+            by = f"{self.names[int(closest)]} ({share:.2f})" if share > 0 else "-"
+            values = f"{self.worst[index]:5.2f}  {self.observed[index]:8.2f}  {self.estimate[index]:8.2f}"
+            lines.append(f"{name:<{width}}  {values}  {by}")
+        return "\n".join(lines)
+
+
+class _Functions(NamedTuple):
+    """
+    Functions of all components at the rows, those of each orthonormal over the rows.
+
+    :ivar owner: the component of each of the K functions, ``(K)``.
+    :ivar products: their inner products over the rows, ``(K, K)``.
+    :ivar variances: prior variance along each, summed over the rows, ``(K)``.
+    :ivar means: inner products with the posterior mean of each component, ``(K, C)``.
+    :ivar mean_squares: squares of that mean, summed over the rows, ``(C)``.
+    """
+
+    owner: Tensor
+    products: Tensor
+    variances: Tensor
+    means: Tensor
+    mean_squares: Tensor
+
+
+@torch.no_grad()
+def concurvity(
+    model: gpytorch.models.ApproximateGP, x: Tensor, chunk_size: int | None = None, tolerance: float = 1e-3
+) -> Concurvity:
+    r"""
+    Concurvity of each component with all others of its predictor, and of all pairs: the share of its squares over the
+    rows of ``x`` that functions of the others can reproduce. 0 is none; at 1 the data cannot tell the components apart,
+    and only the prior does. As in mgcv's function of this name,
+
+    - ``worst`` is that of the function of the component that the others explain best (the square of the largest
+      canonical correlation, not centred). It is pessimistic: one such function is enough.
+    - ``observed`` is that of the component's posterior mean.
+    - ``estimate`` is that of the component's functions on average: the share of the prior variance over the rows that
+      lies in the span of the others.
+
+    **What to do about it.** A coupled posterior counts concurvity in its bands already, and
+    :meth:`ComponentPosterior.cross_covariance` says how the components trade off; mean-field bands are too narrow from
+    values of about .5 on. If a component has a high value against the constant, its kernel contains constants: give it
+    an :class:`~gpytorch_gam.kernels.ANOVAKernel`, or look at centred effects (:meth:`ComponentPosterior.centred`). If
+    two columns say nearly the same, leave one out, or report the sum of their components, whose band is narrow. If an
+    interaction has it with its main effects, make it a product of ANOVA kernels.
+
+    The functions of a component are spanned by its features :math:`\phi_c`, in which the prior is standard normal.
+    Of these, directions that have less than ``tolerance`` of the component's prior variance over the rows are left
+    out: every two smooth functions agree somewhere in directions that neither of them ever takes. The mean module is
+    not counted among the components. Rows should be many beside the directions that are left (about ten a component of
+    one column): few rows can be reproduced by anything. Everything comes from the features' Gram matrix, summed in
+    float64 over chunks of rows: :math:`O(n Q^2 + C Q^3)`, and memory that does not grow with the rows.
+
+    :param model: A model whose ``variational_strategy`` is an :class:`AdditiveVariationalStrategy` (with inducing
+        variables), without batch shape.
+    :param x: Inputs ``(n, D)``, the rows of the data.
+    :param chunk_size: Rows whose features exist at a time; by default so many that these take some megabytes.
+    :param tolerance: Smallest share of a component's prior variance of the directions that count, in [1e-6, 1).
+    :return: All measures. A component that is zero at all rows has none.
+    :raises TypeError: If the model's strategy is of another kind, or ``chunk_size`` not an integer.
+    :raises NotImplementedError: For batches of models, and strategies without inducing variables.
+    :raises ValueError: If ``x`` cannot be read by the components, or an argument is out of range.
+
+    Example:
+        >>> print(concurvity(model, train_x))
+    """
+    strategy = _validated_strategy(model)
+    _validate_arguments(strategy, x, chunk_size, tolerance)
+    predictor = strategy.predictor
+    functions = _functions(
+        _feature_gram(strategy, x, chunk_size),
+        strategy.covariance_factors().mean,
+        list(predictor.inducing_slices.values()),
+        tolerance,
+    )
+    predictor_of = torch.tensor(predictor.predictor_of, device=x.device)
+    num_components = predictor.num_components
+    overall = torch.zeros(3, num_components, dtype=torch.float64, device=x.device)
+    pairwise = torch.eye(num_components, dtype=torch.float64, device=x.device).repeat(3, 1, 1)
+    for index in range(num_components):
+        is_other = predictor_of == predictor_of[index]
+        is_other[index] = False
+        explains = is_other[functions.owner]
+        basis = _inverse_root(functions.products[explains][:, explains])
+        overall[:, index] = _measures(functions, index, explains, basis)
+        for other in is_other.nonzero().flatten().tolist():
+            pairwise[:, other, index] = _measures(functions, index, functions.owner == other)
+    return Concurvity(predictor.names, *overall, *pairwise)
+
+
+def _validated_strategy(model: gpytorch.models.ApproximateGP) -> AdditiveVariationalStrategy:
+    strategy = additive_strategy(model)
+    batch_shape = strategy._variational_distribution.batch_shape or strategy.predictor.batch_shape
+    if batch_shape:
+        raise NotImplementedError(
+            f"model has batch shape {tuple(batch_shape)}, but the directions that count differ in number between "
+            "models: make one model each"
+        )
+    return strategy
+
+
+def _validate_arguments(
+    strategy: AdditiveVariationalStrategy, x: Tensor, chunk_size: int | None, tolerance: float
+) -> None:
+    if chunk_size is not None:
+        checks.integer("chunk_size", chunk_size, least=1)
+    checks.number("tolerance", tolerance, least=1e-6, below=1)  # rounding comes close to smaller ones
+    if checks.tensor("x", x).dim() != 2 or x.shape[0] == 0:
+        raise ValueError(f"x must be rows (n, D) with n >= 1, got shape {tuple(x.shape)}")
+    strategy._prepare()
+    strategy.check_inputs(x[:1])  # what is wrong with all rows, before any work
+
+
+def _feature_gram(strategy: AdditiveVariationalStrategy, x: Tensor, chunk_size: int | None) -> Tensor:
+    size = strategy.predictor.num_inducing_total
+    chunk_size = int(chunk_size or max(_LEAST_ROWS, _FEATURE_NUMBERS // size))
+    gram = torch.zeros(size, size, dtype=torch.float64, device=x.device)
+    for rows in x.split(chunk_size):
+        features = strategy.features(rows).double()
+        gram += features @ features.mT
+    return gram
+
+
+def _functions(gram: Tensor, mean: Tensor, slices: Sequence[slice], tolerance: float) -> _Functions:
+    """Reduce the features to the directions that count, see :func:`concurvity`."""
+    coordinates, variances, means = [], [], []
+    for rows in slices:
+        own, directions = torch.linalg.eigh(gram[rows, rows])
+        keep = (own >= tolerance * own.sum()) & (own > 0)
+        coordinates.append(directions[:, keep] * own[keep].rsqrt())
+        variances.append(own[keep])
+        means.append(mean[rows].unsqueeze(-1))
+    counts = torch.tensor([len(own) for own in variances], device=gram.device)
+    basis, stacked_means = torch.block_diag(*coordinates), torch.block_diag(*means)  # (Q, K) and (Q, C)
+    onto_means = gram @ stacked_means
+    return _Functions(
+        owner=torch.arange(len(slices), device=gram.device).repeat_interleave(counts),
+        products=basis.mT @ gram @ basis,
+        variances=torch.cat(variances),
+        means=basis.mT @ onto_means,
+        mean_squares=(stacked_means * onto_means).sum(0),
+    )
+
+
+def _measures(functions: _Functions, index: int, explains: Tensor, basis: Tensor | None = None) -> Tensor:
+    """
+    Worst, observed and estimate of one component, ``(3)``.
+
+    :param functions: Of all components.
+    :param index: The component.
+    :param explains: Which functions explain, ``(K)``.
+    :param basis: Combinations of these that are orthonormal over the rows, ``(J, k)``; None if they are so themselves.
+    """
+    is_own = functions.owner == index
+    if not is_own.any() or not explains.any():
+        return functions.products.new_zeros(3)
+    explained, mean = functions.products[explains][:, is_own], functions.means[explains, index]
+    if basis is not None:
+        explained, mean = basis.mT @ explained, basis.mT @ mean
+    variances, square = functions.variances[is_own], functions.mean_squares[index]
+    return torch.stack(
+        [
+            torch.linalg.matrix_norm(explained, ord=2).square(),
+            mean.square().sum() / square.clamp_min(torch.finfo(square.dtype).tiny),
+            (explained.square().sum(0) * variances).sum() / variances.sum(),
+        ]
+    ).clamp(0.0, 1.0)
+
+
+def _inverse_root(products: Tensor) -> Tensor:
+    """T with T T' the inverse of a positive semidefinite matrix on its range."""
+    values, vectors = torch.linalg.eigh(products)
+    keep = values > _DEGENERATE * values[-1:]
+    return vectors[:, keep] * values[keep].rsqrt()

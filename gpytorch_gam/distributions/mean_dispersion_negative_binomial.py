@@ -1,0 +1,116 @@
+"""The negative binomial distribution by the logs of its mean and dispersion."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import NegativeBinomial
+
+from gpytorch_gam.numerics.quadrature import bounded_exp
+
+# Beyond these dispersions the distribution does not change any more (below: Poisson) or is degenerate (above).
+_LOG_DISPERSION_BOUND = 30.0
+# Sizes 1 / dispersion from which Stirling's series is exact to 1e-12.
+_LEAST_STIRLING_SIZE = 10.0
+
+
+def negative_binomial_log_prob(counts: Tensor, log_mean: Tensor, log_dispersion: Tensor) -> Tensor:
+    r"""
+    Log-probability of counts with mean :math:`\mu` and variance :math:`\mu + \alpha\mu^2`.
+
+    Near the Poisson limit, where :math:`\log\Gamma(y + 1/\alpha) - \log\Gamma(1/\alpha)` cancels, its difference is
+    taken by Stirling's series. Arguments broadcast.
+
+    :param counts: :math:`y`.
+    :param log_mean: :math:`\log\mu`.
+    :param log_dispersion: :math:`\log\alpha`; held between -30 and 30.
+    """
+    return log_prob_given_rate(counts, log_dispersion, log_rate(log_mean, log_dispersion)) + counts * log_mean
+
+
+def log_rate(log_mean: Tensor, log_dispersion: Tensor) -> Tensor:
+    r"""
+    :math:`\log(1 + \alpha\mu)`.
+
+    :param log_mean: :math:`\log\mu`.
+    :param log_dispersion: :math:`\log\alpha`; held between -30 and 30.
+    """
+    return torch.nn.functional.softplus(log_mean + _bounded(log_dispersion), threshold=40.0)
+
+
+def log_prob_given_rate(counts: Tensor, log_dispersion: Tensor, log_rates: Tensor) -> Tensor:
+    r"""
+    The log-probability without its term :math:`y \log\mu`; linear in :math:`\log(1 + \alpha\mu)`.
+
+    :param counts: :math:`y`.
+    :param log_dispersion: :math:`\log\alpha`; held between -30 and 30.
+    :param log_rates: :math:`\log(1 + \alpha\mu)`, or its expectation.
+    """
+    bounded = _bounded(log_dispersion)
+    size = (-bounded).exp()
+    return _log_rising_factorial(counts, size, bounded) - torch.lgamma(counts + 1) - (counts + size) * log_rates
+
+
+def _bounded(log_dispersion: Tensor) -> Tensor:
+    return log_dispersion.clamp(-_LOG_DISPERSION_BOUND, _LOG_DISPERSION_BOUND)
+
+
+def _log_rising_factorial(counts: Tensor, size: Tensor, log_dispersion: Tensor) -> Tensor:
+    r""":math:`\log\Gamma(y + r) - \log\Gamma(r) - y \log r`, which vanishes as the size r grows."""
+    is_large = size >= _LEAST_STIRLING_SIZE
+    large, small = size.clamp_min(_LEAST_STIRLING_SIZE), size.clamp_max(_LEAST_STIRLING_SIZE)
+    upper = counts + large
+    series = (upper - 0.5) * torch.log1p(counts / large) - counts + _stirling_tail(upper) - _stirling_tail(large)
+    direct = torch.lgamma(counts + small) - torch.lgamma(small) + counts * log_dispersion
+    return torch.where(is_large, series, direct)
+
+
+def _stirling_tail(z: Tensor) -> Tensor:
+    r"""What Stirling's formula leaves of :math:`\log\Gamma(z)`, for z of 10 and more."""
+    inverse = 1 / z
+    square = inverse.square()
+    return inverse * (1 / 12 - square * (1 / 360 - square * (1 / 1260 - square / 1680)))
+
+
+class MeanDispersionNegativeBinomial(NegativeBinomial):
+    r"""
+    Torch's negative binomial distribution with mean :math:`\mu` and variance :math:`\mu + \alpha\mu^2`, whose
+    log-probability is right close to the Poisson limit as well.
+
+    :param log_mean: :math:`\log\mu`, any shape.
+    :param log_dispersion: :math:`\log\alpha`, a shape that broadcasts; held between -30 and 30.
+    """
+
+    def __init__(self, log_mean: Tensor, log_dispersion: Tensor) -> None:
+        self.log_mean, self.log_dispersion = torch.broadcast_tensors(log_mean, _bounded(log_dispersion))
+        super().__init__((-self.log_dispersion).exp(), logits=self.log_mean + self.log_dispersion, validate_args=False)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> MeanDispersionNegativeBinomial:
+        """
+        The same distribution with a larger batch shape.
+
+        :param batch_shape: The new batch shape.
+        """
+        return MeanDispersionNegativeBinomial(
+            self.log_mean.expand(batch_shape), self.log_dispersion.expand(batch_shape)
+        )
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean."""
+        return bounded_exp(self.log_mean)
+
+    @property
+    def variance(self) -> Tensor:
+        """The variance."""
+        return self.mean + self.log_dispersion.exp() * self.mean.square()
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """
+        Log-probability of counts.
+
+        :param value: Counts, a shape that broadcasts.
+        """
+        return negative_binomial_log_prob(value, self.log_mean, self.log_dispersion)

@@ -1,0 +1,94 @@
+"""The distribution of a response whose predictor is normal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import Categorical, Distribution, MixtureSameFamily
+
+from gpytorch_gam.numerics.quadrature import NormalRule
+
+
+class ResponseMixture(MixtureSameFamily):
+    r"""
+    :math:`p(y) = \int p(y | f) \mathcal N(f; m, v)\, df`, rows independent.
+
+    Mean and variance are those of the mixture of :math:`p(y | f)` over quadrature nodes. Samples are drawn through the
+    predictor, and log-probabilities are integrals of their own, because the mixture itself is a row of spikes where the
+    predictor is less certain than the response.
+
+    :param mean: Of the predictor, ``(*batch, n)``.
+    :param variance: Of the predictor, ``(*batch, n)``.
+    :param conditional: ``conditional(f, values)`` is the distribution of y given f.
+    :param values: Tensors that broadcast to ``(*batch, n)``.
+    :param rule: Of shape ``(K,)``, for the standard normal distribution.
+    :param log_marginal: ``log_marginal(y, mean, variance)`` in float64.
+    :param marginal_cdf: The distribution function in the same way; default that of the mixture over nodes, which has
+        steps where the predictor is less certain than the response.
+    """
+
+    def __init__(
+        self,
+        mean: Tensor,
+        variance: Tensor,
+        conditional: Callable[[Tensor, Mapping[str, Tensor]], Distribution],
+        values: Mapping[str, Tensor],
+        rule: NormalRule,
+        log_marginal: Callable[[Tensor, Tensor, Tensor], Tensor],
+        marginal_cdf: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None,
+    ) -> None:
+        self._predictor_mean, self._predictor_variance = mean, variance
+        self._conditional, self._values = conditional, values
+        self._rule, self._log_marginal, self._marginal_cdf = rule, log_marginal, marginal_cdf
+        nodes = mean.unsqueeze(-1) + variance.sqrt().unsqueeze(-1) * rule.nodes.to(mean.dtype)  # (*batch, n, K)
+        components = conditional(nodes, {name: value.unsqueeze(-1) for name, value in values.items()})
+        # By logits: probabilities below the resolution of the dtype would be rounded up to it.
+        logits = rule.log_weights.to(mean.dtype).expand(components.batch_shape)
+        super().__init__(Categorical(logits=logits, validate_args=False), components)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """
+        Log-probabilities or log-densities.
+
+        :param value: ``(*sample, *batch, n)``.
+        """
+        if self._validate_args:
+            self._validate_sample(value)
+        return self._integrated(self._log_marginal, value)
+
+    def cdf(self, value: Tensor) -> Tensor:
+        """
+        The distribution function.
+
+        :param value: ``(*sample, *batch, n)``.
+        """
+        return super().cdf(value) if self._marginal_cdf is None else self._integrated(self._marginal_cdf, value)
+
+    def _integrated(self, function: Callable[[Tensor, Tensor, Tensor], Tensor], value: Tensor) -> Tensor:
+        tensors = torch.broadcast_tensors(value, self._predictor_mean, self._predictor_variance)
+        return function(*(tensor.double() for tensor in tensors)).to(self._predictor_mean.dtype)
+
+    @torch.no_grad()
+    def sample(self, sample_shape: Any = torch.Size()) -> Tensor:  # noqa: B008
+        """
+        Draw a predictor and then a response, for each row by itself.
+
+        :param sample_shape: Leading dimensions.
+        """
+        shape = torch.Size(sample_shape) + self.batch_shape
+        mean, variance = self._predictor_mean, self._predictor_variance
+        f = mean + variance.sqrt() * torch.randn(shape, dtype=mean.dtype, device=mean.device)
+        return self._conditional(f, self._values).sample()
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> ResponseMixture:
+        """
+        The same distribution with more batch dimensions.
+
+        :param batch_shape: That of the result.
+        """
+        mean, variance = (tensor.expand(batch_shape) for tensor in (self._predictor_mean, self._predictor_variance))
+        functions = self._log_marginal, self._marginal_cdf
+        return ResponseMixture(mean, variance, self._conditional, self._values, self._rule, *functions)

@@ -1,0 +1,99 @@
+"""Derivatives of the expected log-likelihood of each row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.likelihoods import Likelihood
+from linear_operator.operators import DiagLinearOperator
+from torch import Tensor
+
+from gpytorch_gam.distributions.predictor_distribution import PredictorMoments, independent_rows
+
+
+class ExpectedGradients(NamedTuple):
+    r"""
+    Expected log-likelihoods :math:`E_n` of rows under their marginals, and derivatives, in float64.
+
+    :ivar expected: :math:`E_n` in nats, ``(*batch, n)``.
+    :ivar gradients: :math:`g_n = \partial E_n / \partial \mathrm{mean}_n`, ``(*batch, n)``; of joint ones ``(n, P)``.
+    :ivar curvatures: :math:`\lambda_n = \max(0, -2\, \partial E_n / \partial \mathrm{variance}_n)`, ``(*batch, n)``; of
+        joint ones :math:`-2\, \partial E_n / \partial \mathrm{covariance}_n` as it is, ``(n, P, P)``.
+    """
+
+    expected: Tensor
+    gradients: Tensor
+    curvatures: Tensor
+
+
+def expected_gradients(
+    likelihood: Likelihood,
+    y: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    row_parameters: Mapping[str, Tensor] | None = None,
+) -> ExpectedGradients:
+    """
+    Differentiate the expected log-likelihood in the marginals of the predictor.
+
+    :param likelihood: Any likelihood of one predictor.
+    :param y: Responses, ``(*batch, n)``.
+    :param mean: Of the predictor, ``(*batch, n)``.
+    :param variance: Of the predictor, ``(*batch, n)``.
+    :param row_parameters: Further arguments of the likelihood, such as offsets and weights.
+    """
+    with torch.enable_grad():
+        mean, variance = mean.detach().requires_grad_(), variance.detach().requires_grad_()
+        rows = MultivariateNormal(mean, DiagLinearOperator(variance))
+        expected = likelihood.expected_log_prob(y, rows, **(row_parameters or {}))
+        _check_one_a_row(likelihood, expected, mean.dim())
+        by_mean, by_variance = torch.autograd.grad(expected.sum(), (mean, variance))
+    return ExpectedGradients(expected.detach().double(), by_mean.double(), (-2 * by_variance.double()).clamp_min(0.0))
+
+
+def joint_expected_gradients(
+    likelihood: Likelihood,
+    y: Tensor,
+    mean: Tensor,
+    covariance: Tensor,
+    row_parameters: Mapping[str, Tensor] | None = None,
+) -> ExpectedGradients:
+    """
+    Differentiate the expected log-likelihood in the moments of several predictors.
+
+    :param likelihood: Any likelihood of P predictors.
+    :param y: Responses, ``(n)``.
+    :param mean: Of the predictors, ``(n, P)``.
+    :param covariance: Between them in each row, ``(n, P, P)``.
+    :param row_parameters: Further arguments of the likelihood, such as offsets and weights.
+    """
+    with torch.enable_grad():
+        mean, covariance = mean.detach().requires_grad_(), covariance.detach().requires_grad_()
+        joint = independent_rows(PredictorMoments(mean, covariance))
+        expected = likelihood.expected_log_prob(y, joint, **(row_parameters or {}))
+        _check_one_a_row(likelihood, expected, mean.dim() - 1)
+        by_mean, by_covariance = torch.autograd.grad(expected.sum(), (mean, covariance))
+    return ExpectedGradients(expected.detach().double(), by_mean.double(), curvature_of(by_covariance, scale=-2.0))
+
+
+def _check_one_a_row(likelihood: Likelihood, expected: Tensor, num_dims: int) -> None:
+    """Somebody's own likelihood may have broadcast responses of another shape with the rows."""
+    if expected.dim() != num_dims:
+        raise ValueError(
+            f"the expected log-probabilities of {type(likelihood).__name__} have shape {tuple(expected.shape)}, but "
+            "there must be one for each row: look at the shape of its responses"
+        )
+
+
+def curvature_of(gradient: Tensor, scale: float) -> Tensor:
+    """
+    A multiple of the gradient in a covariance, in float64 and symmetric: functions may read one triangle alone.
+
+    :param gradient: ``(n, P, P)``.
+    :param scale: The factor.
+    """
+    doubled = gradient.double()
+    return 0.5 * scale * (doubled + doubled.mT)

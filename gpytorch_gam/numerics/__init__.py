@@ -1,0 +1,1 @@
+"""Pure functions of tensors: structured matrices, fits of precisions, quadrature, and guards around torch."""

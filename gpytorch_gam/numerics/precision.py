@@ -1,0 +1,154 @@
+r"""
+Small tensor functions behind the structured precision :math:`P = D + BB^\top`, :math:`D = I + \mathrm{blockdiag}(E_c
+E_c^\top)`.
+
+The covariance is never formed, and :math:`P^{-1} - I` is never obtained by subtraction. It is written as
+
+.. math::
+    P^{-1} = I - \mathrm{blockdiag}(V_c V_c^\top) - F F^\top
+
+with :math:`V_c = E_c \,\mathrm{chol}(I + E_c^\top E_c)^{-\top}`, so that :math:`D^{-1} = I - VV^\top`, and
+:math:`F = D^{-1} B L_A^{-\top}`, where :math:`L_A L_A^\top = A = I + B^\top D^{-1} B` is the capacitance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .capacitance import add_identity, capacitance_log_determinant, explained_factor
+from .triangular import cholesky, triangular_solve
+
+
+class CovarianceFactors(NamedTuple):
+    r"""
+    A whitened Gaussian :math:`N(m, I - \mathrm{blockdiag}(V_c V_c^\top) + s F F^\top)`, the one form in which the
+    strategy reads every variational distribution.
+
+    :ivar mean: :math:`m`, ``(*batch, Q)``.
+    :ivar block_roots: for each group :math:`V_c`, ``(*batch, C_g, M_g, r_g)``; None if there are none.
+    :ivar shared_root: :math:`F`, ``(*batch, Q, R)``; None if there is none.
+    :ivar shared_sign: :math:`s`, which is -1 or 1.
+    """
+
+    mean: Tensor
+    block_roots: tuple[Tensor, ...] | None
+    shared_root: Tensor | None
+    shared_sign: int
+
+
+def split_groups(stacked: Tensor, group_shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
+    """
+    Cut a matrix over the inducing vector into the parts of the groups.
+
+    :param stacked: ``(*batch, Q, k)``.
+    :param group_shapes: ``(C_g, M_g)`` of each group.
+    :return: For each group ``(*batch, C_g, M_g, k)``.
+    """
+    parts = stacked.split([num * size for num, size in group_shapes], dim=-2)
+    return [part.unflatten(-2, shape) for part, shape in zip(parts, group_shapes, strict=True)]
+
+
+def join_groups(parts: Sequence[Tensor]) -> Tensor:
+    """
+    The inverse of :func:`split_groups`.
+
+    :param parts: For each group ``(*batch, C_g, M_g, k)``.
+    :return: ``(*batch, Q, k)``.
+    """
+    return torch.cat([part.flatten(-3, -2) for part in parts], dim=-2)
+
+
+def solve_blocks(choleskys: Sequence[Tensor], stacked: Tensor, transpose: bool = False) -> Tensor:
+    r"""
+    :math:`L^{-1} X`, or :math:`L^{-\top} X` if ``transpose``, for :math:`L = \mathrm{blockdiag}(L_c)`.
+
+    :param choleskys: :math:`L_c` of each group, ``(*batch, C_g, M_g, M_g)``.
+    :param stacked: ``(*batch, Q, k)``.
+    """
+    parts = split_groups(stacked, [(chol.shape[-3], chol.shape[-2]) for chol in choleskys])
+    return join_groups([triangular_solve(chol, part, transpose) for chol, part in zip(choleskys, parts, strict=True)])
+
+
+def multiply_blocks(blocks: Sequence[Tensor], stacked: Tensor) -> Tensor:
+    """
+    The product of a block-diagonal matrix with columns.
+
+    :param blocks: For each group ``(*batch, C_g, M_g, M_g)``.
+    :param stacked: ``(*batch, Q, k)``.
+    """
+    parts = split_groups(stacked, [(block.shape[-3], block.shape[-2]) for block in blocks])
+    return join_groups([block @ part for block, part in zip(blocks, parts, strict=True)])
+
+
+def block_covariance_root(block_factor: Tensor) -> tuple[Tensor, Tensor]:
+    r"""
+    :math:`V_c = E_c \,\mathrm{chol}(I + E_c^\top E_c)^{-\top}` and :math:`\log|I + E_c E_c^\top|`.
+
+    :param block_factor: :math:`E_c`, ``(*batch, C, M, r)``.
+    :return: ``(*batch, C, M, r)`` and ``(*batch, C)``.
+    """
+    root = cholesky(add_identity(block_factor.mT @ block_factor))
+    return explained_factor(block_factor, root), capacitance_log_determinant(root)
+
+
+def apply_block_inverse(block_roots: Sequence[Tensor], factor: Tensor) -> Tensor:
+    r"""
+    :math:`D^{-1} B = B - V V^\top B`.
+
+    :param block_roots: :math:`V_c` of each group, ``(*batch, C_g, M_g, r_g)``.
+    :param factor: :math:`B`, ``(*batch, Q, R)``.
+    :return: ``(*batch, Q, R)``.
+    """
+    shapes = [(root.shape[-3], root.shape[-2]) for root in block_roots]
+    parts = split_groups(factor, shapes)
+    return join_groups([part - root @ (root.mT @ part) for root, part in zip(block_roots, parts, strict=True)])
+
+
+def precision_covariance_factors(
+    mean: Tensor, factor: Tensor | None, block_factors: Sequence[Tensor] | None
+) -> tuple[CovarianceFactors, Tensor]:
+    r"""
+    Covariance factors of :math:`N(m, (D + BB^\top)^{-1})` and :math:`\log|D + BB^\top|`.
+
+    Cost :math:`O(QR^2 + Q r R)` and :math:`O(\sum_c M_c r_c^2)`.
+
+    :param mean: ``(*batch, Q)``.
+    :param factor: :math:`B`, ``(*batch, Q, R)``, or None for :math:`B = 0`.
+    :param block_factors: :math:`E_c` of each group, ``(*batch, C_g, M_g, r_g)``, or None for :math:`D = I`.
+    :return: The factors, and the log determinant ``(*batch)``.
+    """
+    logdet = mean.new_zeros(mean.shape[:-1])
+    block_roots = None
+    if block_factors is not None:
+        pairs = [block_covariance_root(block_factor) for block_factor in block_factors]
+        block_roots = tuple(root for root, _ in pairs)
+        logdet = logdet + torch.stack([block_logdet.sum(-1) for _, block_logdet in pairs]).sum(0)
+    shared_root = None
+    if factor is not None:
+        solved = factor if block_roots is None else apply_block_inverse(block_roots, factor)
+        root = cholesky(add_identity(factor.mT @ solved))  # A = I + B' D^-1 B
+        shared_root = explained_factor(solved, root)  # F = D^-1 B L_A^-T
+        logdet = logdet + capacitance_log_determinant(root)
+    return CovarianceFactors(mean, block_roots, shared_root, shared_sign=-1), logdet
+
+
+def kl_from_standard_normal(factors: CovarianceFactors, logdet_precision: Tensor) -> Tensor:
+    r"""
+    :math:`\mathrm{KL}(N(m, P^{-1}) \,\|\, N(0, I)) = \tfrac12 [m^\top m - \|V\|_F^2 - \|F\|_F^2 + \log|P|]`.
+
+    (The paper's equation (2) has the sign of this term reversed.)
+
+    :param factors: Factors with ``shared_sign`` -1.
+    :param logdet_precision: :math:`\log|P|`, ``(*batch)``.
+    :return: ``(*batch)``.
+    """
+    trace = factors.mean.square().sum(-1)
+    for root in factors.block_roots or ():
+        trace = trace - root.square().sum((-3, -2, -1))
+    if factors.shared_root is not None:
+        trace = trace - factors.shared_root.square().sum((-2, -1))
+    return 0.5 * (trace + logdet_precision)

@@ -1,0 +1,255 @@
+r"""
+The structured precisions closest to a dense one, :math:`I + G` with :math:`G` positive semidefinite.
+
+For the low-rank family the optimum is a truncated eigendecomposition. For block + low-rank, the Gaussian of precision
+:math:`D + BB^\top` with the least divergence to one of precision :math:`P = I + G` is the maximum likelihood factor
+analysis of P, with blocks in the place of unique variances:
+
+- given :math:`D = LL^\top`, the best B consists of the leading eigenvectors of :math:`L^{-1} P L^{-\top} - I`, scaled
+  by the roots of their eigenvalues and multiplied by L;
+- at the optimum the diagonal blocks of :math:`D + BB^\top` are those of P.
+
+Iterating the two from the mean-field fit, D the diagonal blocks of P, the blocks shrink and the divergence falls with
+every round (the iteration of Lawley, 1940): to a local optimum, as in all factor analysis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .capacitance import add_identity
+from .precision import multiply_blocks, precision_covariance_factors, solve_blocks, split_groups
+from .triangular import cholesky
+
+# Rounds of a fit: at most so many, and none that would gain less than this many nats.
+_NUM_ROUNDS, _WORTHWHILE = 50, 5e-3
+
+# Rounds beyond the first from the fit of a similar precision.
+_NUM_WARM_ROUNDS = 2
+
+# Candidates for an automatic rank: steps of a half, rounded to multiples of 4.
+_SMALLEST_RANK, _GROWTH = 4, 1.5
+
+
+def leading_root(matrix: Tensor, rank: int) -> Tensor:
+    r"""
+    The factor :math:`B` of given rank for which :math:`BB^\top` is the best positive semidefinite approximation.
+
+    :param matrix: Symmetric, ``(*batch, k, k)``.
+    :param rank: Number of columns, at most ``k``.
+    :return: ``(*batch, k, rank)``.
+    """
+    if matrix.shape[-1] == 1:
+        return matrix.clamp_min(0).sqrt()[..., :rank]  # LAPACK is called for each matrix
+    values, vectors = torch.linalg.eigh(matrix)
+    return vectors[..., -rank:] * values[..., -rank:].clamp_min(0).sqrt().unsqueeze(-2) if rank else vectors[..., :0]
+
+
+def inverse_cholesky(precision: Tensor) -> Tensor:
+    """
+    The lower Cholesky factor of the inverse of a positive definite matrix ``(*batch, k, k)``.
+
+    With rows and columns reversed, the inverse of a lower triangular factor becomes lower triangular again.
+    """
+    reversed_cholesky = torch.linalg.cholesky(precision.flip(-2, -1))
+    eye = torch.eye(precision.shape[-1], dtype=precision.dtype, device=precision.device)
+    return torch.linalg.solve_triangular(reversed_cholesky.mT, eye, upper=True).flip(-2, -1)
+
+
+def truncation_gap(excess: Tensor, rank: int) -> Tensor:
+    r"""
+    What the low-rank family loses against the optimum: :math:`\tfrac12 \sum_{i > R} (g_i - \log(1 + g_i))` nats,
+    over the eigenvalues of :math:`G` that R columns leave out.
+
+    :param excess: :math:`G`, ``(*batch, Q, Q)``.
+    :param rank: Number of columns R.
+    :return: ``(*batch)``.
+    """
+    left_out = torch.linalg.eigvalsh(excess)[..., : excess.shape[-1] - rank].clamp_min(0)
+    return 0.5 * (left_out - left_out.log1p()).sum(-1)
+
+
+def diagonal_blocks(matrix: Tensor, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
+    """
+    The diagonal blocks of ``(*batch, Q, Q)``.
+
+    :param shapes: ``(count, size)`` of each run of equal blocks.
+    :return: For each run ``(*batch, count, size, size)``.
+    """
+    blocks = []
+    for rows, (count, size), start in zip(split_groups(matrix, shapes), shapes, _starts(shapes), strict=True):
+        # (*batch, count, size, count, size)
+        columns = rows[..., start : start + count * size].unflatten(-1, (count, size))
+        blocks.append(columns.diagonal(dim1=-4, dim2=-2).movedim(-1, -3))
+    return blocks
+
+
+def fit_block_low_rank(
+    excess: Tensor,
+    shapes: Sequence[tuple[int, int]],
+    rank: int,
+    block_ranks: Sequence[int],
+    start: Sequence[Tensor] | None = None,
+) -> tuple[list[Tensor], Tensor]:
+    r"""
+    Factors with :math:`\mathrm{blockdiag}(E_c E_c^\top) + BB^\top \approx G`, the diagonal blocks being equal (up to
+    ``block_ranks``). The divergence is never above that of the mean-field fit. Cost :math:`O(Q^3)` a round.
+
+    :param excess: :math:`G`, positive semidefinite, ``(*batch, Q, Q)``.
+    :param shapes: ``(count, size)`` of each run of equal blocks.
+    :param rank: Columns of B.
+    :param block_ranks: Columns of the :math:`E_c` of each run.
+    :param start: :math:`D - I` of the fit of a similar precision, ``(*batch, count, size, size)`` for each run: a few
+        rounds from there instead of many from the mean-field fit.
+    :return: For each run ``(*batch, count, size, r)``, and ``(*batch, Q, rank)``.
+    """
+    targets = diagonal_blocks(excess, shapes)
+    best = _Fit(torch.zeros_like(excess[..., :rank]), targets, relative_divergence(excess, targets, None, targets))
+    if rank and start is not None:
+        first = _round(excess, shapes, targets, start, rank)
+        best = best.better(_iterated(excess, shapes, targets, first, rank, _NUM_WARM_ROUNDS))
+    elif rank:
+        best = _iterated(excess, shapes, targets, best, rank, _NUM_ROUNDS)
+        # The leading eigenvectors of G alone, which are exact where B can hold all of it.
+        nothing = [torch.zeros_like(target) for target in targets]
+        best = best.better(_round(excess, shapes, targets, nothing, rank))
+    return [leading_root(block, r) for block, r in zip(best.blocks, block_ranks, strict=True)], best.factor
+
+
+class _Fit(NamedTuple):
+    """Factor, blocks D - I and relative divergence, each with leading batch dimensions."""
+
+    factor: Tensor
+    blocks: list[Tensor]
+    divergence: Tensor
+
+    def better(self, other: _Fit, where: Tensor | bool = True) -> _Fit:
+        """The one with the smaller divergence, in each element of a batch; only there where ``other`` may win."""
+        wins = (other.divergence < self.divergence) & where
+        return _Fit(
+            torch.where(wins[..., None, None], other.factor, self.factor),
+            [
+                torch.where(wins[..., None, None, None], new, old)
+                for new, old in zip(other.blocks, self.blocks, strict=True)
+            ],
+            torch.where(wins, other.divergence, self.divergence),
+        )
+
+
+def _iterated(
+    excess: Tensor,
+    shapes: Sequence[tuple[int, int]],
+    targets: list[Tensor],
+    start: _Fit,
+    rank: int,
+    num_rounds: int,
+) -> _Fit:
+    # Over-relaxation of the blocks saves rounds but ends at worse optima, with blocks that have shrunk to nothing.
+    fit, active = start, torch.ones_like(start.divergence, dtype=torch.bool)
+    for _ in range(num_rounds):
+        new = fit.better(_round(excess, shapes, targets, fit.blocks, rank), where=active)
+        active = active & (fit.divergence - new.divergence > _WORTHWHILE)
+        fit = new
+        if not active.any():
+            break
+    return fit
+
+
+def _round(
+    excess: Tensor, shapes: Sequence[tuple[int, int]], targets: Sequence[Tensor], blocks: Sequence[Tensor], rank: int
+) -> _Fit:
+    """The best factor for given blocks, and the blocks that it leaves."""
+    choleskys = [cholesky(add_identity(block)) for block in blocks]
+    unexplained = _minus_diagonal_blocks(excess, blocks, shapes)
+    shared = leading_root(solve_blocks(choleskys, solve_blocks(choleskys, unexplained).mT), rank)
+    factor = multiply_blocks(choleskys, shared)
+    own = [part @ part.mT for part in split_groups(factor, shapes)]
+    new_blocks = [_positive_part(target - inner) for target, inner in zip(targets, own, strict=True)]
+    return _Fit(factor, new_blocks, relative_divergence(excess, targets, factor, new_blocks))
+
+
+def relative_divergence(
+    excess: Tensor, targets: Sequence[Tensor], factor: Tensor | None, blocks: Sequence[Tensor]
+) -> Tensor:
+    r"""
+    :math:`\mathrm{KL}\big(N(0, (D + BB^\top)^{-1}) \,\|\, N(0, (I + G)^{-1})\big) + \tfrac12 \log|I + G|` in nats.
+
+    :param excess: :math:`G`, ``(*batch, Q, Q)``.
+    :param targets: Its diagonal blocks, ``(*batch, count, size, size)`` for each run.
+    :param factor: :math:`B`, ``(*batch, Q, R)``, or None.
+    :param blocks: :math:`D - I`, ``(*batch, count, size, size)`` for each run.
+    :return: ``(*batch)``.
+    """
+    roots = [leading_root(block, block.shape[-1]) for block in blocks]
+    factors, logdet = precision_covariance_factors(excess[..., 0], factor, roots)
+    # tr((I + G) S) - Q with S = I - V V' - F F'
+    trace = excess.diagonal(dim1=-2, dim2=-1).sum(-1)
+    for root, target in zip(factors.block_roots or (), targets, strict=True):
+        trace = trace - root.square().sum((-3, -2, -1)) - (root * (target @ root)).sum((-3, -2, -1))
+    if factors.shared_root is not None:
+        shared = factors.shared_root
+        trace = trace - shared.square().sum((-2, -1)) - (shared * (excess @ shared)).sum((-2, -1))
+    return 0.5 * (trace + logdet)
+
+
+def rank_for_tolerance(
+    excess: Tensor, shapes: Sequence[tuple[int, int]] | None, tolerance: float, least: int = 1
+) -> int:
+    r"""
+    The smallest rank (of a few candidates) that loses at most so much against the optimum.
+
+    :param excess: :math:`G`, ``(*batch, Q, Q)``.
+    :param shapes: ``(count, size)`` of each run of equal blocks; None for the low-rank family.
+    :param tolerance: Nats.
+    :param least: Smaller ranks are not wanted.
+    """
+    size = excess.shape[-1]
+    if shapes is None:
+        values = torch.linalg.eigvalsh(excess).clamp_min(0)
+        lost = 0.5 * (values - values.log1p()).cumsum(-1)  # of the smallest eigenvalues
+        return max(least, size - int((lost <= tolerance).sum(-1).min()))
+    optimum = 0.5 * torch.linalg.slogdet(add_identity(excess)).logabsdet
+    targets = diagonal_blocks(excess, shapes)
+    fit = _Fit(excess[..., :0], targets, relative_divergence(excess, targets, None, targets))
+    candidates = candidate_ranks(size)
+    for rank in candidates if least <= candidates[0] else [least, *(rank for rank in candidates if rank > least)]:
+        # Blocks only shrink as the rank grows: each fit goes on from the last.
+        start = fit._replace(factor=torch.zeros_like(excess[..., :rank]))
+        fit = _iterated(excess, shapes, targets, start, rank, _NUM_ROUNDS)
+        if (fit.divergence - optimum <= tolerance).all():
+            return rank
+    return size
+
+
+def candidate_ranks(size: int) -> list[int]:
+    """Ranks from small to ``size``."""
+    ranks = [min(_SMALLEST_RANK, size)]
+    while ranks[-1] < size:
+        ranks.append(min(size, 4 * round(ranks[-1] * _GROWTH / 4 + 0.25)))
+    return ranks
+
+
+def _starts(shapes: Sequence[tuple[int, int]]) -> list[int]:
+    starts = [0]
+    for count, size in shapes:
+        starts.append(starts[-1] + count * size)
+    return starts[:-1]
+
+
+def _positive_part(block: Tensor) -> Tensor:
+    """Without the negative eigenvalues that rounding leaves."""
+    root = leading_root(block, block.shape[-1])
+    return root @ root.mT
+
+
+def _minus_diagonal_blocks(matrix: Tensor, blocks: Sequence[Tensor], shapes: Sequence[tuple[int, int]]) -> Tensor:
+    changed = matrix.clone()
+    for block, (count, size), start in zip(blocks, shapes, _starts(shapes), strict=True):
+        place = slice(start, start + count * size)
+        own = changed[..., place, place].unflatten(-1, (count, size)).unflatten(-3, (count, size))
+        own.diagonal(dim1=-4, dim2=-2).sub_(block.movedim(-3, -1))
+    return changed

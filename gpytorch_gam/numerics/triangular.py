@@ -1,0 +1,85 @@
+"""Cholesky factors on the path of a training step, where a GPU must not be waited for."""
+
+from __future__ import annotations
+
+import torch
+from linear_operator.utils.cholesky import psd_safe_cholesky
+from torch import Tensor
+
+from .transforms import is_vmapped
+
+
+def cholesky(matrix: Tensor) -> Tensor:
+    """
+    The lower Cholesky factor of matrices that have one but for rounding, such as the identity plus a square.
+
+    :param matrix: ``(*batch, k, k)``.
+    :return: ``(*batch, k, k)``. On a GPU, and inside of ``torch.vmap``, a matrix that has no factor gives NaN instead
+        of an error.
+    """
+    if matrix.device.type != "cpu" or is_vmapped(matrix):
+        return cholesky_or_nan(matrix)
+    if _holds_positive_numbers(matrix):
+        return matrix.sqrt()  # LAPACK is called for each matrix
+    return torch.linalg.cholesky(matrix)
+
+
+def safe_cholesky(matrix: Tensor) -> Tensor:
+    """
+    The lower Cholesky factor, with ever more jitter if need be.
+
+    Whether there is need is known only after a wait for the device. With gradients on a GPU, that is in a training
+    step, the matrix must do without.
+
+    :param matrix: ``(*batch, k, k)``.
+    """
+    on_hot_path = matrix.device.type != "cpu" and torch.is_grad_enabled()
+    if on_hot_path or is_vmapped(matrix):
+        return cholesky_or_nan(matrix)
+    if _holds_positive_numbers(matrix):
+        return matrix.sqrt()
+    return psd_safe_cholesky(matrix)
+
+
+def _holds_positive_numbers(matrix: Tensor) -> bool:
+    """Whether matrices are positive numbers. A graph that is compiled cannot depend on values."""
+    return matrix.shape[-1] == 1 and not torch.compiler.is_compiling() and bool((matrix > 0).all())
+
+
+def cholesky_or_nan(matrix: Tensor) -> Tensor:
+    """
+    The lower Cholesky factor, NaN where there is none.
+
+    :param matrix: ``(*batch, k, k)``.
+    """
+    if matrix.shape[-1] == 1:
+        return torch.where(matrix > 0, matrix, torch.nan).sqrt()
+    factor, info = torch.linalg.cholesky_ex(matrix)
+    return factor.masked_fill((info != 0)[..., None, None], torch.nan)
+
+
+def triangular_solve(lower: Tensor, columns: Tensor, transpose: bool = False) -> Tensor:
+    r"""
+    :math:`L^{-1} X`, or :math:`L^{-\top} X` if ``transpose``.
+
+    :param lower: :math:`L`, ``(*batch, k, k)``.
+    :param columns: ``(*batch, k, m)``.
+    """
+    if lower.shape[-1] == 1:
+        return columns / lower  # LAPACK is called for each matrix
+    return torch.linalg.solve_triangular(lower.mT if transpose else lower, columns, upper=transpose)
+
+
+def solve_in_blocks(cholesky: Tensor, columns: Tensor, transpose: bool = False) -> Tensor:
+    r"""
+    :func:`triangular_solve` with the blocks of block-diagonal matrices.
+
+    :param cholesky: All blocks of all matrices, ``(*batch, num_blocks, size, size)``.
+    :param columns: ``(*batch, C, M, m)`` with C M equal to ``num_blocks`` times ``size``.
+    :return: ``(*batch, C, M, m)``.
+    """
+    shape = columns.shape[-3:-1]
+    if shape == cholesky.shape[-3:-1]:
+        return triangular_solve(cholesky, columns, transpose)
+    blocks = columns.flatten(-3, -2).unflatten(-2, cholesky.shape[-3:-1])
+    return triangular_solve(cholesky, blocks, transpose).flatten(-3, -2).unflatten(-2, shape)

@@ -1,0 +1,144 @@
+r"""
+Gradients in the kernels' hyperparameters at a fixed posterior of the inducing variables, instead of a fixed posterior
+of the whitened ones.
+
+When the posterior has whitened parameters, the evidence lower bound is differentiated at a fixed :math:`q(\mathbf v)`,
+:math:`\mathbf u = L\mathbf v`: a change of the kernel moves :math:`q(\mathbf u)` and the predictions with it, and the
+noise of a minibatch's residuals enters the gradient in full. At a fixed :math:`q(\mathbf u)` the predictions hardly
+depend on the kernel, and the gradient is mostly that of the divergence from the prior, which has no noise. At the
+optimal posterior both have the same expectation, since the bound is stationary in :math:`q`: the difference is a
+control variate. With :math:`\mathbf v = L^{-1}\mathbf u` it is
+
+.. math::
+    \Big\langle \frac{\partial \mathcal L}{\partial m}, \mathrm dm \Big\rangle
+    + \Big\langle \frac{\partial \mathcal L}{\partial S}, \mathrm dS \Big\rangle
+    = - \big\langle W, L^{-1} \mathrm dL \big\rangle, \qquad
+    W = (\Phi g - m) m^\top + (I - S) - \Phi\Lambda\Phi^\top S ,
+
+of which only the diagonal blocks are needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from gpytorch_gam.numerics.precision import CovarianceFactors, split_groups
+from gpytorch_gam.numerics.triangular import triangular_solve
+from gpytorch_gam.variational import AdditiveVariationalStrategy
+
+from ..processes import Processes
+from ..rows.predictors import Segment, collected, predictor_segments, scaled, seen_by_rows
+
+
+def correct_gradients(
+    strategy: AdditiveVariationalStrategy,
+    choleskys: Sequence[Tensor],
+    features: Iterable[Tensor],
+    gradients: Sequence[Tensor],
+    curvatures: Sequence[Tensor],
+    divergence_weight: float,
+    processes: Processes,
+) -> None:
+    r"""
+    Turn the gradients of ``loss = -w ELBO``, such as that of w = 1 / N, in the parameters of the predictor to those at
+    a fixed :math:`q(\mathbf u)`.
+
+    :param strategy: With the posterior and the kernels of the forward.
+    :param choleskys: Of the covariances of the inducing variables, with the graph of the kernels, for each group.
+    :param features: :math:`\Phi` of the rows in chunks, ``(Q, n)``, float64.
+    :param gradients: :math:`g` of each chunk, ``(n, P)``, scaled to all of the data.
+    :param curvatures: :math:`-2\, \partial E_n / \partial \mathrm{covariance}_n` of each chunk, ``(n, P, P)``, scaled
+        too, as they are.
+    :param divergence_weight: w, the weight of the divergence in the loss.
+    :param processes: That have the other rows. Each differentiates with its own rows and its share of what does not
+        depend on them; the sum of that is the same in all.
+    """
+    parameters = [parameter for parameter in strategy.predictor.parameters() if parameter.requires_grad]
+    if not parameters:
+        return
+    with torch.no_grad():
+        weights = _weights(strategy, features, gradients, curvatures, 1.0 / processes.size)
+    with torch.enable_grad():
+        surrogate = torch.zeros_like(choleskys[0][..., 0, 0].sum())
+        for cholesky, weight in zip(choleskys, weights, strict=True):
+            if cholesky.requires_grad:
+                relative = triangular_solve(cholesky.detach(), cholesky)
+                surrogate = surrogate + (weight * relative).sum() * divergence_weight
+        if not surrogate.requires_grad:
+            return
+        found = torch.autograd.grad(surrogate, parameters, allow_unused=True)
+    corrected = [(each, gradient) for each, gradient in zip(parameters, found, strict=True) if gradient is not None]
+    totals = processes.sum([gradient for _, gradient in corrected])
+    for (parameter, _), total in zip(corrected, totals, strict=True):
+        parameter.grad = total if parameter.grad is None else parameter.grad + total
+
+
+def _weights(
+    strategy: AdditiveVariationalStrategy,
+    features: Iterable[Tensor],
+    gradients: Sequence[Tensor],
+    curvatures: Sequence[Tensor],
+    share: float,
+) -> list[Tensor]:
+    """The diagonal blocks of W, ``(C_g, M_g, M_g)`` for each group, with a share of the terms without rows."""
+    factors, shapes = strategy.covariance_factors(), strategy.predictor.group_shapes
+    segments = predictor_segments(strategy.predictor)
+    projected = torch.zeros_like(factors.mean)
+    products = [factors.mean.new_zeros(count, size, size) for count, size in shapes]
+    for chunk, gradient, curvature in zip(features, gradients, curvatures, strict=True):
+        projected = projected + collected(chunk, gradient.mT.unsqueeze(-1), segments).squeeze(-1)
+        for product, block in zip(products, _smoothed_blocks(factors, chunk, curvature, shapes, segments), strict=True):
+            product += block
+    outer = [
+        left @ right.mT
+        for left, right in zip(
+            split_groups((projected - share * factors.mean).unsqueeze(-1), shapes),
+            split_groups(factors.mean.unsqueeze(-1), shapes),
+            strict=True,
+        )
+    ]
+    return [
+        first + share * explained - product
+        for first, explained, product in zip(outer, _explained_blocks(factors, shapes), products, strict=True)
+    ]
+
+
+def _smoothed_blocks(
+    factors: CovarianceFactors,
+    features: Tensor,
+    curvatures: Tensor,
+    shapes: Sequence[tuple[int, int]],
+    segments: Sequence[Segment],
+) -> list[Tensor]:
+    r"""
+    The diagonal blocks of :math:`GS`, for each group, with :math:`G = \sum_n \Phi_n \Lambda_n \Phi_n^\top` and :math:`S
+    = I - VV^\top - FF^\top`: of the first two terms only the diagonal blocks of G are needed, the third has products of
+    F with the rows.
+    """
+    diagonal = curvatures.diagonal(dim1=-2, dim2=-1).mT
+    weighted = split_groups(scaled(features, diagonal, segments), shapes)
+    own = [left @ right.mT for left, right in zip(weighted, split_groups(features, shapes), strict=True)]
+    blocks = own
+    if factors.block_roots is not None:
+        blocks = [block - (block @ root) @ root.mT for block, root in zip(own, factors.block_roots, strict=True)]
+    shared = factors.shared_root
+    if shared is None:
+        return blocks
+    seen = seen_by_rows(features, shared, curvatures.shape[-1], segments)  # (P, n, R)
+    smoothed = collected(features, torch.einsum("npq,qnr->pnr", curvatures, seen), segments)
+    parts = zip(blocks, split_groups(smoothed, shapes), split_groups(shared, shapes), strict=True)
+    return [block - left @ right.mT for block, left, right in parts]
+
+
+def _explained_blocks(factors: CovarianceFactors, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
+    r"""The diagonal blocks of :math:`I - S = VV^\top + FF^\top`."""
+    blocks = [factors.mean.new_zeros(count, size, size) for count, size in shapes]
+    if factors.block_roots is not None:
+        blocks = [root @ root.mT for root in factors.block_roots]
+    if factors.shared_root is not None:
+        parts = split_groups(factors.shared_root, shapes)
+        blocks = [block + part @ part.mT for block, part in zip(blocks, parts, strict=True)]
+    return blocks

@@ -1,0 +1,130 @@
+"""From and to the parameters of the structured variational distributions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import gpytorch
+import torch
+from torch import Tensor
+
+from gpytorch_gam.numerics.grad_mode import check_trainable
+from gpytorch_gam.numerics.precision_fit import leading_root
+from gpytorch_gam.variational import (
+    AdditiveVariationalStrategy,
+    BlockLowRankPrecisionVariationalDistribution,
+    LowRankPrecisionVariationalDistribution,
+)
+from gpytorch_gam.variational.model_check import additive_strategy
+
+from .posterior import Posterior
+from .step import Family, with_more_directions
+
+StructuredDistribution = (BlockLowRankPrecisionVariationalDistribution, LowRankPrecisionVariationalDistribution)
+
+
+def family_of(
+    distribution: BlockLowRankPrecisionVariationalDistribution | LowRankPrecisionVariationalDistribution,
+) -> Family:
+    """What the precision of a distribution can be."""
+    return Family(isinstance(distribution, BlockLowRankPrecisionVariationalDistribution), distribution.rank)
+
+
+def read_posterior(
+    distribution: BlockLowRankPrecisionVariationalDistribution | LowRankPrecisionVariationalDistribution,
+    group_shapes: Sequence[tuple[int, int]],
+) -> Posterior:
+    """
+    The posterior that the parameters describe.
+
+    :param distribution: Without a batch shape.
+    :param group_shapes: ``(C_g, M_g)`` of each group.
+    """
+    mean = _copied(distribution.variational_mean)
+    if isinstance(distribution, BlockLowRankPrecisionVariationalDistribution):
+        roots = [_copied(root) for root in distribution.run_factors]
+    else:
+        roots = [mean.new_zeros(count, size, size) for count, size in group_shapes]
+    factor = None if distribution.precision_factor is None else _copied(distribution.precision_factor)
+    return Posterior(mean, factor, roots, None if factor is None else with_more_directions(factor))
+
+
+def _copied(parameter: Tensor) -> Tensor:
+    """In float64, and never the parameter's own memory, which steps write to."""
+    return parameter.detach().to(torch.float64, copy=True)
+
+
+def write_posterior(
+    distribution: BlockLowRankPrecisionVariationalDistribution | LowRankPrecisionVariationalDistribution,
+    posterior: Posterior,
+) -> None:
+    """
+    Set the parameters: what the family cannot hold (blocks in the low-rank family, columns of blocks beyond
+    ``block_rank``) is left out. B takes the posterior's rank.
+
+    :param distribution: Without a batch shape.
+    :param posterior: What to set.
+    """
+    distribution.forget_training()
+    distribution.variational_mean.copy_(posterior.mean)
+    if posterior.factor is not None and distribution.precision_factor is not None:
+        distribution.resize(posterior.factor.shape[-1])
+        distribution.precision_factor.copy_(posterior.factor)
+    if not isinstance(distribution, BlockLowRankPrecisionVariationalDistribution):
+        return
+    for parameter, root in zip(distribution.run_factors, posterior.block_roots, strict=True):
+        columns = parameter.shape[-1]
+        parameter.copy_(root if columns == root.shape[-1] else leading_root(root @ root.mT, columns))
+
+
+def holds_all(
+    distribution: BlockLowRankPrecisionVariationalDistribution | LowRankPrecisionVariationalDistribution,
+) -> bool:
+    """Whether the family has blocks without restriction, so that :func:`write_posterior` leaves nothing out."""
+    return isinstance(distribution, BlockLowRankPrecisionVariationalDistribution) and all(
+        parameter.shape[-1] == parameter.shape[-2] for parameter in distribution.run_factors
+    )
+
+
+def validated_strategy(
+    model: gpytorch.models.ApproximateGP, distributions: tuple[type, ...], several_predictors: bool = False
+) -> AdditiveVariationalStrategy:
+    """
+    The strategy of a model with no batch shape and one of the distributions.
+
+    :param model: The model.
+    :param distributions: Classes that are allowed.
+    :param several_predictors: Whether the model may have more than one predictor.
+    :raises TypeError: If the strategy or the distribution is of another kind.
+    :raises NotImplementedError: For several predictors where they are not allowed, and for batches of models.
+    """
+    strategy = additive_strategy(model)
+    q = strategy._variational_distribution
+    if not isinstance(q, distributions):
+        names = " or a ".join(kind.__name__ for kind in distributions)
+        raise TypeError(f"the model needs a {names}, got {type(q).__name__}: train that one with torch's optimisers")
+    if strategy.predictor.num_predictors != 1 and not several_predictors:
+        raise NotImplementedError(
+            f"model has {strategy.predictor.num_predictors} predictors, and this works for one: use fit or "
+            "NaturalGradient, then polish"
+        )
+    check_trainable(model)
+    batch_shape = strategy._variational_distribution.batch_shape or strategy.predictor.batch_shape
+    if batch_shape:
+        raise NotImplementedError(
+            f"model has batch shape {tuple(batch_shape)}: step sizes and line "
+            "searches belong to single models; make one model each, or train with torch's optimisers"
+        )
+    return strategy
+
+
+@contextmanager
+def modes_kept(*modules: torch.nn.Module) -> Iterator[None]:
+    """Give each module, and each inside them, its train or eval mode back at the end."""
+    modes = [(part, part.training) for module in modules for part in module.modules()]
+    try:
+        yield
+    finally:
+        for part, is_training in modes:
+            part.training = is_training

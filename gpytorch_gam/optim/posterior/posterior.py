@@ -1,0 +1,125 @@
+r"""Steps of the mean of a Gaussian with precision :math:`P = I + \mathrm{blockdiag}(E_c E_c^\top) + BB^\top`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gpytorch_gam.numerics.precision import (
+    CovarianceFactors,
+    apply_block_inverse,
+    join_groups,
+    multiply_blocks,
+    precision_covariance_factors,
+    split_groups,
+)
+from gpytorch_gam.numerics.triangular import triangular_solve
+
+from ..rows.sums import Resistance
+
+# The mean moves by at most this many prior standard deviations of the predictor in a step.
+REACH = 3.0
+
+
+class Posterior(NamedTuple):
+    r"""
+    A Gaussian over the whitened inducing variables, in float64.
+
+    :ivar mean: :math:`m`, ``(Q,)``.
+    :ivar factor: :math:`B`, ``(Q, R)``; None for rank 0.
+    :ivar block_roots: :math:`E_c`, ``(count, size, r)`` for each run of equal blocks.
+    :ivar directions: columns that span more than B does, ``(Q, k)``; None for rank 0.
+    """
+
+    mean: Tensor
+    factor: Tensor | None
+    block_roots: list[Tensor]
+    directions: Tensor | None
+
+    @property
+    def shapes(self) -> list[tuple[int, int]]:
+        """``(count, size)`` of each run of equal blocks."""
+        return [(root.shape[-3], root.shape[-2]) for root in self.block_roots]
+
+
+def transported(posterior: Posterior, before: Sequence[Tensor], after: Sequence[Tensor]) -> Posterior:
+    r"""
+    What the posterior says beyond the prior, under another prior.
+
+    The posterior is the prior times a Gaussian factor in the inducing variables :math:`u = Lv` (in the dual
+    parameters of Khan and Lin, 2017, and Adam et al., 2021: the sites), and data change that factor, not new kernel
+    hyperparameters. With :math:`T = L_\text{new}^\top L_\text{old}^{-\top}` it has :math:`TB` and :math:`TE` for
+    factors and :math:`TPm` for a linear term, so the mean becomes :math:`(I + T (P - I) T^\top)^{-1} T P m`. In the
+    paper's coordinates this leaves :math:`B_u` as it is.
+
+    :param posterior: In the coordinates of the old prior.
+    :param before: Cholesky factors of the old prior's covariance, ``(count, size, size)`` for each run.
+    :param after: Those of the new one.
+    """
+    # L_new' L_old^-T, upper triangular
+    maps = [triangular_solve(old, new).mT for old, new in zip(before, after, strict=True)]
+    factor = None if posterior.factor is None else multiply_blocks(maps, posterior.factor)
+    directions = None if posterior.directions is None else multiply_blocks(maps, posterior.directions)
+    roots = [matrix @ root for matrix, root in zip(maps, posterior.block_roots, strict=True)]
+
+    linear = _precision_times(posterior.mean, posterior.factor, posterior.block_roots)
+    linear = multiply_blocks(maps, linear.unsqueeze(-1)).squeeze(-1)
+    factors, _ = precision_covariance_factors(linear, factor, roots)
+    mean = precision_solve(factors)
+    # Where the data know a variable a million times better than the prior, as they do a constant that is free, the
+    # subtractions in the solution cost as many digits. Once more for the rest.
+    rest = linear - _precision_times(mean, factor, roots)
+    return Posterior(mean + precision_solve(factors._replace(mean=rest)), factor, roots, directions)
+
+
+def _precision_times(vector: Tensor, factor: Tensor | None, block_roots: list[Tensor]) -> Tensor:
+    """:math:`P a`, ``(Q,)``."""
+    column = vector.unsqueeze(-1)
+    parts = split_groups(column, [(root.shape[-3], root.shape[-2]) for root in block_roots])
+    product = column + join_groups([root @ (root.mT @ part) for root, part in zip(block_roots, parts, strict=True)])
+    return (product if factor is None else product + factor @ (factor.mT @ column)).squeeze(-1)
+
+
+def precision_solve(factors: CovarianceFactors) -> Tensor:
+    r"""
+    :math:`P^{-1} a = a - VV^\top a - FF^\top a`.
+
+    :param factors: Of P, with a in the place of the mean, and with blocks.
+    :return: ``(Q,)``.
+    """
+    assert factors.block_roots is not None
+    solution = apply_block_inverse(factors.block_roots, factors.mean.unsqueeze(-1)).squeeze(-1)
+    if factors.shared_root is None:
+        return solution
+    return solution - factors.shared_root @ (factors.shared_root.mT @ factors.mean)
+
+
+def effective_dimension(factors: CovarianceFactors) -> Tensor:
+    r"""
+    :math:`\mathrm{tr}(I - P^{-1}) = \|V\|_F^2 + \|F\|_F^2`, the number of directions that the data determine.
+
+    :param factors: Of P.
+    :return: ``()``.
+    """
+    roots = [*(factors.block_roots or ()), *(() if factors.shared_root is None else (factors.shared_root,))]
+    return torch.stack([factors.mean.new_zeros(()), *(root.square().sum() for root in roots)]).sum()
+
+
+def step_length(gradient: Tensor, direction: Tensor, resistance: Resistance) -> Tensor:
+    r"""
+    How far to go along a direction: to the maximum of the quadratic model of the rows, at most 1, and no farther than a
+    few prior standard deviations of the predictor in any row, because far from the optimum the curvature can say
+    nothing of where it is (under a log link it is off by the factor of the counts).
+
+    :param gradient: Of the bound in the mean, ``(Q,)``.
+    :param direction: :math:`d`, ``(Q,)``.
+    :param resistance: Of the rows, along the direction.
+    :return: ``()``, between 0 and 1.
+    """
+    tiny = torch.finfo(torch.float64).tiny
+    curvature = direction.square().sum() + resistance.curvature
+    length = ((gradient @ direction) / curvature.clamp_min(tiny)).clamp(0.0, 1.0)
+    return torch.minimum(length, REACH * resistance.reach)

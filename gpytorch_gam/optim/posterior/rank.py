@@ -1,0 +1,134 @@
+"""Whether the columns of B suffice, judged by what a step leaves out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gpytorch_gam.numerics.capacitance import add_identity
+from gpytorch_gam.numerics.matrix_free_fit import positive_remainder_roots
+from gpytorch_gam.numerics.precision import precision_covariance_factors, split_groups
+from gpytorch_gam.numerics.precision_fit import diagonal_blocks, relative_divergence
+
+from .posterior import Posterior
+from .step import Family, Step, with_more_directions
+
+# Of a step whose directions are still judged by.
+_SMALLEST_RATE = 1e-3
+
+# Nats that a fixed rank may lose before its user is warned.
+NOTABLE_LOSS = 10.0
+
+
+def missing_nats(step: Step, family: Family) -> float:
+    """
+    Nats that the posterior of a step loses for want of columns: for the low-rank family the divergence from the one
+    that also has the diagonal blocks, for block + low-rank that from the one with a few more directions.
+
+    :param step: With B of a rank above 0.
+    :param family: Of the posterior.
+    """
+    return (_gain_of_more_directions(step, family) if family.has_blocks else _gain_of_blocks(step)).item()
+
+
+def dense_loss(gram: Tensor, posterior: Posterior, family: Family) -> Tensor:
+    r"""
+    The divergence of a posterior from the one of precision :math:`I + G`, means aside, ``()``.
+
+    :param gram: :math:`G`, ``(Q, Q)``.
+    :param posterior: Its blocks count only if the family holds them.
+    :param family: Of the posterior.
+    """
+    blocks = [(root @ root.mT) * family.has_blocks for root in posterior.block_roots]
+    divergence = relative_divergence(gram, diagonal_blocks(gram, posterior.shapes), posterior.factor, blocks)
+    return divergence - 0.5 * torch.linalg.slogdet(add_identity(gram)).logabsdet
+
+
+def widened(step: Step, family: Family, tolerance: float) -> Posterior:
+    """
+    The posterior of a step, with more columns of B if it loses more than the tolerance without them. For the low-rank
+    family the diagonal blocks tell how many would do if the components were independent, which is enough; for block +
+    low-rank the next few directions become columns.
+
+    :param step: With B of a rank above 0.
+    :param family: Of the posterior.
+    :param tolerance: Nats.
+    """
+    posterior = step.posterior
+    if posterior.directions is None or missing_nats(step, family) <= tolerance:
+        return posterior
+    if family.has_blocks:
+        return _with_columns(step, posterior.directions.shape[-1])
+    wanted = family.rank + _needed_columns(posterior.block_roots, tolerance)
+    return _with_columns(step, min(wanted, len(posterior.mean)))
+
+
+def _needed_columns(block_roots: Sequence[Tensor], tolerance: float) -> int:
+    """How many eigenvalues of the blocks have to go until the others cost at most the tolerance."""
+    values = torch.cat([torch.linalg.svdvals(root).square().flatten() for root in block_roots])
+    lost = (0.5 * (values - values.log1p())).sort().values.cumsum(-1)
+    return int((lost > tolerance).sum())
+
+
+def _with_columns(step: Step, rank: int) -> Posterior:
+    """
+    The posterior of a step with the first directions as columns of B, the diagonal blocks of the precision kept.
+
+    :param step: Its directions are followed by small random ones if the rank is larger than their number.
+    :param rank: Columns R of B.
+    """
+    posterior = step.posterior
+    assert posterior.directions is not None and posterior.factor is not None
+    kept = posterior.factor.shape[-1]
+    # As columns of B the next directions would grow to this size.
+    more = posterior.directions[:, kept:] / step.rate.clamp_min(_SMALLEST_RATE).sqrt()
+    directions = torch.cat([posterior.factor, more], dim=-1)
+    # Random columns explain nothing of the blocks yet.
+    roots = positive_remainder_roots(step.totals, directions[:, :rank])
+    while directions.shape[-1] < rank:
+        directions = with_more_directions(directions)
+    return Posterior(posterior.mean, directions[:, :rank], roots, directions)
+
+
+def _gain_of_blocks(step: Step) -> Tensor:
+    r"""
+    The divergence of the posterior of precision :math:`P = I + BB^\top` from the one of precision :math:`P +
+    \mathrm{blockdiag}(E_c E_c^\top)`. With :math:`P^{-1} = I - FF^\top` it is :math:`\tfrac12[\sum_c (\|E_c\|^2 -
+    \|F_c^\top E_c\|^2) + \log|P| - \log|P + \mathrm{blockdiag}|]`.
+    """
+    posterior = step.posterior
+    nothing = torch.zeros_like(posterior.mean)
+    factors, logdet = precision_covariance_factors(nothing, posterior.factor, None)
+    _, larger_logdet = precision_covariance_factors(nothing, posterior.factor, posterior.block_roots)
+    assert factors.shared_root is not None
+    trace = torch.zeros_like(logdet)
+    for shared, root in zip(_parts(factors.shared_root, step), posterior.block_roots, strict=True):
+        trace = trace + root.square().sum() - (shared.mT @ root).square().sum()
+    return 0.5 * (trace + logdet - larger_logdet)
+
+
+def _parts(stacked: Tensor, step: Step) -> list[Tensor]:
+    return split_groups(stacked, step.posterior.shapes)
+
+
+def _gain_of_more_directions(step: Step, family: Family) -> Tensor:
+    r"""
+    The divergence of the posterior of precision P from the one with all directions, :math:`P + ff^\top -
+    \mathrm{blockdiag}(f_c f_c^\top)`. With :math:`P^{-1} = D^{-1} - FF^\top`, of which the first part cancels in the
+    trace, it is :math:`\tfrac12[\sum_c \|F_c^\top f_c\|^2 - \|F^\top f\|^2 + \log|P| - \log|P_\text{all}|]`.
+    """
+    posterior = step.posterior
+    assert posterior.directions is not None
+    larger = _with_columns(step, posterior.directions.shape[-1])
+    nothing = torch.zeros_like(posterior.mean)
+    factors, logdet = precision_covariance_factors(nothing, posterior.factor, posterior.block_roots)
+    _, larger_logdet = precision_covariance_factors(nothing, larger.factor, larger.block_roots)
+    shared = factors.shared_root
+    assert shared is not None and larger.factor is not None
+    more = larger.factor[:, family.rank :]
+    trace = -(shared.mT @ more).square().sum()
+    for own, part in zip(_parts(shared, step), _parts(more, step), strict=True):
+        trace = trace + (own.mT @ part).square().sum()
+    return 0.5 * (trace + logdet - larger_logdet)

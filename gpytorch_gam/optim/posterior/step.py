@@ -1,0 +1,215 @@
+"""A natural-gradient step of a structured posterior, given the derivatives of some rows or of all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gpytorch_gam.numerics.capacitance import add_identity
+from gpytorch_gam.numerics.matrix_free_fit import (
+    StreamingFit,
+    factor_analysis_round,
+    fit_afresh,
+    fit_round,
+    mixed_product,
+    remainder_roots,
+)
+from gpytorch_gam.numerics.precision import (
+    CovarianceFactors,
+    multiply_blocks,
+    precision_covariance_factors,
+    split_groups,
+)
+from gpytorch_gam.numerics.precision_fit import diagonal_blocks, fit_block_low_rank, leading_root
+
+from ..rows.sums import RowSums
+from .posterior import Posterior, precision_solve, step_length
+
+# Up to so many inducing variables a step that forgets the posterior before it is taken with a dense Q x Q matrix: that
+# is exact, and no slower than the products with the features that do without it.
+DENSE_LIMIT = 512
+
+# Columns of the subspace iteration beyond R: they speed up its convergence and cost little.
+OVERSAMPLING = 8
+
+# Products with the target precision in a round. The paper's family has one round, at first from random directions.
+_ITERATIONS, _FIRST_ITERATIONS = 2, 6
+
+
+class Family(NamedTuple):
+    """
+    :ivar has_blocks: whether D is more than the identity.
+    :ivar rank: columns R of B.
+    """
+
+    has_blocks: bool
+    rank: int
+
+
+class Step(NamedTuple):
+    r"""
+    :ivar posterior: the new one.
+    :ivar factors: of its precision, with the blocks that the family cannot hold; with the gradient for a mean.
+    :ivar totals: diagonal blocks of the precision beyond the identity, for each run of equal blocks.
+    :ivar rate: size of the step, ``()``: directions beyond B have seen this share of the rows' curvature only.
+    """
+
+    posterior: Posterior
+    factors: CovarianceFactors
+    totals: list[Tensor]
+    rate: Tensor
+
+
+def dense_step(
+    old: Posterior, features: RowSums, gram: Tensor, projected: Tensor, family: Family, is_first: bool
+) -> Step:
+    r"""
+    A step of size 1: the fit of :math:`I + \Phi\Lambda\Phi^\top` to the family, and Newton's step of the mean.
+
+    :param old: The posterior that the derivatives belong to.
+    :param features: The rows.
+    :param gram: :math:`\Phi\Lambda\Phi^\top`, ``(Q, Q)``.
+    :param projected: :math:`\Phi g`, ``(Q,)``.
+    :param family: Of the posterior.
+    :param is_first: Whether the old posterior says nothing of the new one.
+    """
+    shapes = old.shapes
+    totals = diagonal_blocks(gram, shapes)
+    start = None if is_first else [root @ root.mT for root in old.block_roots]
+    fit = _dense_fit(gram, totals, shapes, family, start)
+    gradient = projected - old.mean
+    factors, _ = precision_covariance_factors(gradient, _factor(fit, family), fit.block_roots)
+    direction = torch.cholesky_solve(gradient.unsqueeze(-1), torch.linalg.cholesky(add_identity(gram))).squeeze(-1)
+    mean = old.mean + step_length(gradient, direction, features.resistance(direction)) * direction
+    return Step(
+        Posterior(mean, _factor(fit, family), fit.block_roots, fit.directions), factors, totals, gram.new_ones(())
+    )
+
+
+def streamed_step(old: Posterior, features: RowSums, rate: Tensor, family: Family, forgets: bool = False) -> Step:
+    r"""
+    A step of size r, from products with the features alone. Cost linear in the number of components.
+
+    :param old: The posterior that the derivatives belong to.
+    :param features: The rows.
+    :param rate: r, ``()``.
+    :param family: Of the posterior.
+    :param forgets: Whether r is 1, so that nothing of the old precision remains.
+    """
+    new_blocks, projected = features.totals(old.shapes)
+    if forgets:
+        totals, fit = new_blocks, _fit_forgetting(old, features, new_blocks, family)
+    else:
+        totals, fit = _fit_mixing(old, features, new_blocks, rate, family)
+    return _with_streamed_mean(old, features, rate, family, fit, totals, projected)
+
+
+def exact_step(old: Posterior, features: RowSums, rate: Tensor, family: Family) -> Step:
+    r"""
+    A step of size r with derivatives that have no noise: what the blocks explain is taken out before B is sought, so
+    that steps of size 1 lead to the best fit of the family. It goes on from the old B and blocks, which should be
+    decent. Cost linear in the number of components.
+
+    :param old: The posterior that the derivatives belong to.
+    :param features: All rows.
+    :param rate: r, ``()``.
+    :param family: Of the posterior.
+    """
+    new_blocks, projected = features.totals(old.shapes)
+    own, totals = _mixed_blocks(old, new_blocks, rate)
+    if old.factor is None or old.directions is None:
+        fit = StreamingFit(None, remainder_roots(totals, None))
+        return _with_streamed_mean(old, features, rate, family, fit, totals, projected)
+    apply = mixed_product(features.apply, old.factor, rate)
+    if family.has_blocks:
+        scaled = [rate * block for block in own]
+        fit = factor_analysis_round(
+            lambda columns: apply(columns) - multiply_blocks(scaled, columns),
+            own,
+            totals,
+            old.directions,
+            family.rank,
+            _ITERATIONS,
+        )
+    else:
+        fit = fit_round(apply, None, totals, old.directions, family.rank, _ITERATIONS)
+    return _with_streamed_mean(old, features, rate, family, fit, totals, projected)
+
+
+def _with_streamed_mean(
+    old: Posterior,
+    features: RowSums,
+    rate: Tensor,
+    family: Family,
+    fit: StreamingFit,
+    totals: list[Tensor],
+    projected: Tensor,
+) -> Step:
+    gradient = projected - old.mean
+    factors, _ = precision_covariance_factors(gradient, _factor(fit, family), fit.block_roots)
+    direction = precision_solve(factors)
+    mean = old.mean + rate * step_length(gradient, direction, features.resistance(direction)) * direction
+    return Step(Posterior(mean, _factor(fit, family), fit.block_roots, fit.directions), factors, totals, rate)
+
+
+def _mixed_blocks(old: Posterior, new_blocks: list[Tensor], rate: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    r"""The old :math:`E_c E_c^\top`, and the diagonal blocks of the mixture of the old precision and the new one."""
+    own = [root @ root.mT for root in old.block_roots]
+    before = own
+    if old.factor is not None:
+        parts = split_groups(old.factor, old.shapes)
+        before = [block + part @ part.mT for block, part in zip(own, parts, strict=True)]
+    return own, [torch.lerp(block, new, rate) for block, new in zip(before, new_blocks, strict=True)]
+
+
+def _factor(fit: StreamingFit, family: Family) -> Tensor | None:
+    return None if fit.directions is None else fit.directions[:, : family.rank]
+
+
+def _dense_fit(
+    gram: Tensor,
+    totals: list[Tensor],
+    shapes: Sequence[tuple[int, int]],
+    family: Family,
+    start: Sequence[Tensor] | None,
+) -> StreamingFit:
+    if family.rank == 0:
+        return StreamingFit(None, remainder_roots(totals, None))
+    if not family.has_blocks:
+        directions = leading_root(gram, min(family.rank + OVERSAMPLING, len(gram))).flip(-1)
+        return StreamingFit(directions, remainder_roots(totals, directions[:, : family.rank]))
+    roots, factor = fit_block_low_rank(gram, shapes, family.rank, [size for _, size in shapes], start)
+    return StreamingFit(with_more_directions(factor), roots)
+
+
+def with_more_directions(factor: Tensor) -> Tensor:
+    """
+    The factor and some small random columns, to start a subspace iteration.
+
+    :param factor: ``(Q, R)``.
+    """
+    size, rank = factor.shape
+    more = torch.randn(size, min(OVERSAMPLING, size - rank), dtype=factor.dtype, device=factor.device)
+    return torch.cat([factor, 1e-3 * more * factor.square().mean().sqrt().clamp_min(1.0)], dim=-1)
+
+
+def _fit_forgetting(old: Posterior, features: RowSums, totals: list[Tensor], family: Family) -> StreamingFit:
+    if old.directions is None:
+        return StreamingFit(None, remainder_roots(totals, None))
+    if family.has_blocks:
+        return fit_afresh(features.apply, totals, old.directions, family.rank, _ITERATIONS)
+    return fit_round(features.apply, None, totals, old.directions, family.rank, _FIRST_ITERATIONS)
+
+
+def _fit_mixing(
+    old: Posterior, features: RowSums, new_blocks: list[Tensor], rate: Tensor, family: Family
+) -> tuple[list[Tensor], StreamingFit]:
+    own, totals = _mixed_blocks(old, new_blocks, rate)
+    if old.factor is None or old.directions is None:
+        return totals, StreamingFit(None, remainder_roots(totals, None))
+    apply = mixed_product(features.apply, old.factor, rate)
+    base = [(1 - rate) * block for block in own] if family.has_blocks else None
+    return totals, fit_round(apply, base, totals, old.directions, family.rank, _ITERATIONS)

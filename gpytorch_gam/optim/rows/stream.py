@@ -1,0 +1,255 @@
+"""All rows of the data with their derivatives under a posterior that stands still, read as often as they are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from gpytorch.likelihoods import Likelihood
+from torch import Tensor
+
+from gpytorch_gam import _checks as checks
+from gpytorch_gam.components.reading import Reading
+from gpytorch_gam.likelihoods.expected_gradients import ExpectedGradients, expected_gradients, joint_expected_gradients
+from gpytorch_gam.numerics.grad_mode import trainable
+from gpytorch_gam.numerics.precision import CovarianceFactors, split_groups
+from gpytorch_gam.operators.posterior_covariance import covariance_in_rows, keep_positive
+from gpytorch_gam.variational import AdditiveVariationalStrategy
+
+from .likelihood_check import check_response_values, check_row_parameters, is_gaussian, responses_in_a_row
+from .predictors import predictor_segments, seen_by_rows
+from .sums import FeatureChunk, Totals, WeightedFeatures
+
+
+class OverflowingLikelihoodError(RuntimeError):
+    """Derivatives of the expected log-likelihood are not finite under the present posterior."""
+
+
+class DataStream(WeightedFeatures):
+    """
+    Derivatives of the expected log-likelihood of all rows under the posterior of the time when it was made. Sums are
+    computed once. Memory does not depend on the number of rows.
+
+    :param strategy: With no batch shape.
+    :param likelihood: Any likelihood of as many predictors.
+    :param batches: See :class:`Rows`, gone through once a reading.
+    :param chunk_size: Rows processed at a time.
+    """
+
+    def __init__(
+        self,
+        strategy: AdditiveVariationalStrategy,
+        likelihood: Likelihood,
+        batches: Iterable[Any],
+        chunk_size: int,
+    ) -> None:
+        self._strategy, self._likelihood = strategy, likelihood
+        self.segments = predictor_segments(strategy.predictor)
+        self._choleskys = strategy.inducing_choleskys()
+        self._batches, self._chunk_size = batches, chunk_size
+        factors = strategy.covariance_factors()
+        self._factors = factors._replace(mean=factors.mean.clone())  # not the memory of a parameter
+        self._gram: tuple[Tensor, Tensor] | None = None
+        self._totals: Totals | None = None
+        #: Sum of the expected log-likelihoods in nats, known after a reading.
+        self.expected = float("nan")
+
+    def gram(self) -> tuple[Tensor, Tensor]:
+        r""":math:`\Phi\Lambda\Phi^\top`, ``(Q, Q)``, and :math:`\Phi g`, ``(Q,)``."""
+        if self._gram is None:
+            self._gram = super().gram()
+        return self._gram
+
+    def totals(self, shapes: Sequence[tuple[int, int]]) -> Totals:
+        """
+        The diagonal blocks and the projected gradients.
+
+        :param shapes: ``(count, size)`` of each run of equal blocks, always the same.
+        """
+        if self._totals is None:
+            self._totals = super().totals(shapes)
+        return self._totals
+
+    def chunks(self) -> Iterator[FeatureChunk]:
+        """All rows."""
+        device = self._strategy.predictor.device
+        expected, is_empty = torch.zeros((), dtype=torch.float64, device=device), True
+        for batch in self._batches:
+            for rows in checked_rows(self._strategy, self._likelihood, batch).split(self._chunk_size):
+                chunk, value = self._differentiate(rows)
+                expected, is_empty = expected.to(value) + value, False
+                yield chunk
+        if is_empty:
+            raise ValueError("batches is empty: there is no data to fit, or it can be gone through only once")
+        self.expected = expected.item()
+
+    def _differentiate(self, rows: Rows) -> tuple[FeatureChunk, Tensor]:
+        reading = self._strategy.read(rows.x)
+        features = self._strategy.predictor.features(reading.inputs, self._choleskys).double()
+        try:
+            found = self._derivatives(rows, reading, features)
+        except ValueError as error:
+            missing = ~torch.isfinite(rows.y).flatten(1).all(-1) if rows.y.dim() > 1 else ~torch.isfinite(rows.y)
+            if missing.any():
+                raise ValueError(
+                    f"y has NaN or infinity in {int(missing.sum())} of {len(missing)} rows: leave these rows out, as "
+                    "gpytorch_gam.data.missing_responses does"
+                ) from error
+            raise
+        gradients, curvatures = found.gradients, found.curvatures
+        if gradients.dim() == 1:
+            gradients, curvatures = gradients[:, None], curvatures[:, None, None]
+        bad = ~(torch.isfinite(gradients).all(-1) & torch.isfinite(curvatures).flatten(1).all(-1))
+        if bad.any():
+            raise OverflowingLikelihoodError(
+                f"the gradient of the expected log-likelihood is NaN or infinite in {int(bad.sum())} of {len(bad)} "
+                "rows: look for such values in the responses, or for an overflow in the likelihood"
+            )
+        return FeatureChunk.of_rows(features, gradients, curvatures), found.expected.sum()
+
+    def _derivatives(self, rows: Rows, reading: Reading, features: Tensor) -> ExpectedGradients:
+        mean, covariance = _moments(self._strategy, self._factors, reading, features)
+        mean, covariance = mean.to(rows.x.dtype), covariance.to(rows.x.dtype)
+        if self._strategy.predictor.num_predictors > 1:
+            return joint_expected_gradients(self._likelihood, rows.y, mean, covariance, rows.parameters)
+        return expected_gradients(self._likelihood, rows.y, mean.squeeze(-1), covariance.flatten(-3), rows.parameters)
+
+
+def _moments(
+    strategy: AdditiveVariationalStrategy, factors: CovarianceFactors, reading: Reading, features: Tensor
+) -> tuple[Tensor, Tensor]:
+    """
+    Means ``(n, P)`` and covariances ``(n, P, P)`` of the predictors from the features ``(Q, n)``, which are evaluated
+    already.
+    """
+    predictor, x = strategy.predictor, reading.inputs
+    segments, num_predictors = predictor_segments(predictor), predictor.num_predictors
+    prior, removed = [features.new_zeros(num_predictors, features.shape[-1]) for _ in range(2)]
+    for group in predictor.groups:
+        prior[group.predictor] += group.prior_variance(x).double().sum(-2)
+    if factors.block_roots is not None:
+        for group, root, part in zip(
+            predictor.groups, factors.block_roots, split_groups(features, predictor.group_shapes), strict=True
+        ):
+            removed[group.predictor] += (root.mT @ part).square().sum((-3, -2))
+    columns = factors.mean.unsqueeze(-1)
+    if factors.shared_root is not None:
+        columns = torch.cat([columns, factors.shared_root], dim=-1)
+    seen = seen_by_rows(features, columns, num_predictors, segments)  # (P, n, 1 + R)
+    mean, shared = seen[..., 0], seen[..., 1:].mT
+    variance = prior - removed + factors.shared_sign * shared.square().sum(-2)
+    covariance = covariance_in_rows(keep_positive(variance, prior), shared, factors.shared_sign)
+    return (reading.means.double() + mean).mT, covariance
+
+
+class Rows(NamedTuple):
+    """
+    Rows of data.
+
+    :ivar x: inputs ``(b, D)``.
+    :ivar y: responses ``(b)``, or of some likelihoods ``(b, T)``.
+    :ivar parameters: further arguments of the likelihood, each with b rows, such as offsets and weights.
+    """
+
+    x: Tensor
+    y: Tensor
+    parameters: dict[str, Tensor]
+
+    def split(self, size: int) -> Iterator[Rows]:
+        """
+        Chunks of so many rows.
+
+        :param size: Of each but the last.
+        """
+        for start in range(0, len(self.x), size):
+            part = slice(start, start + size)
+            yield Rows(self.x[part], self.y[part], {name: value[part] for name, value in self.parameters.items()})
+
+
+def joined(parts: Sequence[Rows]) -> list[Rows]:
+    """
+    The same rows as one, unless some have other arguments of the likelihood.
+
+    :param parts: In memory.
+    """
+    names = parts[0].parameters.keys()
+    if any(part.parameters.keys() != names for part in parts):
+        return list(parts)
+    parameters = {name: torch.cat([part.parameters[name] for part in parts]) for name in names}
+    return [Rows(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]), parameters)]
+
+
+def checked_rows(strategy: AdditiveVariationalStrategy, likelihood: Likelihood | None, batch: Any) -> Rows:
+    """
+    A batch: a pair of inputs and responses, or a triple with a mapping from names to further arguments of the
+    likelihood, all as :func:`checked_data` takes them.
+
+    :param strategy: That reads the inputs.
+    :param likelihood: That reads the further arguments; None if nobody does.
+    :param batch: What a loader gave.
+    :raises ValueError: If it is something else.
+    :raises TypeError: If the likelihood does not read an argument.
+    """
+    if not isinstance(batch, tuple | list) or len(batch) not in (2, 3):
+        raise ValueError(
+            f"batches must hold pairs (x, y), or triples (x, y, dict of row-wise arguments), got {type(batch).__name__}"
+            f"{f' of {len(batch)}' if isinstance(batch, tuple | list) else ''}; pass [(x, y)] for a single one"
+        )
+    return checked_data(strategy, likelihood, *batch)
+
+
+def checked_data(
+    strategy: AdditiveVariationalStrategy, likelihood: Likelihood | None, x: Any, y: Any, parameters: Any = None
+) -> Rows:
+    """
+    Inputs ``(b, D)``, responses ``(b)``, or ``(b, T)`` where the likelihood takes T in a row, and row-wise arguments.
+    Integers and booleans are responses to a Gaussian likelihood as well.
+
+    :param strategy: That reads the inputs.
+    :param likelihood: That reads the others; None if nobody does.
+    :param x: Inputs.
+    :param y: Responses.
+    :param parameters: A mapping from names to further arguments of the likelihood that have b rows.
+    :raises ValueError: If shapes, dtypes or devices do not fit.
+    :raises TypeError: If one is no tensor, or the likelihood does not read an argument.
+    """
+    strategy.check_inputs(x)
+    if x.dim() != 2:
+        raise ValueError(f"x must be inputs of shape (b, D), got {tuple(x.shape)}")
+    _check_responses(likelihood, checks.tensor("y", y), x)
+    parameters = {} if parameters is None else _checked_parameters(parameters, x)
+    if likelihood is not None:
+        check_row_parameters(likelihood, parameters)
+        check_response_values(likelihood, y)
+        if is_gaussian(likelihood):  # of which GPyTorch differentiates with the responses
+            y = y.to(x.dtype)
+    return Rows(trainable(x), trainable(y), {name: trainable(value) for name, value in parameters.items()})
+
+
+def _check_responses(likelihood: Likelihood | None, y: Tensor, x: Tensor) -> None:
+    in_row = () if likelihood is None else responses_in_a_row(likelihood)
+    fits = y.shape[:1] == x.shape[:1] if in_row is None else y.shape == (len(x), *in_row)
+    if not fits:
+        wanted = f"({', '.join(map(str, (len(x), *(in_row or ()))))}{'' if in_row else ','})"
+        hint = ": pass y.squeeze(-1)" if y.shape == (len(x), 1) and not in_row else ""
+        raise ValueError(
+            f"y must hold responses of shape {wanted} beside {len(x)} rows of x, got {tuple(y.shape)}{hint}"
+        )
+    if y.device != x.device or (y.is_floating_point() and y.dtype != x.dtype):
+        raise ValueError(f"y is {y.dtype} on {y.device}, but x is {x.dtype} on {x.device}: pass y.to(x)")
+
+
+def _checked_parameters(parameters: Any, x: Tensor) -> dict[str, Tensor]:
+    if not isinstance(parameters, Mapping):
+        raise ValueError(
+            f"the third entry of a batch must map names to row-wise arguments of the likelihood, such as "
+            f'{{"weights": w}}, got {type(parameters).__name__}'
+        )
+    for name, value in parameters.items():
+        if not torch.is_tensor(value) or value.dim() == 0 or len(value) != len(x):
+            shape = f"shape {tuple(value.shape)}" if torch.is_tensor(value) else type(value).__name__
+            raise ValueError(f"{name} must be a tensor with one entry for each of the {len(x)} rows, got {shape}")
+        if value.device != x.device:
+            raise ValueError(f"{name} is on {value.device}, but x is on {x.device}: move it with .to(...)")
+    return dict(parameters)

@@ -1,0 +1,224 @@
+r"""Sums :math:`\sum_n \Phi_n \Lambda_n \Phi_n^\top` over rows of data, without a :math:`Q \times Q` matrix."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gpytorch_gam.numerics.precision import split_groups
+
+from .predictors import SINGLE, Segment, collected, scaled, seen_by_rows, semidefinite_rows, weighted_gram
+
+# Keeps quotients of numbers finite that may both be zero.
+_SMALL = 1e-150
+
+
+class FeatureChunk(NamedTuple):
+    r"""
+    Some rows, in float64.
+
+    :ivar features: :math:`\phi_n`, ``(Q, n)``.
+    :ivar gradients: :math:`g_n`, derivatives of the expected log-likelihood in the means of the predictors, ``(P, n)``.
+    :ivar curvatures: :math:`\Lambda_n`, minus twice those in their covariance, ``(P, P, n)``, made positive
+        semidefinite in each row by :func:`semidefinite_rows`.
+    :ivar raw_curvatures: what they were before: with several predictors only their sum over the rows is definite.
+    """
+
+    features: Tensor
+    gradients: Tensor
+    curvatures: Tensor
+    raw_curvatures: Tensor
+
+    @classmethod
+    def of_rows(cls, features: Tensor, gradients: Tensor, curvatures: Tensor) -> FeatureChunk:
+        """
+        From derivatives whose rows come first.
+
+        :param features: ``(Q, n)``.
+        :param gradients: ``(n, P)``.
+        :param curvatures: ``(n, P, P)``, symmetric.
+        """
+        raw = curvatures.movedim(0, -1)
+        semidefinite = semidefinite_rows(raw)
+        return cls(features, gradients.mT, semidefinite, semidefinite if len(raw) == 1 else raw)
+
+
+class Totals(NamedTuple):
+    r"""
+    Sums over all rows.
+
+    :ivar blocks: diagonal blocks of :math:`\Phi\Lambda\Phi^\top`, ``(count, size, size)`` for each run of equal blocks.
+    :ivar projected: :math:`\Phi g`, ``(Q,)``.
+    """
+
+    blocks: list[Tensor]
+    projected: Tensor
+
+
+class RowSums(ABC):
+    """The sums over rows that a step needs."""
+
+    @abstractmethod
+    def totals(self, shapes: Sequence[tuple[int, int]]) -> Totals:
+        r"""
+        The diagonal blocks and the projected gradients.
+
+        :param shapes: ``(count, size)`` of each run of equal blocks.
+        """
+
+    @abstractmethod
+    def gram(self) -> tuple[Tensor, Tensor]:
+        r"""All of :math:`\Phi\Lambda\Phi^\top`, ``(Q, Q)``, and :math:`\Phi g`, ``(Q,)``."""
+
+    @abstractmethod
+    def apply(self, columns: Tensor) -> Tensor:
+        r"""
+        :math:`\Phi \Lambda \Phi^\top X`.
+
+        :param columns: :math:`X`, ``(Q, k)``.
+        :return: ``(Q, k)``.
+        """
+
+    @abstractmethod
+    def resistance(self, direction: Tensor) -> Resistance:
+        r"""
+        What the rows say against a step of the mean along a direction.
+
+        :param direction: :math:`d`, ``(Q,)``.
+        """
+
+
+class WeightedFeatures(RowSums):
+    """
+    Sums over the rows of chunks, which a subclass yields as often as it is asked to.
+
+    :ivar segments: the predictors that the inducing variables belong to.
+    """
+
+    segments: Sequence[Segment] = SINGLE
+
+    @abstractmethod
+    def chunks(self) -> Iterator[FeatureChunk]:
+        """All rows, at least one chunk."""
+
+    def totals(self, shapes: Sequence[tuple[int, int]]) -> Totals:
+        r"""
+        The diagonal blocks and the projected gradients, in one pass. Cost :math:`O(N \sum_c M_c^2)`.
+
+        :param shapes: ``(count, size)`` of each run of equal blocks.
+        """
+        total: Totals | None = None
+        for chunk in self.chunks():
+            diagonal = chunk.curvatures.diagonal(dim1=0, dim2=1).mT
+            weighted = split_groups(scaled(chunk.features, diagonal, self.segments), shapes)
+            parts = split_groups(chunk.features, shapes)
+            blocks = [left @ right.mT for left, right in zip(weighted, parts, strict=True)]
+            projected = self._projected(chunk)
+            if total is not None:
+                blocks = [old + new for old, new in zip(total.blocks, blocks, strict=True)]
+                projected = total.projected + projected
+            total = Totals(blocks, projected)
+        assert total is not None
+        return total
+
+    def _projected(self, chunk: FeatureChunk) -> Tensor:
+        return collected(chunk.features, chunk.gradients.unsqueeze(-1), self.segments).squeeze(-1)
+
+    def gram(self) -> tuple[Tensor, Tensor]:
+        r"""
+        All of :math:`\Phi\Lambda\Phi^\top`, ``(Q, Q)``, and :math:`\Phi g`, ``(Q,)``. Cost :math:`O(N Q^2)`. With
+        several predictors the sum is that of the curvatures as they are, and may be slightly indefinite.
+        """
+        total: tuple[Tensor, Tensor] | None = None
+        for chunk in self.chunks():
+            gram = weighted_gram(chunk.features, chunk.raw_curvatures, self.segments)
+            projected = self._projected(chunk)
+            total = (gram, projected) if total is None else (total[0] + gram, total[1] + projected)
+        assert total is not None
+        return total
+
+    def apply(self, columns: Tensor) -> Tensor:
+        r"""
+        :math:`\Phi \Lambda \Phi^\top X`. Cost :math:`O(N Q k)`.
+
+        :param columns: :math:`X`, ``(Q, k)``.
+        :return: ``(Q, k)``.
+        """
+        total = torch.zeros_like(columns)
+        for features, _, curvatures, _ in self.chunks():
+            seen = seen_by_rows(features, columns, len(curvatures), self.segments)
+            weighted = (curvatures.unsqueeze(-1) * seen.unsqueeze(0)).sum(1)
+            total = total + collected(features, weighted, self.segments)
+        return total
+
+    def resistance(self, direction: Tensor) -> Resistance:
+        r"""
+        What the rows say against a step of the mean along a direction.
+
+        :param direction: :math:`d`, ``(Q,)``.
+        """
+        curvature, largest = direction.new_zeros(()), direction.new_zeros(())
+        for features, _, curvatures, _ in self.chunks():
+            change = seen_by_rows(features, direction.unsqueeze(-1), len(curvatures), self.segments).squeeze(-1)
+            curvature = curvature + (curvatures * change.unsqueeze(0) * change.unsqueeze(1)).sum()
+            ones = torch.ones_like(direction).unsqueeze(-1)
+            prior_variance = seen_by_rows(features.square(), ones, len(curvatures), self.segments).squeeze(-1)
+            prior_stddev = prior_variance.sqrt()  # 0 far from all inducing points, where nothing moves
+            largest = torch.maximum(largest, (change.abs() / prior_stddev.clamp_min(_SMALL)).amax())
+        return Resistance(curvature, 1.0 / largest)
+
+
+class Resistance(NamedTuple):
+    r"""
+    :ivar curvature: :math:`\sum_n d^\top \Phi_n \Lambda_n \Phi_n^\top d`, ``()``.
+    :ivar reach: the step along d that moves a predictor by one prior standard deviation in the row that it moves most,
+        ``()``.
+    """
+
+    curvature: Tensor
+    reach: Tensor
+
+
+class BatchFeatures(WeightedFeatures):
+    r"""
+    The rows of one batch.
+
+    At most ``chunk_size`` columns of features exist at a time. A batch no larger than that is evaluated once; of a
+    larger one every sum evaluates the features anew.
+
+    :param features: Maps inputs ``(n, D)`` to features ``(Q, n)``.
+    :param x: Inputs ``(b, D)``.
+    :param gradients: :math:`g`, ``(b, P)``, float64.
+    :param curvatures: :math:`\Lambda`, ``(b, P, P)``, float64.
+    :param chunk_size: Rows processed at a time.
+    :param segments: The predictors that the inducing variables belong to.
+    """
+
+    def __init__(
+        self,
+        features: Callable[[Tensor], Tensor],
+        x: Tensor,
+        gradients: Tensor,
+        curvatures: Tensor,
+        chunk_size: int,
+        segments: Sequence[Segment] = SINGLE,
+    ) -> None:
+        self._features, self.segments = features, segments
+        self._rows = list(
+            zip(x.split(chunk_size), gradients.split(chunk_size), curvatures.split(chunk_size), strict=True)
+        )
+        self._kept = [self._chunk(*self._rows[0])] if len(self._rows) == 1 else None
+
+    def _chunk(self, x: Tensor, gradients: Tensor, curvatures: Tensor) -> FeatureChunk:
+        return FeatureChunk.of_rows(self._features(x).double(), gradients, curvatures)
+
+    def chunks(self) -> Iterator[FeatureChunk]:
+        """All rows."""
+        if self._kept is not None:
+            yield from self._kept
+        else:
+            yield from (self._chunk(*rows) for rows in self._rows)

@@ -1,0 +1,19 @@
+"""Training loops and what they stand on: starting values, minibatch and discretised fits, refinement."""
+
+from .discretized import fit_discretized
+from .fitting import Epoch, fit
+from .initialization import initialize_posterior
+from .polishing import polish
+from .shortfall import inducing_shortfall
+from .starting_values import null_predictor, start_from_responses
+
+__all__ = [
+    "Epoch",
+    "fit",
+    "fit_discretized",
+    "inducing_shortfall",
+    "initialize_posterior",
+    "null_predictor",
+    "polish",
+    "start_from_responses",
+]

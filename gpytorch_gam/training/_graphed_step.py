@@ -1,0 +1,177 @@
+"""Forward and backward passes of training steps, recorded once as a CUDA graph and replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any, NamedTuple
+
+import gpytorch
+import torch
+from torch import Tensor
+
+from gpytorch_gam.optim.rows.stream import Rows
+from gpytorch_gam.variational import AdditiveVariationalStrategy
+from gpytorch_gam.variational.forward_recorder import ForwardRecorder, Recorded
+
+# Passes before a recording: libraries allocate workspaces and choose algorithms in the first ones.
+_NUM_WARM_UPS = 3
+
+# Shapes of batches that are recorded; others, such as an epoch's last, are few or come without end.
+_MAX_RECORDINGS = 2
+
+
+class Outputs(NamedTuple):
+    """
+    What an evaluation leaves behind.
+
+    :ivar loss: minus the objective.
+    :ivar gradients: of the parameters, None for those without.
+    :ivar recorded: of the forward, see :class:`ForwardRecorder`.
+    """
+
+    loss: Tensor
+    gradients: list[Tensor | None]
+    recorded: Recorded
+
+
+class _Recording(NamedTuple):
+    x: Tensor
+    y: Tensor
+    outputs: Outputs
+    replay: Callable[[], Any]
+
+
+class GraphedStep:
+    """
+    Evaluates minus an objective and its gradients by replaying a CUDA graph: the processor launches one graph instead
+    of a thousand kernels, which is what small batches on a GPU are bound by.
+
+    Values are those of the eager step. Batches of the first two shapes are recorded; others run eagerly. The graph
+    reads and writes the memory of the parameters, so a parameter that was replaced (by a rank that grows) makes a new
+    recording.
+
+    :param objective: :class:`~gpytorch.mlls.VariationalELBO` or the like, with model and likelihood.
+    :raises ValueError: If the model is not on a CUDA device.
+    """
+
+    def __init__(self, objective: gpytorch.mlls.MarginalLogLikelihood) -> None:
+        self._objective = objective
+        self._strategy: AdditiveVariationalStrategy = objective.model.variational_strategy
+        _require_cuda(self._strategy.predictor.device)
+        self._recordings: dict[Any, _Recording] = {}
+
+    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
+        """
+        Minus the objective; gradients are in the parameters, and the forward is recorded for an attached optimiser.
+
+        :param x: Inputs ``(b, D)``.
+        :param y: Responses ``(b)``.
+        """
+        parameters = [parameter for parameter in self._objective.parameters() if parameter.requires_grad]
+        identities = tuple(map(id, parameters))
+        self._recordings = {key: value for key, value in self._recordings.items() if key[0] == identities}
+        key = (identities, x.shape, y.shape, y.dtype)
+        if key not in self._recordings:
+            if len(self._recordings) == _MAX_RECORDINGS:
+                return self._evaluate(parameters, x, y)
+            self._strategy._initialize_once()
+            self._strategy._prepare_posterior()
+            self._recordings[key] = self._record(parameters, x, y)
+        return self._replay(self._recordings[key], parameters, x, y)
+
+    def evaluate_rows(self, rows: Rows) -> Tensor:
+        """
+        The same for checked rows.
+
+        :param rows: Without arguments of the likelihood.
+        :raises NotImplementedError: If they have some.
+        """
+        if rows.parameters:
+            raise NotImplementedError(
+                f"cuda_graph=True takes no row-wise arguments of the likelihood, got {sorted(rows.parameters)}: leave "
+                "out cuda_graph"
+            )
+        return self(rows.x, rows.y)
+
+    def _evaluate(self, parameters: list[Any], x: Tensor, y: Tensor) -> Tensor:
+        for parameter in parameters:
+            parameter.grad = None
+        loss = -self._objective(self._objective.model(x), y)
+        loss.backward()
+        return loss.detach()
+
+    def _record(self, parameters: list[Any], x: Tensor, y: Tensor) -> _Recording:
+        x, y, recorder = x.clone(), y.clone(), ForwardRecorder()
+
+        def evaluate() -> Outputs:
+            with _recorded_by(self._strategy, recorder), _without_waiting():
+                loss = self._evaluate(parameters, x, y)
+            return Outputs(loss, [parameter.grad for parameter in parameters], recorder.take())
+
+        with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
+            outputs, replay = record_graph(evaluate)
+        return _Recording(x, y, outputs, replay)
+
+    def _replay(self, recording: _Recording, parameters: list[Any], x: Tensor, y: Tensor) -> Tensor:
+        self._strategy._prepare_posterior()  # reads values, which a graph cannot
+        recording.x.copy_(x)
+        recording.y.copy_(y)
+        recording.replay()
+        for parameter, gradient in zip(parameters, recording.outputs.gradients, strict=True):
+            parameter.grad = gradient
+        if self._strategy._recorder is not None:
+            self._strategy._recorder.put(recording.outputs.recorded)  # gradients are replaced, too
+        return recording.outputs.loss.clone()
+
+
+def _require_cuda(device: torch.device) -> None:
+    if device.type != "cuda":
+        raise ValueError(f"cuda_graph=True needs a model on a CUDA device, this one is on {device}")
+
+
+def record_graph(evaluate: Callable[[], Outputs]) -> tuple[Outputs, Callable[[], Any]]:
+    """
+    Record what a function does on the GPU.
+
+    :param evaluate: Works on fixed memory.
+    :return: What it returned, and a function that does it again in the same memory.
+    """
+    stream, present = torch.cuda.Stream(), torch.cuda.current_stream()
+    stream.wait_stream(present)
+    with torch.cuda.stream(stream):
+        for _ in range(_NUM_WARM_UPS):
+            evaluate()
+    present.wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            outputs = evaluate()
+    except RuntimeError as error:
+        raise RuntimeError(
+            "this step cannot be recorded as a CUDA graph, because a part of it waits for the GPU, as GPyTorch's "
+            "BernoulliLikelihood and kernels do which the fused projection does not know: leave out cuda_graph"
+        ) from error
+    return outputs, graph.replay
+
+
+@contextmanager
+def _recorded_by(strategy: AdditiveVariationalStrategy, recorder: ForwardRecorder) -> Iterator[None]:
+    """Forwards are recorded here, and nobody prepares them."""
+    before, strategy._recorder = strategy._recorder, recorder
+    try:
+        yield
+    finally:
+        strategy._recorder = before
+
+
+@contextmanager
+def _without_waiting() -> Iterator[None]:
+    """Checks of arguments, which read values back from the GPU, are off."""
+    before = torch.distributions.Distribution._validate_args
+    torch.distributions.Distribution.set_default_validate_args(False)
+    try:
+        with gpytorch.settings.debug(False):
+            yield
+    finally:
+        torch.distributions.Distribution.set_default_validate_args(before)

@@ -1,0 +1,82 @@
+"""Parameters of a likelihood at their optimum for a posterior."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import gpytorch
+import torch
+from gpytorch.likelihoods import Likelihood, _GaussianLikelihoodBase, _OneDimensionalLikelihood
+from torch import Tensor
+
+from gpytorch_gam.likelihoods.joint_likelihood import _JointLikelihood
+from gpytorch_gam.likelihoods.one_predictor_likelihood import OnePredictorLikelihood
+from gpytorch_gam.optim.processes import Processes
+from gpytorch_gam.optim.rows.likelihood_check import unwrapped
+from gpytorch_gam.optim.rows.stream import Rows
+from gpytorch_gam.parameters.log_scale import Coordinates
+
+from ._quasi_newton import ObjectiveError, QuasiNewton
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+# Those whose expectations are no random samples, so that a line search makes sense.
+_DETERMINISTIC = (OnePredictorLikelihood, _JointLikelihood, _GaussianLikelihoodBase, _OneDimensionalLikelihood)
+
+# Nats that a step promises at least, and the number of steps.
+_GAIN, _MAX_STEPS = 0.1, 40
+
+# What a row says of a parameter, as the curvature of its log-likelihood, to begin with: little, as of tails.
+_CURVATURE = 0.02
+
+
+def fit_likelihood(
+    model: gpytorch.models.ApproximateGP,
+    likelihood: Likelihood,
+    rows: Rows,
+    num_data: int,
+    process_group: ProcessGroup | None = None,
+) -> None:
+    """
+    Move the parameters of a likelihood to where the expected log-likelihood of some rows, under the present posterior,
+    and their priors are largest. The kernels are not evaluated but once, so this costs little.
+
+    :param model: With a posterior that has seen the data.
+    :param likelihood: Of the data; nothing is done where it has no trainable parameters, or draws random numbers.
+    :param rows: A batch.
+    :param num_data: Number of all rows, beside which the priors count.
+    :param process_group: Processes that each call this, with rows of their own; default this process alone.
+    """
+    parameters = [parameter for parameter in likelihood.parameters() if parameter.requires_grad]
+    if not parameters or not isinstance(unwrapped(likelihood), _DETERMINISTIC):
+        return
+    processes = Processes(process_group)
+    num_rows = sum(count for (count,) in processes.gather([len(rows.y)], parameters[0].device))
+    with torch.no_grad():
+        predictor = model(rows.x)
+
+    def objective() -> Tensor:
+        expected = likelihood.expected_log_prob(rows.y, predictor, **rows.parameters).double().sum()
+        if not processes.is_alone:
+            expected = _of_all(processes, expected, parameters)
+        return num_data / num_rows * expected + _log_prior(likelihood)
+
+    curvatures = [max(_CURVATURE * num_data, 1.0)] * len(parameters)
+    ascent = QuasiNewton(parameters, curvatures, Coordinates(parameters, [likelihood]))
+    with suppress(ObjectiveError):
+        ascent.maximise(objective, _GAIN, _MAX_STEPS)
+
+
+def _of_all(processes: Processes, own: Tensor, parameters: list[torch.nn.Parameter]) -> Tensor:
+    """The sum over the processes, as a constant beside a linear function of the parameters that has its gradient."""
+    found = torch.autograd.grad(own, parameters, allow_unused=True)
+    gradients = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
+    total, *gradients = processes.sum([own.detach(), *gradients])
+    moves = [(g * (p - p.detach())).sum().double() for p, g in zip(parameters, gradients, strict=True)]
+    return total + torch.stack(moves).sum()
+
+
+def _log_prior(likelihood: Likelihood) -> Tensor | float:
+    return sum(prior.log_prob(closure(owner)).sum() for _, owner, prior, closure, _ in likelihood.named_priors())

@@ -1,0 +1,180 @@
+"""The evidence lower bound at the optimal posterior, as a function of the hyperparameters alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import TYPE_CHECKING, NamedTuple
+
+import gpytorch
+import torch
+from gpytorch.likelihoods import Likelihood
+from torch import Tensor
+
+from gpytorch_gam.optim.processes import Processes
+from gpytorch_gam.optim.rows.stream import OverflowingLikelihoodError, Rows
+from gpytorch_gam.parameters.log_scale import Coordinates
+
+from ._convergence import kernel_curvatures
+from ._quasi_newton import QuasiNewton
+from .polishing import polish
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+# Rows whose graph exists at a time.
+_CHUNK = 8192
+
+# Nats that a step of the hyperparameters promises at least, those that one of the posterior brings, and their numbers.
+_GAIN, _POSTERIOR_GAIN = 0.1, 0.01
+_MAX_STEPS, _MAX_PASSES = 60, 10
+
+# Searches, each with what was learnt of the curvature forgotten, and the nats that one brings to have another.
+_MAX_ROUNDS, _ROUND_GAIN = 4, 0.5
+
+# Minus the second derivative of the bound to begin with: of a hyperparameter that is neither the kernels' nor the
+# likelihood's, and for each row of a parameter of the likelihood, some of which rows say little of.
+_CURVATURE, _LEAST_INFORMATION = 0.2, 0.02
+
+
+class Maximum(NamedTuple):
+    """
+    What a search has come to.
+
+    :ivar bound: in nats.
+    :ivar open: nats that the last part of the search still gained where it was broken off; else 0.
+    """
+
+    bound: float
+    open: float
+
+
+class _Evaluation(NamedTuple):
+    parameters: list[Tensor]
+    bound: Tensor
+    gradients: list[Tensor]
+
+
+class ProfileBound:
+    """
+    The bound after :func:`polish`, which starts from the posterior of the best evaluation so far. At the optimal
+    posterior its gradient is that at a fixed posterior.
+
+    :param model: A model that :func:`polish` takes.
+    :param likelihood: Its likelihood.
+    :param rows: All rows of this process.
+    :param parameters: The hyperparameters.
+    :param coordinates: In which they are moved; default as they are.
+    :param process_group: Processes that each evaluate it, see :func:`polish`; default this process alone.
+    """
+
+    def __init__(
+        self,
+        model: gpytorch.models.ApproximateGP,
+        likelihood: Likelihood,
+        rows: Sequence[Rows],
+        parameters: Sequence[Tensor],
+        coordinates: Coordinates | None = None,
+        process_group: ProcessGroup | None = None,
+    ) -> None:
+        self._model, self._likelihood, self._rows = model, likelihood, rows
+        self._group, self._processes = process_group, Processes(process_group)
+        self._parameters, self._coordinates = list(parameters), coordinates
+        self._best: tuple[float, dict[str, Tensor]] | None = None
+        self._last: _Evaluation | None = None
+        own = sum(len(part.y) for part in rows)
+        self.num_data = sum(count for (count,) in self._processes.gather([own], parameters[0].device))
+
+    def maximise(self) -> Maximum:
+        """
+        Move the hyperparameters to a maximum, by a quasi-Newton method. The posterior is the optimum there.
+
+        :raises ObjectiveError: If it is not finite where the parameters start.
+        """
+        before = deepcopy((self._model.state_dict(), self._likelihood.state_dict()))
+        try:
+            return self._maximise()
+        except BaseException:  # an interrupted search is at some trial
+            self._model.load_state_dict(before[0])
+            self._likelihood.load_state_dict(before[1])
+            raise
+
+    def _maximise(self) -> Maximum:
+        before, bound = -math.inf, self().item()
+        ascent = QuasiNewton(self._parameters, self._curvatures(), self._coordinates)
+        for _ in range(_MAX_ROUNDS):
+            if bound - before <= _ROUND_GAIN:
+                break
+            ascent.forget()
+            ascent.maximise(self, _GAIN, _MAX_STEPS)
+            before, bound = bound, self().item()
+        gain = bound - before
+        return Maximum(bound, gain if gain > _ROUND_GAIN else 0.0)
+
+    def _curvatures(self) -> list[float]:
+        """To begin with: of a variance of the rows, and of anything else rather too small than too large."""
+        strategy = self._model.variational_strategy
+        found = dict(kernel_curvatures(strategy))
+        for parameter in self._likelihood.parameters():
+            found[id(parameter)] = max(_LEAST_INFORMATION * self.num_data, 1.0)
+        of_rows = [p for name, p in self._likelihood.named_parameters() if "noise" in name]
+        for parameter in (*of_rows, *(p for mean in strategy.predictor.means for p in mean.parameters())):
+            found[id(parameter)] = max(0.5 * self.num_data, 1.0)
+        return [found.get(id(parameter), _CURVATURE) for parameter in self._parameters]
+
+    def __call__(self) -> Tensor:
+        """
+        The bound in nats, differentiable once in the parameters; NaN where there is none.
+
+        It is a constant beside a linear function of the parameters that has its gradient: so the graph of no more than
+        a chunk of rows exists, and what processes found is added up.
+        """
+        here = [parameter.detach().clone() for parameter in self._parameters]
+        if self._last is None or not all(map(torch.equal, self._last.parameters, here)):
+            self._last = None  # the posterior moves
+            evaluated = self._evaluate()
+            if evaluated is None:
+                return sum((parameter.sum() for parameter in self._parameters), torch.zeros(())) * torch.nan
+            self._last = _Evaluation(here, *evaluated)
+        moves = [
+            (gradient * (parameter - parameter.detach())).sum().double()
+            for gradient, parameter in zip(self._last.gradients, self._parameters, strict=True)
+        ]
+        return self._last.bound + torch.stack(moves).sum()
+
+    def _evaluate(self) -> tuple[Tensor, list[Tensor]] | None:
+        q = self._model.variational_strategy._variational_distribution
+        if self._best is not None:
+            q.load_state_dict(self._best[1])
+        try:
+            polish(
+                self._model,
+                self._likelihood,
+                self._rows,
+                max_passes=_MAX_PASSES,
+                tolerance=_POSTERIOR_GAIN,
+                process_group=self._group,
+            )
+            bound, gradients = self._differentiate()
+        except (OverflowingLikelihoodError, ValueError):
+            return None
+        if self._best is None or bound.item() >= self._best[0]:
+            self._best = bound.item(), deepcopy(q.state_dict())
+        return bound, gradients
+
+    def _differentiate(self) -> tuple[Tensor, list[Tensor]]:
+        """Value and gradients at the present posterior."""
+        mll = gpytorch.mlls.VariationalELBO(self._likelihood, self._model, num_data=self.num_data).train()
+        device = self._parameters[0].device
+        bound = torch.zeros((), dtype=torch.float64, device=device)
+        totals = [torch.zeros_like(parameter, dtype=torch.float64) for parameter in self._parameters]
+        for part in self._rows:
+            for rows in part.split(_CHUNK):
+                with torch.enable_grad():
+                    value = len(rows.y) * mll(self._model(rows.x), rows.y, **rows.parameters)
+                    found = torch.autograd.grad(value, self._parameters, allow_unused=True)
+                bound += value.detach()
+                totals = [total if new is None else total + new for total, new in zip(totals, found, strict=True)]
+        bound, *totals = self._processes.sum([bound, *totals])
+        return bound, [total.to(parameter) for total, parameter in zip(totals, self._parameters, strict=True)]

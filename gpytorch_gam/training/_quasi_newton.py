@@ -1,0 +1,205 @@
+"""A quasi-Newton ascent that remembers curvature from one objective to the next one like it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from linear_operator.utils.errors import NanError, NotPSDError
+from torch import Tensor
+
+from gpytorch_gam.parameters.log_scale import Coordinates
+
+# Largest change of a coordinate in a step, and as long as little is known of the curvature.
+_LONGEST, _FIRST = 2.0, 0.5
+
+# Part of the gain that the slope promises which a step must bring, and the number of times that it is shortened.
+_SUFFICIENT, _MAX_SHORTENINGS = 1e-4, 12
+
+# A step is doubled while the slope at its end is no smaller than this part of that at its start, up to such a change.
+_STILL_STEEP, _LONGEST_STRETCH = 0.7, 4.0
+
+# Curvature along a step, relative to what was expected, below which all of it is taken to have fallen, by no more than
+# the second number at a time.
+_FALLEN, _LARGEST_FALL = 0.9, 0.1
+
+# Curvature along a step, relative to its length, below which it is rounding and not learnt from.
+_SMALL_CURVATURE = 1e-10
+
+
+class ObjectiveError(ValueError):
+    """The objective is not finite where the ascent is to begin."""
+
+
+class _Point(NamedTuple):
+    position: Tensor  # (k,)
+    value: float
+    gradient: Tensor  # (k,)
+
+
+class QuasiNewton:
+    """
+    BFGS with a dense matrix and a line search, in float64, for some dozens of parameters.
+
+    The matrix stays from one call of :meth:`maximise` to the next: where an objective changes little, as between
+    passes over data or levels of accuracy, a few evaluations are enough.
+
+    :param parameters: What moves, in place.
+    :param curvatures: For each parameter the size of minus the second derivatives in its coordinate to begin with.
+    :param coordinates: In which the parameters move; default: as they are.
+    :param limits: For each parameter the largest magnitude of its coordinate; default: none.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[Tensor],
+        curvatures: Sequence[float],
+        coordinates: Coordinates | None = None,
+        limits: Sequence[float] | None = None,
+    ) -> None:
+        self._parameters = list(parameters)
+        self._coordinates = Coordinates(self._parameters, ()) if coordinates is None else coordinates
+        self._start = torch.diag(self._spread(curvatures).reciprocal())
+        self._limits = self._spread([math.inf] * len(self._parameters) if limits is None else limits)
+        self._inverse = self._start  # of minus the matrix of second derivatives
+        self._has_learnt = False
+
+    def _spread(self, numbers: Sequence[float]) -> Tensor:
+        """A number of each parameter for each of its entries, ``(k,)``."""
+        parts = [
+            torch.full((parameter.numel(),), number, dtype=torch.float64, device=parameter.device)
+            for parameter, number in zip(self._parameters, numbers, strict=True)
+        ]
+        return torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
+
+    def rescale(self, factors: Sequence[float]) -> None:
+        """
+        Tell of an objective that is more curved in some parameters, with what is known of it otherwise.
+
+        :param factors: For each parameter, of the curvatures.
+        """
+        scales = self._spread(factors).rsqrt()
+        self._start = scales.unsqueeze(-1) * self._start * scales
+        self._inverse = scales.unsqueeze(-1) * self._inverse * scales
+
+    def forget(self) -> None:
+        """Begin with the curvatures of the start again."""
+        self._inverse, self._has_learnt = self._start, False
+
+    def maximise(self, objective: Callable[[], Tensor], gain: float, max_steps: int) -> float:
+        """
+        Steps uphill.
+
+        :param objective: A scalar that depends on the parameters.
+        :param gain: Stop when the next step promises to gain less.
+        :param max_steps: Largest number of steps.
+        :return: What the next step promises: more than ``gain`` if steps ran out, or none led uphill any more.
+        :raises ObjectiveError: If the objective is not finite at the start.
+        """
+        if not self._parameters:
+            return 0.0
+        point = self._evaluate(objective, self._read())
+        if point is None:
+            raise ObjectiveError("the bound is not finite at the hyperparameters of the start")
+        for _ in range(max_steps):
+            direction = self._direction(point)
+            slope = (direction @ point.gradient).item()
+            if 0.5 * slope <= gain:
+                break
+            new = self._search(objective, point, direction, slope)
+            if new is None:
+                if not self._has_learnt:
+                    break
+                self.forget()
+                continue
+            self._learn(point, new)
+            point = new
+        self._write(point.position)
+        return 0.5 * (self._direction(point) @ point.gradient).item()
+
+    def _direction(self, point: _Point) -> Tensor:
+        direction = self._inverse @ point.gradient
+        if not self._has_learnt:
+            return direction.clamp(-_FIRST, _FIRST)
+        return direction * (_LONGEST / direction.abs().max().clamp_min(_LONGEST))
+
+    def _search(self, objective: Callable[[], Tensor], point: _Point, direction: Tensor, slope: float) -> _Point | None:
+        size = 1.0
+        for _ in range(_MAX_SHORTENINGS):
+            new = self._evaluate(objective, point.position + size * direction)
+            if new is not None and new.value >= point.value + _SUFFICIENT * size * slope:
+                return self._stretched(objective, point, direction, slope, new) if size == 1.0 else new
+            # The top of the parabola through both values with the slope at the start.
+            fall = math.inf if new is None else point.value + size * slope - new.value
+            size *= min(max(0.5 * size * slope / fall, 0.1), 0.5)
+        return None
+
+    def _stretched(
+        self, objective: Callable[[], Tensor], point: _Point, direction: Tensor, slope: float, best: _Point
+    ) -> _Point:
+        """The end of a step that is doubled while it goes on as steeply."""
+        size, longest = 1.0, _LONGEST_STRETCH / direction.abs().max().item()
+        while 2.0 * size <= longest and (best.gradient @ direction).item() > _STILL_STEEP * slope:
+            size *= 2.0
+            new = self._evaluate(objective, point.position + size * direction)
+            if new is None or new.value <= best.value:
+                break
+            best = new
+        return best
+
+    def _learn(self, point: _Point, new: _Point) -> None:
+        """The BFGS update, from how the downhill gradient changed along a step."""
+        step, change = new.position - point.position, point.gradient - new.gradient
+        curvature = step @ change
+        if curvature <= _SMALL_CURVATURE * step.norm() * change.norm():
+            return
+        if self._has_learnt:
+            self._loosen(point.gradient, step, curvature.item())
+        mapped = self._inverse @ change
+        outer = torch.outer(step, mapped)
+        spread = (1.0 + (change @ mapped) / curvature) * torch.outer(step, step)
+        self._inverse = self._inverse + (spread - outer - outer.mT) / curvature
+        self._has_learnt = True
+
+    def _loosen(self, gradient: Tensor, step: Tensor, curvature: float) -> None:
+        """
+        Take all curvatures for smaller where one is smaller than it was: far from the optimum the bound falls like the
+        exponential of a logarithm, and what was learnt there would hold later steps back.
+        """
+        full = self._inverse @ gradient
+        expected = (step.norm() / full.norm() * (step @ gradient)).item()
+        if 0.0 < curvature < _FALLEN * expected:
+            self._inverse = self._inverse / max(curvature / expected, _LARGEST_FALL)
+
+    def _evaluate(self, objective: Callable[[], Tensor], position: Tensor) -> _Point | None:
+        """None where the objective is not finite."""
+        position = torch.minimum(torch.maximum(position, -self._limits), self._limits)
+        self._write(position)
+        try:
+            with torch.enable_grad():
+                value = objective()
+                gradients = torch.autograd.grad(value, self._parameters, allow_unused=True)
+        except (torch.linalg.LinAlgError, NotPSDError, NanError):
+            return None
+        parts = [
+            torch.zeros_like(parameter) if gradient is None else gradient.detach()
+            for gradient, parameter in zip(gradients, self._parameters, strict=True)
+        ]
+        gradient = _joined(self._coordinates.gradients([part.detach() for part in parts]))
+        number = value.item()
+        return _Point(position, number, gradient) if math.isfinite(number + gradient.sum().item()) else None
+
+    def _read(self) -> Tensor:
+        return _joined(self._coordinates.read())
+
+    def _write(self, position: Tensor) -> None:
+        parts = position.split([parameter.numel() for parameter in self._parameters])
+        self._coordinates.write(
+            [part.view_as(parameter) for part, parameter in zip(parts, self._parameters, strict=True)]
+        )
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return torch.cat([part.flatten().double() for part in parts])

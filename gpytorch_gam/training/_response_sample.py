@@ -1,0 +1,92 @@
+"""Rows from which training starts."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from gpytorch.likelihoods import Likelihood
+from torch import Tensor
+
+from gpytorch_gam.data.streamed_batches import StreamedBatches
+from gpytorch_gam.likelihoods.null_model import Responses
+from gpytorch_gam.optim.processes import Processes
+from gpytorch_gam.optim.rows.stream import Rows, checked_rows
+from gpytorch_gam.variational import AdditiveVariationalStrategy
+
+# Rows of a loader that are enough for moments; of batches in memory all are taken.
+_SAMPLE_SIZE = 20000
+
+
+@torch.no_grad()
+def sampled_responses(
+    strategy: AdditiveVariationalStrategy, likelihood: Likelihood, batches: Iterable[Any], processes: Processes
+) -> list[Responses]:
+    """
+    Responses of a list of batches, or of the first batches of a loader, which is left as it was: its next pass goes
+    through the rows in the order of this one.
+
+    The means of the predictors, of mean modules or the model's own, are a part of the offsets.
+
+    :param strategy: Of the model.
+    :param likelihood: Of the data.
+    :param batches: As for a fit, not a generator.
+    :param processes: That each call this with batches of their own, and get the rows of all.
+    :return: For each response in a row its rows; nothing if there are none.
+    """
+    rows: list[Rows] = []
+    with _untouched(batches) as source:
+        for batch in source:
+            rows.append(checked_rows(strategy, likelihood, batch))
+            if not isinstance(batches, Sequence) and sum(len(part.y) for part in rows) >= _SAMPLE_SIZE:
+                break
+    if not rows:
+        return []
+    names = set.intersection(*(set(part.parameters) for part in rows))
+    arguments = {name: torch.cat([part.parameters[name] for part in rows]) for name in names}
+    y = torch.cat([part.y for part in rows])
+    means = torch.cat([strategy.read(part.x).means.mT for part in rows])  # (n, P)
+    arguments, y, means = _of_all(processes, arguments, y, means)
+    columns = [y] if y.dim() == 1 else list(y.unbind(-1))
+    found = [_shifted(column, arguments, mean) for column, mean in zip(columns, means.unbind(-1), strict=False)]
+    return [responses for responses in found if len(responses)]
+
+
+def _of_all(
+    processes: Processes, arguments: dict[str, Tensor], y: Tensor, means: Tensor
+) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+    """The rows of all processes, in the order of their ranks."""
+    if processes.is_alone:
+        return arguments, y, means
+    counts = [count for (count,) in processes.gather([len(y)], means.device)]
+    start = sum(counts[: processes.rank])
+    own = [y, means, *(arguments[name] for name in sorted(arguments))]
+    tables = [torch.zeros(sum(counts), *part.shape[1:], dtype=torch.float64, device=means.device) for part in own]
+    for table, part in zip(tables, own, strict=True):
+        table[start : start + len(y)] = part
+    y, means, *values = processes.sum(tables)
+    return dict(zip(sorted(arguments), values, strict=True)), y, means
+
+
+def _shifted(y: Tensor, arguments: Mapping[str, Tensor], mean: Tensor) -> Responses:
+    """Responses with a mean for a further part of their offset."""
+    offset = arguments.get("offset", mean.new_zeros(()))
+    shifts = mean + (offset[..., 0] if offset.dim() > 1 else offset)  # one for each predictor
+    return Responses(y, {**arguments, "offset": shifts})
+
+
+@contextmanager
+def _untouched(batches: Iterable[Any]) -> Iterator[Iterable[Any]]:
+    """The batches, whose random numbers go on afterwards from where they are now."""
+    sampler = getattr(batches, "sampler", None)
+    generators = [getattr(owner, "generator", None) for owner in (batches, sampler)]
+    states = [(each, each.get_state()) for each in generators if isinstance(each, torch.Generator)]
+    with torch.random.fork_rng(devices=[]):
+        try:
+            yield copy.copy(batches) if isinstance(batches, StreamedBatches) else batches
+        finally:
+            for generator, state in states:
+                generator.set_state(state)

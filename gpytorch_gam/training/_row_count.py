@@ -1,0 +1,112 @@
+"""The number of rows of all the data, and whether a pass over batches agrees with it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Sequence, Sized
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data.distributed import DistributedSampler
+
+from gpytorch_gam import _checks as checks
+from gpytorch_gam.optim.processes import Processes
+from gpytorch_gam.warnings import TrainingLoopWarning
+
+# Samplers that may give any number of rows an epoch.
+_DRAWING = (RandomSampler, WeightedRandomSampler)
+
+
+class _RowCount(NamedTuple):
+    """
+    What is known of the rows before they are read.
+
+    :ivar most: number of rows of the data that the batches are drawn from.
+    :ivar least: the same without what is dropped of the last batch.
+    :ivar is_share: whether other processes may have further rows.
+    """
+
+    most: int
+    least: int
+    is_share: bool
+
+
+def number_of_rows(batches: Iterable[Any], num_data: int | None, processes: Processes) -> int:
+    """
+    The number of rows of all the data.
+
+    :param batches: Of this process.
+    :param num_data: What the caller says; None to count.
+    :param processes: That each have batches.
+    :raises ValueError: If it is not known, or the batches have another number of rows.
+    """
+    count = _counted(batches)
+    if count is not None and count.is_share and not processes.is_alone:
+        count = None  # nobody says whether the others have the same rows
+    if num_data is None:
+        if count is None:
+            raise ValueError(
+                "num_data is not given, and batches does not say how many rows all the data have: pass num_data=..."
+            )
+        return count.most
+    num_data = checks.integer("num_data", num_data, least=1)
+    if count is not None and count.most > 0 and not count.least <= num_data <= count.most:
+        raise ValueError(
+            f"num_data is {num_data}, but batches are of {count.most} rows: the posterior would be that of another "
+            "number of rows. Pass num_data=len(dataset), or leave it out"
+        )
+    return num_data
+
+
+def _counted(batches: Iterable[Any]) -> _RowCount | None:
+    """None where it takes reading them."""
+    num_rows = getattr(batches, "num_rows", None)
+    if isinstance(num_rows, int):  # batches from files, which know of all shards
+        return _RowCount(num_rows, num_rows, is_share=False)
+    if isinstance(batches, list | tuple):
+        return _counted_in_memory(batches)
+    dataset = getattr(batches, "dataset", None)
+    if not isinstance(dataset, Sized):
+        return None
+    return _counted_by_sampler(batches, len(dataset))
+
+
+def _counted_in_memory(batches: Sequence[Any]) -> _RowCount | None:
+    """None where the batches are not what they should be, which reading them will tell."""
+    if not all(isinstance(batch, list | tuple) and len(batch) > 1 and torch.is_tensor(batch[1]) for batch in batches):
+        return None
+    total = sum(len(batch[1]) if batch[1].dim() else 1 for batch in batches)
+    return _RowCount(total, total, is_share=True)
+
+
+def _counted_by_sampler(loader: Any, num_rows: int) -> _RowCount:
+    sampler = getattr(loader, "sampler", None)
+    if isinstance(sampler, DistributedSampler):
+        return _RowCount(num_rows, min(num_rows, sampler.total_size), is_share=False)
+    if isinstance(sampler, SubsetRandomSampler):
+        num_rows = len(sampler)
+    if not isinstance(sampler, (SequentialSampler, SubsetRandomSampler, *_DRAWING)) or loader.batch_size is None:
+        return _RowCount(num_rows, 0, is_share=True)  # a sampler of somebody's own, perhaps of a part of the rows
+    least = min(num_rows, len(sampler))
+    return _RowCount(num_rows, least - (least % loader.batch_size if loader.drop_last else 0), is_share=True)
+
+
+def warn_of_other_rows(batches: Iterable[Any], num_seen: int, num_data: int, tolerance: int) -> None:
+    """
+    Warn where a pass gave clearly more or fewer rows than there are said to be, unless a sampler draws them from all.
+
+    :param batches: Of this process.
+    :param num_seen: Rows of the pass, of all processes.
+    :param num_data: The number of rows of all the data.
+    :param tolerance: Rows that may be missing or repeated, such as those of a batch.
+    """
+    draws = isinstance(getattr(batches, "sampler", None), _DRAWING)
+    if draws or abs(num_seen - num_data) < tolerance:
+        return
+    warnings.warn(
+        f"the first epoch gave {num_seen} rows, but num_data is {num_data}: the posterior is that of {num_data} rows "
+        f"like these. Unless each epoch is another part of the data, pass num_data={num_seen}",
+        TrainingLoopWarning,
+        stacklevel=4,
+    )

@@ -1,0 +1,275 @@
+"""Data whose inputs are indices of levels, and what the levels know of the rows: sums that do not grow with these."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gpytorch_gam.optim.rows.stream import checked_rows
+from gpytorch_gam.variational import AdditiveVariationalStrategy
+
+from .column_levels import ColumnLevels
+
+# Rows processed at a time: few enough to stay in the cache, and for torch not to use several threads.
+_CHUNK_SIZE = 32000
+
+
+class LevelTables(NamedTuple):
+    r"""
+    Sums over rows with weights :math:`\lambda_n` and residuals :math:`r_n`, in float64. T sets of columns have
+    :math:`U_t` levels each.
+
+    :ivar places: the levels, ``(U_t, d_t)`` for each t.
+    :ivar own: sum of the weights at each level, ``(U_t,)``, which is the diagonal of a table of t with itself; or that
+        table, ``(U_t, U_t)``, where rows lie between the levels.
+    :ivar pairs: sum of the weights at each pair of levels of s < t, ``(U_s, U_t)``.
+    :ivar weights: sum of the weights at each level, ``(U_t,)``.
+    :ivar targets: sum of :math:`\lambda_n r_n` at each level, ``(U_t,)``.
+    :ivar totals: sums of :math:`\lambda_n`, :math:`\lambda_n r_n` and :math:`\lambda_n r_n^2` over all rows, ``(3,)``.
+    """
+
+    places: list[Tensor]
+    own: list[Tensor]
+    pairs: dict[tuple[int, int], Tensor]
+    weights: list[Tensor]
+    targets: list[Tensor]
+    totals: Tensor
+
+    def scaled(self, factor: float) -> LevelTables:
+        """The sums of ``factor`` times as many rows of the same kind."""
+        own, weights, targets = ([factor * table for table in part] for part in (self.own, self.weights, self.targets))
+        pairs = {key: factor * table for key, table in self.pairs.items()}
+        return LevelTables(self.places, own, pairs, weights, targets, factor * self.totals)
+
+
+class MomentTables(NamedTuple):
+    """
+    Mean and variance of the predictor as sums of entries of tables.
+
+    :ivar mean: ``(U_t,)`` for each set of columns.
+    :ivar variance: ``(U_t,)`` for each.
+    :ivar pairs: what pairs s < t of sets add to the variance, ``(U_s, U_t)``.
+    """
+
+    mean: list[Tensor]
+    variance: list[Tensor]
+    pairs: dict[tuple[int, int], Tensor]
+
+
+class _Centres:
+    """Means of the rows at each level."""
+
+    def __init__(self, levels: Tensor) -> None:
+        self._levels = levels.double()
+        self._sums, self._counts = torch.zeros_like(self._levels), torch.zeros_like(self._levels[:, 0])
+
+    def add(self, codes: Tensor, x: Tensor) -> None:
+        """Rows ``(n, d)`` and their levels."""
+        positions = codes.int()
+        for column, sums in zip(x.unbind(-1), self._sums.unbind(-1), strict=True):
+            sums.index_add_(0, positions, column.double())
+        self._counts.index_add_(0, positions, torch.ones_like(x[:, 0], dtype=torch.float64))
+
+    def mean(self) -> Tensor:
+        """``(U, d)``; the level itself where there are no rows."""
+        counts = self._counts.unsqueeze(-1)
+        return torch.where(counts > 0, self._sums / counts.clamp_min(1.0), self._levels)
+
+
+class DiscretizedData:
+    """
+    Rows as indices of levels.
+
+    It holds two (or four) bytes for each row and set of columns, and the response.
+
+    :param places: the levels of each set of columns, ``(U_t, d_t)``.
+    :param codes: the level of each row, ``(n,)`` integers for each set.
+    :param responses: ``(n,)``.
+    :param offset: a part of the predictor that stays as it is, ``(n,)`` in float64; None for none.
+    :param num_threads: That share the rows in sums.
+    """
+
+    def __init__(
+        self,
+        places: list[Tensor],
+        codes: list[Tensor],
+        responses: Tensor,
+        offset: Tensor | None = None,
+        num_threads: int = 1,
+    ) -> None:
+        self.places = [levels.double() for levels in places]
+        self._codes, self.responses, self.offset = codes, responses, offset
+        self._num_threads = num_threads
+
+    @classmethod
+    def from_batches(
+        cls,
+        batches: Iterable[tuple[Tensor, Tensor]],
+        levels: ColumnLevels,
+        strategy: AdditiveVariationalStrategy,
+        offset: Callable[[Tensor], Tensor] | None,
+        num_threads: int = 1,
+    ) -> DiscretizedData:
+        """
+        One pass over the data. The place of a level is the mean of the rows that are rounded to it: then sums of
+        functions lose only what is of second order in the step, at the ends of the range, too.
+
+        :param batches: Pairs of inputs ``(b, D)`` and responses ``(b)``.
+        :param levels: For all components.
+        :param strategy: That reads the inputs.
+        :param offset: Of the predictor, from inputs; None for none.
+        :param num_threads: See the class.
+        :raises ValueError: If the data cannot be read.
+        """
+        parts: list[list[Tensor]] = []
+        centres = {term: _Centres(levels.values(term)) for term in levels.terms if not levels.is_exact(term)}
+        for batch in batches:
+            x, y, parameters = checked_rows(strategy, None, batch)
+            if parameters:
+                raise NotImplementedError(
+                    f"fit_discretized takes no row-wise arguments of the likelihood, got {sorted(parameters)}: use fit "
+                    "and polish"
+                )
+            rows = [*levels.index(x), y]
+            for term, codes in zip(levels.terms, rows, strict=False):
+                if term in centres:
+                    centres[term].add(codes, levels.coordinates(x, term))
+            parts.append(rows if offset is None else [*rows, offset(x).detach().double()])
+        if not parts:
+            raise ValueError("batches is empty: there is no data to fit, or it can be gone through only once")
+        columns = [joined[0] if len(joined) == 1 else torch.cat(joined) for joined in zip(*parts, strict=True)]
+        count = len(levels.terms)
+        if not torch.isfinite(columns[count].sum()):
+            missing = int((~torch.isfinite(columns[count])).sum())
+            raise ValueError(f"y has NaN or infinity in {missing} of {len(columns[count])} rows")
+        places = [centres[term].mean() if term in centres else levels.values(term) for term in levels.terms]
+        places = [place.to(columns[count].device) for place in places]
+        return cls(places, columns[:count], columns[count], None if offset is None else columns[-1], num_threads)
+
+    def __len__(self) -> int:
+        return len(self.responses)
+
+    def thinned(self, num_rows: int) -> DiscretizedData:
+        """
+        Some of the rows, from all parts of the data.
+
+        :param num_rows: Largest number of them.
+        """
+        if len(self) <= num_rows:
+            return self
+        # Not evenly spaced: rows may follow a rhythm of their own.
+        parts = (
+            torch.arange(num_rows, dtype=torch.float64)
+            + torch.rand(num_rows, generator=torch.Generator().manual_seed(0)).double()
+        )
+        rows = (parts * (len(self) / num_rows)).long().clamp_(max=len(self) - 1).to(self.responses.device)
+        offset = None if self.offset is None else self.offset[rows]
+        return DiscretizedData(self.places, [codes[rows] for codes in self._codes], self.responses[rows], offset)
+
+    def tables(self, weights: Tensor | None, targets: Tensor, squares: Tensor) -> LevelTables:
+        r"""
+        Sum over the rows: for each pair of sets of columns one pass over their indices.
+
+        :param weights: :math:`\lambda_n`, ``(n,)`` in float64; None for ones.
+        :param targets: :math:`\lambda_n r_n`, ``(n,)`` in float64.
+        :param squares: :math:`\sum_n \lambda_n r_n^2`, ``()``.
+        """
+        sizes = [len(places) for places in self.places]
+        terms = range(len(sizes))
+        rows = torch.ones(_CHUNK_SIZE, dtype=targets.dtype, device=targets.device) if weights is None else weights
+        count = rows.new_tensor(len(self))
+        # The constant has one level: its table with another set is that one's own.
+        pairs = [(s, t) for s, t in itertools.combinations(terms, 2) if min(sizes[s], sizes[t]) > 1]
+        jobs = [
+            *(functools.partial(self._sum, rows, weights is None, sizes[s] * sizes[t], s, t) for s, t in pairs),
+            *(functools.partial(self._sum, rows, weights is None, sizes[t], t) for t in terms),
+            *(functools.partial(self._sum, targets, False, sizes[t], t) for t in terms),
+        ]
+        sums = in_threads(jobs, self._num_threads)
+        tables = {(s, t): table.view(sizes[s], sizes[t]) for (s, t), table in zip(pairs, sums, strict=False)}
+        own, by_target = sums[len(pairs) : len(pairs) + len(sizes)], sums[len(pairs) + len(sizes) :]
+        for s, t in itertools.combinations(terms, 2):
+            if (s, t) not in tables:
+                tables[s, t] = (own[t] if sizes[s] == 1 else own[s]).view(sizes[s], sizes[t])
+        totals = torch.stack([count if weights is None else weights.sum(), targets.sum(), squares])
+        return LevelTables(self.places, own, tables, own, by_target, totals)
+
+    def _sum(self, rows: Tensor, repeats: bool, size: int, *terms: int) -> Tensor:
+        """Numbers of the rows (or always the same ones) added up by level, or pair of levels."""
+        total = torch.zeros(size, dtype=rows.dtype, device=rows.device)
+        for start in range(0, len(self), _CHUNK_SIZE):
+            stop = min(start + _CHUNK_SIZE, len(self))
+            values = rows[: stop - start] if repeats else rows[start:stop]
+            total.index_add_(0, self._position(slice(start, stop), *terms), values)
+        return total
+
+    def _position(self, rows: slice, first: int, second: int | None = None) -> Tensor:
+        position = self._codes[first][rows].int()
+        if second is None:
+            return position
+        return torch.add(self._codes[second][rows].int(), position, alpha=len(self.places[second]))
+
+    def moments(self, tables: MomentTables) -> tuple[Tensor, Tensor]:
+        """
+        Mean and variance of the predictor in each row, offset left out, both ``(n,)`` in float64.
+
+        :param tables: Of the moments.
+        """
+        mean, variance = torch.zeros(2, len(self), dtype=torch.float64, device=self.responses.device)
+
+        def fill(rows: slice) -> None:
+            for term, (means, variances) in enumerate(zip(tables.mean, tables.variance, strict=True)):
+                position = self._position(rows, term)
+                mean[rows] += means.index_select(0, position)
+                variance[rows] += variances.index_select(0, position)
+            for (s, t), table in tables.pairs.items():
+                variance[rows] += table.view(-1).index_select(0, self._position(rows, s, t))
+
+        self.map_rows(fill)
+        return mean, variance.clamp_(min=torch.finfo(torch.float64).tiny)
+
+    def map_rows(self, function: Callable[[slice], Any]) -> list[Any]:
+        """
+        Apply a function to chunks of rows.
+
+        :param function: Of the rows.
+        """
+        starts = range(0, len(self), _CHUNK_SIZE)
+        chunks = [slice(start, min(start + _CHUNK_SIZE, len(self))) for start in starts]
+        return in_threads([functools.partial(function, rows) for rows in chunks], self._num_threads)
+
+
+def sampled(batches: Iterable[tuple[Tensor, Tensor]], share: float) -> Iterator[tuple[Tensor, Tensor]]:
+    """
+    A random part of the rows of each batch, always the same one.
+
+    :param batches: Pairs of inputs and responses.
+    :param share: Of the rows.
+    """
+    generator = torch.Generator("cpu").manual_seed(0)  # whatever the default device is
+    for x, y in batches:
+        if share * len(x) < 100:  # many small batches: each row by a coin of its own
+            rows = (torch.rand(len(x), generator=generator, device="cpu") < share).nonzero().squeeze(-1)
+        else:
+            rows = torch.randint(len(x), (round(share * len(x)),), generator=generator, device="cpu").unique()
+        if len(rows):
+            yield x[rows.to(x.device)], y[rows.to(y.device)]
+
+
+def in_threads(jobs: Sequence[Callable[[], Any]], num_threads: int) -> list[Any]:
+    """
+    Results of the jobs in order.
+
+    :param jobs: Independent of each other, and serial themselves.
+    :param num_threads: That work on them.
+    """
+    if min(num_threads, len(jobs)) == 1:
+        return [job() for job in jobs]
+    with ThreadPoolExecutor(num_threads) as pool:
+        return list(pool.map(lambda job: job(), jobs))

@@ -1,0 +1,297 @@
+"""Posteriors of likelihoods that are not Gaussian, by Gaussian sites that each pass over the rows finds again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from scipy.optimize import brentq
+from torch import Tensor
+
+from gpytorch_gam.likelihoods.expected_gradients import ExpectedGradients, expected_gradients
+from gpytorch_gam.mlls import GaussianOptimum
+
+from .._quasi_newton import ObjectiveError
+from ._data import DiscretizedData, LevelTables
+from ._problem import DiscretizedProblem
+from ._statistics import LevelStatistics
+from ._tabulated_gradients import distinct_responses, tabulated
+
+# Steps end when the next one promises less than this part of the tolerance: there are many directions to be right in.
+SHARE_OF_TOLERANCE = 0.3
+
+# Steps of the hyperparameters between two passes over the rows.
+_SITE_STEPS = 12
+
+# Nats that the bound may fall by rounding and quadrature, relative to its size.
+_ROUNDING = 1e-9
+
+# Share of the way to the posterior of the sites below which a pass is given up.
+_SMALLEST_RATE = 1e-8
+
+# Sites are near enough for hyperparameters to move if a pass gained what they promised, to within this part of it.
+_FORETOLD = 0.25
+
+# Rows from which the model without effects is found, and their weight in units of the prior's precision.
+_NULL_ROWS, _NULL_WEIGHT = 500, 100.0
+
+
+class _Look(NamedTuple):
+    """A pass over the rows."""
+
+    bound: float
+    sites: LevelTables
+    rest: float  # what the bound of the sites lacks to be a model of the bound that is right here
+
+
+class _State(NamedTuple):
+    """What a fit has come to."""
+
+    hyperparameters: list[Tensor]
+    optimum: GaussianOptimum  # the posterior
+    look: _Look  # at it
+
+
+class _Proposal(NamedTuple):
+    """The posterior of the sites of a state, and hyperparameters that may have moved with it."""
+
+    hyperparameters: list[Tensor]
+    optimum: GaussianOptimum
+    promised: float  # nats
+    open: float  # nats that a further step of the hyperparameters promises
+
+
+class SiteFit:
+    """
+    The loop: posterior, sites there, and hyperparameters, as they were accepted last.
+
+    :param problem: The model.
+    :param data: All rows.
+    """
+
+    def __init__(self, problem: DiscretizedProblem, data: DiscretizedData) -> None:
+        self._problem, self._data = problem, data
+        self._responses = distinct_responses(data.responses)
+        self._state: _State | None = None
+        #: Nats that a further pass promises, after :meth:`run`.
+        self.open = math.inf
+        #: Whether a step was accepted.
+        self.has_moved = False
+
+    @property
+    def optimum(self) -> GaussianOptimum:
+        """The posterior that was accepted last."""
+        assert self._state is not None
+        return self._state.optimum
+
+    def run(
+        self,
+        start: GaussianOptimum | None,
+        max_passes: int,
+        tolerance: float,
+        callback: Callable[[float], Any] | None,
+    ) -> list[float]:
+        """
+        Passes until one gains no more than the tolerance.
+
+        Hyperparameters wait until the sites have foretold what a pass gains, or there is nothing more to gain without
+        them: sites that are far from the data say nothing of hyperparameters.
+
+        :param start: The posterior to begin with; None for that of the model without effects.
+        :param max_passes: Besides the first look.
+        :param tolerance: In nats.
+        :param callback: Called with each bound that is accepted.
+        :return: These bounds.
+        """
+        state = self._first_state(start)
+        history: list[float] = []
+        rate, may_move, proposal = 1.0, start is not None, None
+        for _ in range(max_passes):
+            moves = may_move and rate == 1.0
+            proposal = self._proposal(state, moves, tolerance) if proposal is None else proposal
+            optimum = None if proposal is None else self._part(state, proposal, rate)
+            look = None if optimum is None else self._look(optimum)
+            gain = -math.inf if look is None else look.bound - state.look.bound
+            if optimum is None or look is None or gain < -_ROUNDING * abs(state.look.bound):
+                self.open = math.inf if proposal is None else max(proposal.promised, proposal.open)
+                self._set(state.hyperparameters)
+                if rate < _SMALLEST_RATE or (gain >= -tolerance and self.open <= tolerance):
+                    break
+                rate *= _shortening(gain, 0.0 if proposal is None else proposal.promised * rate)
+                continue
+            assert proposal is not None
+            state = _State(self._hyperparameters(), optimum, look)
+            history.append(look.bound)
+            if callback is not None:
+                callback(look.bound)
+            self.open = max(gain, proposal.open)
+            if rate == 1.0 and self.open <= tolerance and (moves or not self._problem.hyperparameters):
+                break
+            foretold = abs(gain - proposal.promised) <= _FORETOLD * proposal.promised
+            may_move = may_move or (rate == 1.0 and (foretold or gain <= tolerance))
+            rate, proposal = min(1.0, 2.0 * rate), None
+        self._state, self.has_moved = state, bool(history)
+        return history or [state.look.bound]
+
+    def _first_state(self, start: GaussianOptimum | None) -> _State:
+        for posterior in self._starts() if start is None else (start, *self._starts()):
+            look = self._look(posterior)
+            if look is not None:
+                return _State(self._hyperparameters(), posterior, look)
+        raise ValueError(
+            f"the gradient of the expected log-likelihood of {type(self._problem.likelihood).__name__} is NaN or "
+            "infinite for the model without effects: look for such values in the responses, or for some that the "
+            "likelihood cannot have"
+        )
+
+    @torch.no_grad()
+    def _starts(self) -> Iterator[GaussianOptimum]:
+        """The posterior of the model without effects, and narrower ones: exponential links overflow."""
+        problem, some = self._problem, self._data.thinned(_NULL_ROWS)
+        prior = problem.prior()
+        variance = some.moments(problem.moments(some, prior)[0])[1].mean().item()
+        narrow = (problem.variance_of_effects() or variance) / _NULL_WEIGHT
+        place = self._null_place(some, variance, min(narrow, 1.0))
+        posterior = problem.constant_posterior(some, place, 1.0 / narrow)
+        yield posterior
+        for widest in (1.0, 1e-3):
+            variances = self._data.moments(problem.moments(self._data, posterior)[0])[1]
+            yield posterior._replace(precision=posterior.precision * (variances.amax() / widest).clamp_min(1.0))
+
+    def _null_place(self, some: DiscretizedData, variance: float, narrow: float) -> float:
+        """
+        The most probable predictor, offset left out, if it is one and the same in all rows.
+
+        :param some: Of the rows.
+        :param variance: Of the prior around the constant mean.
+        :param narrow: That of the predictor beside which log-likelihoods are smooth.
+        """
+        likelihood, dtype = self._problem.likelihood, self._problem.strategy.predictor.dtype
+        centre, factor = float(self._problem.constant()), len(self._data) / len(some)
+        variances = torch.full_like(some.responses, narrow, dtype=dtype)
+        offset = torch.zeros_like(variances) if some.offset is None else some.offset.to(dtype)
+
+        def slope(place: float) -> float:
+            found = expected_gradients(likelihood, some.responses, offset + place, variances)
+            return factor * found.gradients.sum().item() - (place - centre) / variance
+
+        return _zero_of_falling(slope, centre, math.sqrt(variance))
+
+    def _proposal(self, state: _State, moves: bool, tolerance: float) -> _Proposal | None:
+        """
+        The posterior of the sites that were seen last.
+
+        :param state: That they were seen in.
+        :param moves: Whether the hyperparameters move to their optimum first.
+        :param tolerance: In nats.
+        :return: None if there is no such posterior in the range of numbers.
+        """
+        sites, still_open = state.look.sites, 0.0
+        statistics = LevelStatistics(self._problem.strategy, self._problem.terms, sites)
+        try:
+            if moves:
+                still_open = self._problem.maximise(sites, statistics, 0, SHARE_OF_TOLERANCE * tolerance, _SITE_STEPS)
+            with torch.no_grad():
+                optimum = self._problem.optimum(statistics, 0)
+        except (torch.linalg.LinAlgError, ObjectiveError):
+            self._set(state.hyperparameters)
+            return None
+        promised = optimum.bound.item() + state.look.rest - state.look.bound
+        return _Proposal(self._hyperparameters(), optimum, promised, still_open)
+
+    def _part(self, state: _State, proposal: _Proposal, rate: float) -> GaussianOptimum:
+        """A part of the way from a state to a proposal, to which the hyperparameters are set."""
+        pairs = zip(state.hyperparameters, proposal.hyperparameters, strict=True)
+        self._set([torch.lerp(old, new, rate) for old, new in pairs])
+        return proposal.optimum._replace(
+            mean=torch.lerp(state.optimum.mean, proposal.optimum.mean, rate),
+            precision=torch.lerp(state.optimum.precision, proposal.optimum.precision, rate),
+        )
+
+    def _hyperparameters(self) -> list[Tensor]:
+        return [parameter.detach().clone() for parameter in self._problem.hyperparameters]
+
+    @torch.no_grad()
+    def _set(self, hyperparameters: list[Tensor]) -> None:
+        for parameter, value in zip(self._problem.hyperparameters, hyperparameters, strict=True):
+            parameter.copy_(value)
+
+    @torch.no_grad()
+    def _look(self, optimum: GaussianOptimum) -> _Look | None:
+        """
+        The bound and the sites at a posterior, from one pass over the rows.
+
+        :param optimum: The posterior.
+        :return: None if there are infinite numbers.
+        """
+        problem, data = self._problem, self._data
+        tables, divergence = problem.moments(data, optimum)
+        mean, variance = data.moments(tables)
+        mean += problem.constant()
+        curvatures, targets = torch.empty_like(mean), torch.empty_like(mean)
+        derivatives = self._derivatives(mean, variance)
+
+        def differentiate(rows: slice) -> Tensor:
+            fitted, found = mean[rows], derivatives(rows)
+            curvatures[rows] = found.curvatures
+            targets[rows] = torch.addcmul(found.gradients, found.curvatures, fitted)
+            # What does not depend on the hyperparameters, g^2 / lambda, is left out.
+            square = (found.curvatures * fitted.square() + 2 * found.gradients * fitted).sum()
+            return torch.stack([found.expected.sum(), square, found.curvatures @ variance[rows]])
+
+        expected, squares, excess = torch.stack(data.map_rows(differentiate)).sum(0)
+        if not torch.isfinite(targets.sum() + curvatures.sum() + expected):
+            return None
+        rest = (expected + 0.5 * excess).item()
+        return _Look(expected.item() - divergence, data.tables(curvatures, targets, squares), rest)
+
+    def _derivatives(self, mean: Tensor, variance: Tensor) -> Callable[[slice], ExpectedGradients]:
+        """
+        Those of the expected log-likelihood, as a function of the rows.
+
+        :param mean: Of the predictor without offset, ``(n,)``.
+        :param variance: Of the predictor, ``(n,)``.
+        """
+        data, likelihood, dtype = self._data, self._problem.likelihood, self._problem.strategy.predictor.dtype
+        total = mean if data.offset is None else mean + data.offset
+        if self._responses is not None:
+            levels, codes = self._responses
+            table = tabulated(likelihood, levels, codes, total, variance)
+            if table is not None:
+                return lambda rows: table(codes[rows], total[rows], variance[rows])
+        return lambda rows: expected_gradients(
+            likelihood, data.responses[rows], total[rows].to(dtype), variance[rows].to(dtype)
+        )
+
+
+def _shortening(gain: float, promised: float) -> float:
+    """By what a step is shortened: the top of the parabola through the gain with the slope that was promised."""
+    if not math.isfinite(gain):
+        return 0.1
+    slope = 2.0 * max(promised, 0.0)
+    return min(max(0.5 * slope / (slope - gain), 0.1), 0.5)
+
+
+def _zero_of_falling(function: Callable[[float], float], start: float, step: float) -> float:
+    """
+    Where a falling function is zero, or as near as the range of its numbers goes.
+
+    :param function: NaN and infinity stand for what is beyond its zero.
+    :param start: Where the search begins.
+    :param step: Its first step.
+    """
+    value = function(start)
+    if value == 0.0 or not math.isfinite(value):
+        return start
+    sign = math.copysign(1.0, value)
+
+    def bounded(place: float) -> float:
+        found = function(place)
+        return found if math.isfinite(found) else -sign * abs(value)
+
+    inner, outer = start, start + sign * step
+    while sign * bounded(outer) > 0.0:
+        inner, outer = outer, outer + 2.0 * (outer - inner)
+    return brentq(bounded, inner, outer, xtol=1e-3 * step, rtol=1e-6)

@@ -1,0 +1,145 @@
+"""Derivatives of expected log-likelihoods of many rows with few distinct responses, by interpolation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from gpytorch.likelihoods import Likelihood
+from torch import Tensor
+
+from gpytorch_gam.likelihoods.expected_gradients import ExpectedGradients, expected_gradients
+
+from .column_levels import ColumnLevels
+
+# Numbers of knots over the means and the variances, from coarse to fine.
+_GRIDS = ((512, 3), (1024, 4), (2048, 6))
+
+# Relative errors, root mean squares, that values, gradients and curvatures may have. Some likelihoods are not smoother
+# than that themselves: the normal distribution function of GPyTorch is made of three pieces.
+_ERRORS = (1e-4, 1e-4, 1e-2)
+
+# Distinct responses, and rows on which a table is tried: some of all, and as many that have the largest variances.
+_MAX_RESPONSES, _CHECKED_ROWS = 64, 500
+
+# Knots from which a mean is interpolated.
+_STENCIL = 4
+
+
+class TabulatedGradients:
+    """
+    Expected log-likelihoods as smooth functions of mean and variance, one for each response.
+
+    :param likelihood: Any likelihood of one predictor.
+    :param responses: The distinct ones, ``(K,)``.
+    :param means: Range, ``(2,)``.
+    :param variances: Range, ``(2,)``.
+    :param grid: Numbers of knots.
+    """
+
+    def __init__(
+        self, likelihood: Likelihood, responses: Tensor, means: Tensor, variances: Tensor, grid: tuple[int, int]
+    ) -> None:
+        self._num_means = grid[0]
+        self._low, self._step = means[0], (means[1] - means[0]).clamp_min(1e-6) / (grid[0] - 1)
+        self._middle, self._half = variances.mean(), 0.5 * (variances[1] - variances[0]).clamp_min(1e-9 * variances[1])
+        self._nodes = torch.linspace(-1.0, 1.0, grid[1]).to(means)
+        knots = self._low + self._step * torch.arange(grid[0]).to(means)
+        shape = (len(responses), *grid)
+        found = expected_gradients(
+            likelihood,
+            responses[:, None, None].expand(shape),
+            knots[:, None].expand(shape).to(responses),
+            (self._middle + self._half * self._nodes).expand(shape).to(responses),
+        )
+        # Functions of a row stand in rows of their own, so that all work runs along the rows of the data.
+        self._table = torch.stack(found).movedim(-1, 1).reshape(3 * grid[1], -1).contiguous()  # (3 variances, K means)
+
+    def __call__(self, codes: Tensor, mean: Tensor, variance: Tensor) -> ExpectedGradients:
+        """
+        The derivatives.
+
+        :param codes: Which response, ``(n,)``.
+        :param mean: ``(n,)``.
+        :param variance: ``(n,)``.
+        """
+        position = (mean - self._low) / self._step
+        first = (position.floor() - (_STENCIL // 2 - 1)).clamp(0, self._num_means - _STENCIL)
+        steps = torch.arange(_STENCIL).to(mean)
+        by_mean = lagrange_weights(position - first, steps)  # (stencil, n)
+        by_variance = lagrange_weights((variance - self._middle) / self._half, self._nodes)  # (variances, n)
+        rows = codes.int() * self._num_means + first.int()
+        values = torch.zeros(len(self._table), len(mean)).to(mean)
+        for offset, weights in enumerate(by_mean):
+            places = rows + offset
+            for total, entries in zip(values, self._table, strict=True):
+                total.addcmul_(entries.index_select(0, places), weights)
+        expected, gradients, curvatures = (values.view(3, -1, len(mean)) * by_variance).sum(1)
+        return ExpectedGradients(expected, gradients, curvatures.clamp_min(0.0))
+
+
+def tabulated(
+    likelihood: Likelihood, levels: Tensor, codes: Tensor, mean: Tensor, variance: Tensor
+) -> TabulatedGradients | None:
+    """
+    A table for these rows, if there is one that is accurate and worth while.
+
+    :param likelihood: Any likelihood of one predictor.
+    :param levels: The distinct responses, ``(K,)``.
+    :param codes: Which response each row has, ``(n,)``.
+    :param mean: Of the predictor, ``(n,)``.
+    :param variance: Of the predictor, ``(n,)``.
+    """
+    if len(mean) < 4 * _CHECKED_ROWS:
+        return None
+    means, variances = (torch.stack(torch.aminmax(values)) for values in (mean, variance))
+    if not torch.isfinite(torch.cat([means, variances])).all():
+        return None
+    spread = torch.linspace(0, len(mean) - 1, _CHECKED_ROWS, device=mean.device).long()
+    rows = torch.cat([spread, variance.topk(_CHECKED_ROWS).indices, mean.argmin()[None], mean.argmax()[None]])
+    checked = codes[rows], mean[rows], variance[rows]
+    moments = [values.to(levels) for values in checked[1:]]
+    wanted = expected_gradients(likelihood, levels[checked[0].long()], moments[0], moments[1])
+    for grid in _GRIDS:
+        if 4 * len(levels) * grid[0] * grid[1] > len(mean):
+            return None
+        table = TabulatedGradients(likelihood, levels, means, variances, grid)
+        pairs = zip(table(*checked), wanted, _ERRORS, strict=True)
+        if all(bool((new - old).norm() <= error * old.norm()) for new, old, error in pairs):
+            return table
+    return None
+
+
+def distinct_responses(responses: Tensor) -> tuple[Tensor, Tensor] | None:
+    """
+    The distinct values and which of them each row has; None if there are many.
+
+    :param responses: ``(n,)``.
+    """
+    if not responses.is_floating_point() or not torch.isfinite(responses.sum()):
+        return None
+    levels = ColumnLevels.from_data(responses.unsqueeze(-1), max_levels=_MAX_RESPONSES)
+    if not levels.is_exact((0,)):
+        return None
+    return levels.values((0,)).squeeze(-1), levels.index(responses.unsqueeze(-1))[0]
+
+
+def lagrange_weights(position: Tensor, nodes: Tensor) -> Tensor:
+    """
+    Weights of polynomial interpolation from the values at nodes.
+
+    :param position: ``(n,)``.
+    :param nodes: ``(k,)``.
+    :return: ``(k, n)``.
+    """
+    distances = position - nodes.unsqueeze(-1)
+    return torch.stack(list(_products(distances, nodes)))
+
+
+def _products(distances: Tensor, nodes: Tensor) -> Iterator[Tensor]:
+    for j in range(len(nodes)):
+        others = [k for k in range(len(nodes)) if k != j]
+        weight = 1.0 / (nodes[j] - nodes[others]).prod()
+        for k in others:
+            weight = weight * distances[k]
+        yield weight

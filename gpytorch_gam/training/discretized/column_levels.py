@@ -1,0 +1,618 @@
+r"""
+Columns of data as indices of a few levels, so that what a model needs of them is computed at the levels only.
+
+A column with few distinct values (a factor, an age in years, a rounded measurement) keeps them. Any other is rounded to
+equidistant values over its range, as ``bam(discrete=TRUE)`` of mgcv does. What periodic components see of a column is
+its phase, and that is what is rounded for them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from gpytorch.kernels import AdditiveKernel, CosineKernel, Kernel, PeriodicKernel, ProductKernel, ScaleKernel
+from torch import Tensor
+
+from gpytorch_gam import _checks as checks
+from gpytorch_gam.components.additive_predictor import AdditivePredictor
+from gpytorch_gam.components.component_group import ComponentGroup
+from gpytorch_gam.kernels import ANOVAKernel, CentredKernel, LevelKernel, OrdinalKernel
+
+# Levels of a column that a component reads alone, of each of two that it reads together, and of each of more.
+DEFAULT_MAX_LEVELS = (1000, 100, 25)
+
+# Rows that are looked at together for new values.
+_BLOCK_SIZE = 16384
+
+# Levels of a component that are looked at for errors of rounding.
+_MAX_CHECKED = 128
+
+# Positions in the grid of a component's columns that a table of occurring combinations may have.
+_MAX_GRID = 2**24
+
+
+class Phase(NamedTuple):
+    """
+    A column modulo a period: all that a periodic component sees of it.
+
+    :ivar column: Index of the column.
+    :ivar period: The period.
+    """
+
+    column: int
+    period: float
+
+
+#: What a component reads: a column, or the phase of one.
+Coordinate = int | Phase
+
+
+class Margin(NamedTuple):
+    """
+    The levels of one column.
+
+    :ivar values: ascending, ``(u,)``.
+    :ivar step: distance between values to which others are rounded; 0 if these are all the values that there are.
+    """
+
+    values: Tensor
+    step: float
+
+    def codes(self, column: Tensor, name: str) -> Tensor:
+        """
+        Index of the level of each entry, in int32.
+
+        :param column: ``(n,)``.
+        :param name: For messages.
+        :raises ValueError: For entries out of range, or that are not among exact levels.
+        """
+        if not self.step:
+            codes = torch.searchsorted(self.values, column.contiguous(), out_int32=True).clamp_(
+                max=len(self.values) - 1
+            )
+            self._refuse(self.values[codes] != column, column, f"are not among the {len(self.values)} levels of {name}")
+            return codes
+        low, high = self.values[0].item(), self.values[-1].item()
+        smallest, largest = torch.aminmax(column)
+        if not (smallest >= low and largest <= high):
+            self._refuse(~((column >= low) & (column <= high)), column, f"are outside the range of {name}")
+        scaled = (column - low).mul_(1.0 / self.step).add_(0.5)  # the nearest level: cut off after adding a half
+        return scaled.to(torch.int32).clamp_(max=len(self.values) - 1)
+
+    @classmethod
+    def regular(cls, low: float, high: float, number: int, like: Tensor) -> Margin:
+        """
+        Equidistant levels.
+
+        :param low: First value.
+        :param high: Last value.
+        :param number: Of values.
+        :param like: Gives dtype and device.
+        """
+        if number < 2:
+            raise ValueError(f"max_levels must be at least 2 for columns that are rounded, got {number}")
+        # In float64 first: the ends are the range itself, whatever the dtype.
+        values = torch.linspace(low, high, number, dtype=torch.float64, device=like.device).to(like.dtype)
+        values[0], values[-1] = low, high
+        return cls(values, (high - low) / (number - 1))
+
+    def coarser(self, low: float, high: float, number: int) -> Margin:
+        """At most so many levels over a range; exact ones stay."""
+        is_fine = self.step > 0 and len(self.values) > number
+        return Margin.regular(low, high, number, self.values) if is_fine else self
+
+    def _refuse(self, bad: Tensor, column: Tensor, what: str) -> None:
+        if bad.any():
+            raise ValueError(
+                f"{int(bad.sum())} of {len(column)} entries (the first: {column[bad][0].item()!r}) {what}, "
+                f"[{self.values[0].item()!r}, {self.values[-1].item()!r}]: make levels from all of the data"
+            )
+
+
+class _Term(NamedTuple):
+    """Coordinates that a component reads, and the combinations of their levels that occur."""
+
+    columns: tuple[Coordinate, ...]
+    margins: tuple[Margin, ...]
+    values: Tensor  # (U, d)
+    positions: Tensor | None  # int32: from the grid of the margins to the combinations, -1 for none; None if all occur
+
+
+class ColumnLevels:
+    r"""
+    For each set of columns that a component reads, the places (levels) to which rows are assigned.
+
+    A column that has no more than ``max_levels`` distinct values keeps them, and nothing is lost. Any other gets
+    ``max_levels`` equidistant values over its range, and entries are rounded to the nearest. The levels of several
+    columns are the combinations of coarser margins that occur in the data. For a component that is periodic in a
+    column, with a period that is not trained, the column stands for its phase, a :class:`Phase` in :attr:`terms`. See
+    :meth:`max_error` for what rounding does.
+
+    Make one with :meth:`from_data` or :meth:`from_batches`.
+
+    Example:
+        >>> levels = ColumnLevels.from_data(x, predictor)
+        >>> codes = levels.index(x)        # one row of integers for each entry of levels.terms
+        >>> levels.values((0,))[codes[0]]  # column 0 of x, rounded
+    """
+
+    def __init__(self, terms: Sequence[_Term], ranges: dict[Coordinate, tuple[float, float]]) -> None:
+        self._terms = {term.columns: term for term in terms}
+        self._ranges = ranges
+
+    @classmethod
+    def from_data(
+        cls,
+        x: Tensor,
+        terms: AdditivePredictor | Sequence[Sequence[Coordinate]] | None = None,
+        *,
+        max_levels: int | Sequence[int] = DEFAULT_MAX_LEVELS,
+    ) -> ColumnLevels:
+        """
+        Levels from data in memory.
+
+        :param x: Inputs ``(n, D)``.
+        :param terms: Sets of columns that components read, or a predictor that has them; default each column alone.
+        :param max_levels: Of a column alone, of each of two columns that are read together, of each of three, and so
+            on; the last number holds for all further ones.
+        :raises ValueError: If there are no rows, NaN or infinity (missing values are not discretised), combinations of
+            too many columns, or categories of a predictor's terms that would be rounded.
+        :raises NotImplementedError: If a term reads categories together with a column that would be rounded.
+        """
+        return cls.from_batches([x], terms, max_levels=max_levels)
+
+    @classmethod
+    def from_batches(
+        cls,
+        batches: Iterable[Tensor | Sequence[Tensor]],
+        terms: AdditivePredictor | Sequence[Sequence[Coordinate]] | None = None,
+        *,
+        max_levels: int | Sequence[int] = DEFAULT_MAX_LEVELS,
+    ) -> ColumnLevels:
+        """
+        Levels from batches of rows, gone through once, and a second time if components read several columns together.
+
+        :param batches: Inputs ``(b, D)``, or tuples that begin with them, such as a ``DataLoader`` gives.
+        :param terms: See :meth:`from_data`.
+        :param max_levels: See :meth:`from_data`.
+        :raises ValueError: See :meth:`from_data`.
+        :raises NotImplementedError: See :meth:`from_data`.
+        """
+        numbers = _validated_max_levels(max_levels)
+        columns: list[tuple[Coordinate, ...]] | None = None
+        optional = _may_be_missing(terms)
+        summaries: dict[Coordinate, _ColumnSummary] = {}
+        for batch in batches:
+            x = _inputs_of(batch)
+            columns = _columns_of(terms, x) if columns is None else columns
+            for column in dict.fromkeys(column for term in columns for column in term):
+                summary = summaries.setdefault(column, _ColumnSummary(max(numbers)))
+                summary.add(_read(x, column), _index(column), optional)
+        if columns is None:
+            raise ValueError("there are no rows to take levels from")
+        margins = [
+            tuple(summaries[column].margin(_number_for(len(term), numbers)) for column in term) for term in columns
+        ]
+        _refuse_rounded_categories(terms, columns, margins)
+        occurring = _occurring(batches, columns, margins)
+        ranges = {column: (summary.low, summary.high) for column, summary in summaries.items()}
+        made = [
+            _Term(term, margin, *_combinations(margin, seen))
+            for term, margin, seen in zip(columns, margins, occurring, strict=True)
+        ]
+        return cls(made, ranges)
+
+    @property
+    def terms(self) -> tuple[tuple[Coordinate, ...], ...]:
+        """The sets of columns, in the order of the rows of :meth:`index`."""
+        return tuple(self._terms)
+
+    def positions(self, group: ComponentGroup) -> list[int]:
+        """
+        Which of :attr:`terms` each component of a group reads.
+
+        :param group: The components.
+        :raises ValueError: If there are no levels for one.
+        """
+        places = {columns: position for position, columns in enumerate(self._terms)}
+        found = []
+        for coordinates, columns in zip(_coordinates_of(group), group.columns.tolist(), strict=True):
+            known = coordinates if coordinates in places else tuple(columns)
+            found.append(places[self._term(known).columns])
+        return found
+
+    @staticmethod
+    def coordinates(x: Tensor, columns: Sequence[Coordinate]) -> Tensor:
+        """
+        What a component reads of the rows, ``(n, d)``.
+
+        :param x: Inputs ``(n, D)``.
+        :param columns: One of :attr:`terms`.
+        """
+        if all(isinstance(column, int) for column in columns):
+            return x[:, list(columns)]
+        return torch.stack([_read(x, column) for column in columns], dim=-1)
+
+    def _term(self, columns: Sequence[Coordinate]) -> _Term:
+        try:
+            return self._terms[tuple(columns)]
+        except KeyError:
+            raise ValueError(f"there are no levels for columns {tuple(columns)}, only for {list(self.terms)}") from None
+
+    def num_levels(self, columns: Sequence[Coordinate]) -> int:
+        """
+        Number of levels.
+
+        :param columns: One of :attr:`terms`.
+        """
+        return len(self._term(columns).values)
+
+    def values(self, columns: Sequence[Coordinate]) -> Tensor:
+        """
+        The levels, ``(U, d)``.
+
+        :param columns: One of :attr:`terms`.
+        """
+        return self._term(columns).values
+
+    def is_exact(self, columns: Sequence[Coordinate]) -> bool:
+        """
+        Whether the data lie on the levels, so that nothing is rounded.
+
+        :param columns: One of :attr:`terms`.
+        """
+        return all(not margin.step for margin in self._term(columns).margins)
+
+    @torch.no_grad()
+    def index(self, x: Tensor) -> list[Tensor]:
+        """
+        The level of each row, in the smallest of int16 and int32 that holds it.
+
+        :param x: Inputs ``(n, D)``.
+        :return: For each of :attr:`terms` ``(n,)``.
+        :raises ValueError: For values outside the range, or that are not among the levels where these are exact.
+        """
+        cache: dict[tuple[Coordinate, int, float], Tensor] = {}
+        codes = []
+        for term in self._terms.values():
+            position = torch.zeros(len(x), dtype=torch.int32, device=x.device)
+            for column, margin in zip(term.columns, term.margins, strict=True):
+                key = (column, len(margin.values), margin.step)
+                if key not in cache:
+                    cache[key] = margin.codes(_read(x, column), f"column {_index(column)}")
+                position = position * len(margin.values) + cache[key]
+            if term.positions is not None:
+                position = term.positions[position]
+                if (position < 0).any():
+                    raise ValueError(
+                        f"{int((position < 0).sum())} of {len(x)} rows have combinations of columns {term.columns} "
+                        "that did not occur in the data from which the levels were made"
+                    )
+            small = len(term.values) <= torch.iinfo(torch.int16).max
+            codes.append(position.to(torch.int16) if small else position)
+        return codes
+
+    def coarser(self, max_levels: int | Sequence[int]) -> ColumnLevels:
+        """
+        Levels of the same columns with fewer values where these are rounded. Exact ones stay, and all combinations of
+        columns count as occurring.
+
+        :param max_levels: See :meth:`from_data`.
+        """
+        numbers = _validated_max_levels(max_levels)
+        terms = []
+        for term in self._terms.values():
+            number = _number_for(len(term.columns), numbers)
+            margins = tuple(
+                margin.coarser(*self._ranges[column], number)
+                for column, margin in zip(term.columns, term.margins, strict=True)
+            )
+            is_same = all(new is old for new, old in zip(margins, term.margins, strict=True))
+            terms.append(term if is_same else _Term(term.columns, margins, _grid(margins), None))
+        return ColumnLevels(terms, self._ranges)
+
+    @torch.no_grad()
+    def max_error(self, predictor: AdditivePredictor) -> dict[str, float]:
+        r"""
+        What rounding can do to each component: the prior standard deviation of :math:`f_c(\mathbf x) - f_c(\ell)`, with
+        :math:`\mathbf x` half a step from its level :math:`\ell` in every rounded column and :math:`\ell` where that is
+        largest, relative to the largest prior standard deviation of :math:`f_c` at the levels,
+
+        .. math::
+            \sqrt{\max_\ell \big( k_c(\mathbf x, \mathbf x) + k_c(\ell, \ell) - 2 k_c(\mathbf x, \ell) \big)} .
+
+        It is 0 where levels are exact. Of a component with more than 128 levels, so many are looked at. Of rows that
+        fill the intervals evenly, errors of opposite sign cancel in sums over the data, so fits lose far less, in
+        proportion to the square of the step.
+
+        :param predictor: Components whose columns have levels, without multipliers taken into account.
+        :return: For each component, by name.
+        """
+        return {name: error for group in predictor.groups for name, error in self._errors(group).items()}
+
+    def _errors(self, group: ComponentGroup) -> dict[str, float]:
+        """Of all components of a group together: those with fewer levels repeat their first."""
+        terms = [list(self._terms.values())[position] for position in self.positions(group)]
+        if all(not margin.step for term in terms for margin in term.margins):
+            return dict.fromkeys(group.names, 0.0)
+        values = [_thinned(term.values) for term in terms]
+        size = max(map(len, values))
+        levels = torch.stack([torch.cat([some, some[:1].expand(size - len(some), -1)]).double() for some in values])
+        halves = levels.new_tensor([[0.5 * margin.step for margin in term.margins] for term in terms]).unsqueeze(-2)
+        bounds = levels.new_tensor([[self._ranges[column] for column in term.columns] for term in terms]).unsqueeze(-3)
+        largest = levels.new_zeros(len(terms))
+        prior = _paired_kernel(group, levels, levels)
+        # Half a step up from a level and half a step down from the next are nearly the same: one direction will do.
+        for signs in itertools.product((1.0,), *[(1.0, -1.0)] * (levels.shape[-1] - 1)):
+            moved = levels + levels.new_tensor(signs) * halves
+            moved = torch.minimum(torch.maximum(moved, bounds[..., 0]), bounds[..., 1])
+            variance = prior + _paired_kernel(group, moved, moved) - 2.0 * _paired_kernel(group, moved, levels)
+            largest = torch.maximum(largest, variance.amax(-1))
+        relative = (largest.clamp_min(0.0) / prior.amax(-1)).sqrt()
+        return dict(zip(group.names, relative.tolist(), strict=True))
+
+    def __repr__(self) -> str:
+        parts = [f"{term}: {self.num_levels(term)}{' exact' if self.is_exact(term) else ''}" for term in self.terms]
+        return f"ColumnLevels({', '.join(parts)})"
+
+
+def _thinned(values: Tensor) -> Tensor:
+    """Levels from all of their range, in a stride that shares no factor with the sides of a grid of them."""
+    stride = -(-len(values) // _MAX_CHECKED) | 1
+    return values[::stride]
+
+
+def _paired_kernel(group: ComponentGroup, left: Tensor, right: Tensor) -> Tensor:
+    """The kernels of the components between the rows of ``left`` and those of ``right``, ``(C_g, U)``."""
+    return group.kernel(left, right, diag=True).double().expand(left.shape[:-1])
+
+
+def _index(coordinate: Coordinate) -> int:
+    """Of its column."""
+    return coordinate if isinstance(coordinate, int) else coordinate.column
+
+
+def _read(x: Tensor, coordinate: Coordinate) -> Tensor:
+    """A coordinate of the rows, ``(n,)``."""
+    if isinstance(coordinate, int):
+        return x[:, coordinate]
+    # In float64: a column of many periods has few digits left for its phase.
+    return torch.remainder(x[:, coordinate.column].double(), coordinate.period).to(x.dtype)
+
+
+class _ColumnSummary:
+    """Range of a column, and its distinct values as long as there are few."""
+
+    def __init__(self, max_distinct: int) -> None:
+        self._max_distinct = max_distinct
+        self._distinct: Tensor | None = None
+        self._has_few = True
+        self._like: Tensor | None = None
+        self.low, self.high = float("inf"), float("-inf")
+
+    def add(self, values: Tensor, name: int, optional: set[int]) -> None:
+        smallest, largest = (bound.item() for bound in torch.aminmax(values))
+        if not (smallest > float("-inf") and largest < float("inf")):
+            count = int((~torch.isfinite(values)).sum())
+            raise ValueError(
+                f"column {name} of x has NaN or infinity in {count} of {len(values)} rows: drop or impute these rows"
+                + (', or use fit and polish for components with missing="marginal"' if name in optional else "")
+            )
+        self.low, self.high, self._like = min(self.low, smallest), max(self.high, largest), values[:1]
+        for block in values.split(_BLOCK_SIZE):
+            if not self._has_few:
+                return
+            self._add_distinct(block.contiguous())
+
+    def _add_distinct(self, values: Tensor) -> None:
+        if self._distinct is not None:
+            nearest = torch.searchsorted(self._distinct, values).clamp_(max=len(self._distinct) - 1)
+            values = torch.cat([self._distinct, values[self._distinct[nearest] != values]])
+            if len(values) == len(self._distinct):
+                return
+        self._distinct = values.unique()
+        self._has_few = len(self._distinct) <= self._max_distinct
+
+    def margin(self, max_levels: int) -> Margin:
+        assert self._distinct is not None and self._like is not None
+        if self._has_few and len(self._distinct) <= max_levels:
+            return Margin(self._distinct, 0.0)
+        return Margin.regular(self.low, self.high, max_levels, self._like)
+
+
+def _validated_max_levels(max_levels: int | Sequence[int]) -> tuple[int, ...]:
+    if isinstance(max_levels, str) or not isinstance(max_levels, Sequence):
+        max_levels = (checks.integer("max_levels", max_levels),)
+    numbers = tuple(checks.integer("max_levels", number) for number in max_levels)
+    if not numbers or any(not isinstance(number, int) or number < 1 for number in numbers):
+        raise ValueError(f"max_levels must hold positive integers, got {max_levels!r}")
+    return numbers
+
+
+def _number_for(num_columns: int, numbers: tuple[int, ...]) -> int:
+    return numbers[min(max(num_columns, 1), len(numbers)) - 1]
+
+
+def _inputs_of(batch: Tensor | Sequence[Tensor]) -> Tensor:
+    x = batch if torch.is_tensor(batch) else batch[0]
+    if not torch.is_tensor(x) or x.dim() != 2 or not x.is_floating_point():
+        raise ValueError(
+            "levels are made from x or batches, floating point tensors of shape (n, D) or tuples that begin with one, "
+            f"got {checks.shown(x)}"
+        )
+    if not len(x):
+        raise ValueError(f"x is empty, shape {tuple(x.shape)}: it needs at least one row")
+    return x.detach()
+
+
+def _columns_of(
+    terms: AdditivePredictor | Sequence[Sequence[Coordinate]] | None, x: Tensor
+) -> list[tuple[Coordinate, ...]]:
+    """The distinct sets of coordinates, in order."""
+    if terms is None:
+        terms = [[column] for column in range(x.shape[-1])]
+    elif isinstance(terms, AdditivePredictor):
+        terms = [coordinates for group in terms.groups for coordinates in _coordinates_of(group)]
+    found = list(dict.fromkeys(tuple(columns) for columns in terms))
+    beyond = [columns for columns in found if any(not 0 <= _index(column) < x.shape[-1] for column in columns)]
+    if beyond:
+        raise ValueError(f"terms name columns {beyond}, but x has {x.shape[-1]} columns")
+    return found
+
+
+def _may_be_missing(terms: AdditivePredictor | Sequence[Sequence[Coordinate]] | None) -> set[int]:
+    """Columns that some component takes with missing values."""
+    groups = terms.groups if isinstance(terms, AdditivePredictor) else []
+    return {column for group in groups if group.missing == "marginal" for column in group.columns.flatten().tolist()}
+
+
+def _refuse_rounded_categories(
+    terms: AdditivePredictor | Sequence[Sequence[Coordinate]] | None,
+    columns: list[tuple[Coordinate, ...]],
+    margins: list[tuple[Margin, ...]],
+) -> None:
+    """Between the levels of a category there is nothing: their columns must not be rounded, or interpolated."""
+    margins_of = dict(zip(columns, margins, strict=True))
+    for group in terms.groups if isinstance(terms, AdditivePredictor) else []:
+        positions = _category_positions(group.kernel, list(range(group.input_dim)))
+        coordinates = _coordinates_of(group)
+        for name, row, read in zip(group.names, group.columns.tolist(), coordinates, strict=True):
+            is_category = [index in positions or column in group.levels for index, column in enumerate(row)]
+            rounded = [column for column, margin in zip(row, margins_of[read], strict=True) if margin.step]
+            categories = [column for column, is_one in zip(row, is_category, strict=True) if is_one]
+            if set(rounded) & set(categories):
+                raise ValueError(
+                    f"component {name!r} reads categories in columns {categories}, which have more distinct values "
+                    f"than max_levels allows for {len(row)} column(s): raise max_levels, or use fit and polish"
+                )
+            if rounded and categories:
+                raise NotImplementedError(
+                    f"component {name!r} reads categories in columns {categories} together with columns {rounded}, "
+                    "which would be rounded, and that is not discretised: use fit and polish"
+                )
+
+
+def _category_positions(kernel: Kernel, positions: list[int]) -> set[int]:
+    """Which of a component's columns hold categories for its kernel."""
+    return {
+        position
+        for leaf, read in _leaves(kernel, positions)
+        if isinstance(leaf, LevelKernel | OrdinalKernel)
+        for position in read
+    }
+
+
+def _leaves(kernel: Kernel, positions: list[int]) -> Iterator[tuple[Kernel, list[int]]]:
+    """The kernels of which a kernel is made, and which of a component's columns each reads."""
+    if kernel.active_dims is not None:
+        positions = [positions[index] for index in kernel.active_dims.tolist()]
+    while isinstance(kernel, ScaleKernel | ANOVAKernel):  # has taken over the active_dims of its base kernel
+        kernel = kernel.base_kernel
+    if isinstance(kernel, CentredKernel):
+        yield from _leaves(kernel.base_kernel, positions)
+    elif isinstance(kernel, ProductKernel | AdditiveKernel):
+        for part in kernel.kernels:
+            yield from _leaves(part, positions)
+    else:
+        yield kernel, positions
+
+
+def _coordinates_of(group: ComponentGroup) -> list[tuple[Coordinate, ...]]:
+    """What each component of a group sees of its columns."""
+    sets = group.columns.tolist()
+    periods = [_periods(group, position) for position in range(group.input_dim)]
+    return [
+        tuple(
+            column if period is None else Phase(column, period)
+            for column, period in zip(columns, (of_all[index] for of_all in periods), strict=True)
+        )
+        for index, columns in enumerate(sets)
+    ]
+
+
+def _periods(group: ComponentGroup, position: int) -> list[float] | list[None]:
+    """The period of each component in one of its columns; None where it has none, or one that is trained."""
+    none = [None] * group.num_components
+    found: list[float] | None = None
+    for leaf, read in _leaves(group.kernel, list(range(group.input_dim))):
+        if position not in read:
+            continue
+        periods = _periods_of_leaf(leaf, read.index(position), len(read), group.num_components)
+        if periods is None or found not in (None, periods):
+            return none
+        found = periods
+    return none if found is None else found
+
+
+def _periods_of_leaf(kernel: Kernel, index: int, num_columns: int, num_components: int) -> list[float] | None:
+    """The fixed period of a kernel in one of the columns that it reads, for each component."""
+    if isinstance(kernel, PeriodicKernel):
+        factor = 1.0
+    elif isinstance(kernel, CosineKernel) and num_columns == 1:
+        factor = 2.0  # it changes its sign after what GPyTorch calls the period
+    else:
+        return None
+    if kernel.raw_period_length.requires_grad:
+        return None
+    periods = factor * kernel.period_length.detach().double().squeeze(-2)  # (*batch, 1 or columns)
+    return periods.expand(num_components, num_columns)[:, index].tolist()
+
+
+def _occurring(
+    batches: Iterable[Tensor | Sequence[Tensor]],
+    columns: list[tuple[Coordinate, ...]],
+    margins: list[tuple[Margin, ...]],
+) -> list[Tensor | None]:
+    """For each set of several columns, which positions in the grid of its margins occur; None for single columns."""
+    grids = [torch.Size([len(margin.values) for margin in margins_of]).numel() for margins_of in margins]
+    for names, size in zip(columns, grids, strict=True):
+        if size > _MAX_GRID:
+            raise ValueError(f"columns {names} have {size} combinations of levels: lower max_levels for {len(names)}")
+    seen = {
+        index: torch.zeros(grids[index], dtype=torch.bool, device=margins[index][0].values.device)
+        for index, names in enumerate(columns)
+        if len(names) > 1
+    }
+    if seen:
+        for batch in batches:
+            _mark(_inputs_of(batch), columns, margins, seen)
+        if not all(marks.any() for marks in seen.values()):
+            raise ValueError("batches can be gone through only once: pass a DataLoader or a list, not a generator")
+    return [seen.get(index) for index in range(len(columns))]
+
+
+def _mark(
+    x: Tensor, columns: list[tuple[Coordinate, ...]], margins: list[tuple[Margin, ...]], seen: dict[int, Tensor]
+) -> None:
+    """Mark the combinations of these rows as seen."""
+    for index, marks in seen.items():
+        for rows in x.split(_BLOCK_SIZE):
+            if marks.all():
+                break
+            position = torch.zeros(len(rows), dtype=torch.int32, device=x.device)
+            for column, margin in zip(columns[index], margins[index], strict=True):
+                position = position * len(margin.values) + margin.codes(_read(rows, column), f"column {_index(column)}")
+            marks[position] = True
+
+
+def _combinations(margins: tuple[Margin, ...], seen: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Values ``(U, d)`` of the combinations that occur, and where in the grid they are."""
+    if not margins:
+        return torch.zeros(1, 0), None
+    if seen is None:
+        return margins[0].values.unsqueeze(-1), None
+    grid = _grid(margins)
+    if seen.all():
+        return grid, None
+    positions = torch.full((len(grid),), -1, dtype=torch.int32, device=grid.device)
+    positions[seen] = torch.arange(int(seen.sum()), dtype=torch.int32, device=grid.device)
+    return grid[seen], positions
+
+
+def _grid(margins: tuple[Margin, ...]) -> Tensor:
+    """All combinations, ``(U, d)``, the last column running fastest."""
+    axes = torch.meshgrid(*(margin.values for margin in margins), indexing="ij")
+    return torch.stack(axes, dim=-1).flatten(0, -2)

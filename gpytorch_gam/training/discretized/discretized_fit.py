@@ -1,0 +1,357 @@
+"""Training on tables of discretised inputs, whose cost hardly depends on the number of rows."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import gpytorch
+import torch
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood, Likelihood
+from gpytorch.means import ConstantMean, ZeroMean
+from gpytorch.variational import CholeskyVariationalDistribution
+from torch import Tensor
+
+from gpytorch_gam import _checks as checks
+from gpytorch_gam.data.whole_epochs import every_row
+from gpytorch_gam.likelihoods.null_model import NullModel, Responses, null_model
+from gpytorch_gam.mlls import GaussianOptimum
+from gpytorch_gam.optim.posterior.parameters import StructuredDistribution, validated_strategy
+from gpytorch_gam.optim.rows.likelihood_check import check_response_values, unwrapped
+from gpytorch_gam.variational import AdditiveVariationalStrategy
+from gpytorch_gam.warnings import ConvergenceWarning, DiscretizationWarning
+
+from ..shortfall import warn_of_few_points
+from ._data import DiscretizedData, sampled
+from ._problem import FIRST_ROWS, DiscretizedProblem
+from ._site_fit import SHARE_OF_TOLERANCE, SiteFit
+from ._statistics import LevelStatistics
+from .column_levels import ColumnLevels
+
+# Levels of a column read alone, of each of two read together, and of each of more: what rounding to them loses is far
+# below what the data leave open, and tables of pairs of them stay in the cache.
+_MAX_LEVELS = (256, 64, 16)
+
+# Steps of the hyperparameters with a Gaussian likelihood.
+_GAUSSIAN_STEPS = 200
+
+# Many rows with any other likelihood begin with a sample of this size, on fewer levels; up to four times as many rows
+# do not.
+_SAMPLE_SIZE, _SAMPLE_LEVELS = 20000, (64, 20, 8)
+
+# Rows from which starting values are taken.
+_NUM_MOMENT_ROWS = 100000
+
+# Largest Q, as Q x Q matrices are factorised at each step, and numbers in all tables together (2 GiB).
+_MAX_INDUCING, _MAX_TABLE_ENTRIES = 4096, 2**28
+
+# Nats that a bound may be off by rounding, relative to its size.
+_ROUNDING = 1e-9
+
+# What rounding may do to a component, in its prior standard deviations, at the start and without a warning at the end;
+# and the part of the largest prior variance below which a component does not matter.
+_LARGEST_ERROR, _LARGE_ERROR, _SMALL_VARIANCE = 1.0, 0.5, 1e-3
+
+# Q up to which matrices are too small for torch's own threads.
+_SMALL = 512
+
+
+def fit_discretized(
+    model: gpytorch.models.ApproximateGP,
+    likelihood: Likelihood,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    *,
+    max_levels: int | Sequence[int] = _MAX_LEVELS,
+    levels: ColumnLevels | None = None,
+    max_passes: int = 50,
+    tolerance: float = 0.1,
+    callback: Callable[[float], Any] | None = None,
+) -> list[float]:
+    r"""
+    Train posterior and hyperparameters on inputs that are rounded to a few hundred levels a column (see
+    :class:`~.ColumnLevels`), as ``bam(discrete=TRUE)`` of mgcv does: the fastest way to fit
+    many rows. Columns with few distinct values are not rounded, and the fit is then that of the data as they are.
+    A level stands for the mean of its rows, so what rounding loses is of second order in the step.
+
+    With the levels :math:`\ell`, features :math:`\Phi_c = L_c^{-1} k_c(Z_c, \ell)` and the weights of the rows summed
+    by pairs of levels, :math:`W_{cc'}`, blocks of :math:`\Phi\Lambda\Phi^\top` are :math:`\Phi_c W_{cc'}
+    \Phi_{c'}^\top`. So one pass over the rows gives the collapsed bound, and its gradient, as functions of all
+    hyperparameters.
+
+    - A Gaussian likelihood takes one pass. A quasi-Newton method finds hyperparameters and noise on the collapsed
+      bound, and the posterior is the optimum.
+    - With any other log-concave likelihood, a pass replaces each row by the Gaussian site that has the derivatives of
+      its expected log-likelihood in mean and variance. The posterior of the sites is closed-form, and the
+      hyperparameters move on their collapsed bound, whose gradient is that of the evidence lower bound. This is
+      repeated until the bound gains less than ``tolerance``; a step that lowers it is damped. It begins with the
+      posterior of the model without effects, and hyperparameters wait until the sites foretell what a pass gains. Many
+      rows start from the fit to a sample.
+
+    Cost for N rows, C components of U levels and M inducing points: :math:`O(N C^2)` additions a pass, with a constant
+    of a few nanoseconds, and :math:`O(C^2 M U^2 + Q^3)` an evaluation of the bound. Memory: a few bytes for each row
+    and component, and :math:`C^2 U^2` numbers. The rows are shared among the threads of torch.
+
+    Levels of a rounded column are equidistant: give a column with a long tail on a scale without it, such as that of
+    its logarithm. Periodic components with a fixed period, such as those of
+    :func:`~gpytorch_gam.terms.cyclic`, take the phase of their column, over however many periods it extends.
+    Components that vary within a level are refused at the start, and warned of (``DiscretizationWarning``) at the end.
+
+    A fit that ends where a further step promises more than ``tolerance`` says so, by a ``ConvergenceWarning`` with the
+    nats that are open.
+
+    Components that would gain from more inducing points are named by an
+    :class:`~gpytorch_gam.warnings.InducingPointsWarning`, see :func:`inducing_shortfall`.
+
+    Hyperparameters that nobody has chosen start from the responses, see :func:`start_from_responses`, and others where
+    they are; the posterior is found from scratch. Those with ``requires_grad=False`` stay.
+    Model and likelihood are left in eval mode.
+
+    :param model: A model whose ``variational_strategy`` is an
+        :class:`~gpytorch_gam.AdditiveVariationalStrategy` with one predictor, no batch shape, no ``by`` columns, and a
+        low-rank, block + low-rank, mean-field or Cholesky distribution. The structured ones take the fit of
+        :meth:`~gpytorch_gam.AdditiveVariationalStrategy.set_whitened_posterior`; a mean-field model has the
+        hyperparameters of the coupled posterior.
+    :param likelihood: A Gaussian likelihood, or any log-concave one of one predictor whose own parameters stay as they
+        are.
+    :param batches: Pairs of inputs ``(b, D)`` and responses ``(b)`` that can be gone through several times, each row
+        once: ``[(x, y)]`` for data in memory, or a ``DataLoader``.
+    :param max_levels: Of a column alone, of each of two columns that a component reads together, of each of three, and
+        so on.
+    :param levels: Ready levels, instead of ``max_levels``.
+    :param max_passes: Largest number of passes over all rows.
+    :param tolerance: Stop when a pass gains no more than so many nats.
+    :param callback: Called with the bound after each pass.
+    :return: The evidence lower bound of the discretised data in nats after each pass, at the optimal (coupled)
+        posterior of the sites, priors of hyperparameters left out. With a Gaussian likelihood: at the hyperparameters
+        of the start and at those found.
+    :raises ValueError: If an argument is out of range, the data cannot be read, or the tables would be too large.
+    :raises TypeError: If model or distribution are of another kind.
+    :raises RuntimeError: If no step from the model without effects raises the bound.
+    :raises NotImplementedError: For several predictors, batches of models, multipliers, trainable mean modules other
+        than a constant, and trainable parameters of likelihoods that are not Gaussian.
+
+    Example:
+        >>> model = AdditiveGP(predictor, family="block_low_rank", rank=32)
+        >>> history = fit_discretized(model, likelihood, [(x, y)])
+        >>> prediction = likelihood(model(x_new))
+    """
+    checks.likelihood(likelihood)
+    checks.integer("max_passes", max_passes, least=1)
+    checks.number("tolerance", tolerance, least=0)
+    checks.function("callback", callback)
+    if levels is not None and not isinstance(levels, ColumnLevels):
+        raise TypeError(f"levels must be ColumnLevels, such as ColumnLevels.from_data(x, predictor), got {levels!r}")
+    strategy = validated_strategy(model, (*StructuredDistribution, CholeskyVariationalDistribution))
+    _check_supported(strategy, likelihood)
+    batches, num_threads = every_row(batches), torch.get_num_threads()
+    try:
+        with torch.inference_mode(False), _one_thread(strategy.predictor.num_inducing_total <= _SMALL):
+            if levels is None:
+                levels = ColumnLevels.from_batches(batches, strategy.predictor, max_levels=max_levels)
+            _check_sizes(levels)
+            _check_forward(strategy, batches)
+            _refuse_coarse_levels(levels, strategy)
+            with torch.no_grad():
+                strategy._initialize_once()
+                data = DiscretizedData.from_batches(batches, levels, strategy, _fixed_mean(strategy), num_threads)
+            check_response_values(likelihood, data.responses.cpu())
+            null = _null_model(strategy, likelihood, data)
+            problem = DiscretizedProblem(model, likelihood, levels, len(data), null)
+            if isinstance(likelihood, GaussianLikelihood):
+                optimum, history, still_open = _fit_gaussian(problem, data, tolerance, callback)
+            else:
+                start = _fit_sample(problem, batches, levels, len(data)) if len(data) > 4 * _SAMPLE_SIZE else None
+                fit = SiteFit(problem, data)
+                history = fit.run(start, max_passes, tolerance, callback)
+                optimum, still_open = fit.optimum, fit.open
+                _check_progress(fit, tolerance)
+            strategy.set_whitened_posterior(optimum.mean, optimum.precision)
+            _warn_of_what_is_open(still_open, tolerance, history[-1])
+            _warn_of_coarse_levels(levels, strategy)
+    finally:
+        model.eval()
+        likelihood.eval()
+    warn_of_few_points(model, likelihood, batches, len(data))
+    return history
+
+
+@contextmanager
+def _one_thread(is_wanted: bool) -> Iterator[None]:
+    """Threads of torch wait for each other where matrices are small. Rows are shared among threads all the same."""
+    before = torch.get_num_threads()
+    if is_wanted:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _check_forward(strategy: AdditiveVariationalStrategy, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """The columns of x are discretised, and so must be what the predictor reads."""
+    for x, *_ in batches:
+        if not strategy.read(x[:2]).is_plain:
+            raise NotImplementedError(
+                f"{type(strategy.model).__name__}.forward gives its predictor other inputs than x, or adds a mean, "
+                "which is not discretised: use fit and polish, or give a constant mean to the AdditivePredictor"
+            )
+        return
+
+
+def _check_supported(strategy: AdditiveVariationalStrategy, likelihood: Likelihood) -> None:
+    predictor = strategy.predictor
+    multiplied = [name for group in predictor.groups if group.has_multiplier for name in group.names]
+    if multiplied:
+        raise NotImplementedError(
+            f"components {multiplied} have multipliers (`by`), which are not discretised: use fit and polish"
+        )
+    mean = predictor.means[0]
+    if _fixed_mean(strategy) is not None and any(parameter.requires_grad for parameter in mean.parameters()):
+        raise NotImplementedError(
+            f"the mean module, a {type(mean).__name__}, has trainable parameters, and of these only a ConstantMean "
+            "can be trained on discretised data: set requires_grad_(False) to keep it as it is"
+        )
+    if isinstance(unwrapped(likelihood), FixedNoiseGaussianLikelihood):
+        raise NotImplementedError(
+            "FixedNoiseGaussianLikelihood has a noise of each row, but fit_discretized takes no row-wise argument: use "
+            "fit and polish"
+        )
+    trainable = [name for name, parameter in likelihood.named_parameters() if parameter.requires_grad]
+    if trainable and not isinstance(likelihood, GaussianLikelihood):
+        raise NotImplementedError(
+            f"{type(likelihood).__name__} has trainable parameters {trainable}, which only a Gaussian likelihood may "
+            "have here: set requires_grad_(False) to keep them as they are"
+        )
+    if predictor.num_inducing_total > _MAX_INDUCING:
+        raise ValueError(
+            f"the model has {predictor.num_inducing_total} inducing variables, and this fit factorises dense matrices "
+            f"of that size, up to {_MAX_INDUCING}: use fit and polish"
+        )
+
+
+def _check_sizes(levels: ColumnLevels) -> None:
+    sizes = [levels.num_levels(term) for term in levels.terms]
+    total = sum(first * second for first, second in itertools.combinations(sizes, 2))
+    if total > _MAX_TABLE_ENTRIES:
+        raise ValueError(
+            f"the tables of pairs of levels would have {total} entries, more than {_MAX_TABLE_ENTRIES}: lower "
+            f"max_levels; the numbers of levels are {dict(zip(levels.terms, sizes, strict=True))}"
+        )
+
+
+def _refuse_coarse_levels(levels: ColumnLevels, strategy: AdditiveVariationalStrategy) -> None:
+    """Rows of which a component knows no more than its prior when it knows their level."""
+    errors = levels.max_error(strategy.predictor)
+    blurred = {name: error for name, error in errors.items() if error > _LARGEST_ERROR}
+    if blurred:
+        raise ValueError(
+            f"components {sorted(blurred)} vary within a level as much as they vary at all: the step between "
+            "the levels of their columns is longer than their lengthscales. Raise max_levels, give these columns on "
+            "another scale, start with longer lengthscales, fix the period of periodic kernels "
+            "(requires_grad_(False)), whose columns are then taken modulo the period, or use fit and polish"
+        )
+
+
+def _warn_of_coarse_levels(levels: ColumnLevels, strategy: AdditiveVariationalStrategy) -> None:
+    errors = levels.max_error(strategy.predictor)
+    variances = {
+        name: variance
+        for group in strategy.predictor.groups
+        if group.input_dim
+        for name, variance in zip(
+            group.names, group.mean_prior_variance().expand(len(group.names)).tolist(), strict=True
+        )
+    }
+    blurred = [
+        f"{name} ({errors[name]:.2f})"
+        for name, variance in variances.items()
+        if errors[name] > _LARGE_ERROR and variance > _SMALL_VARIANCE * max(variances.values())
+    ]
+    if blurred:
+        warnings.warn(
+            f"components {', '.join(blurred)} vary within the levels to which their columns are rounded, by this part "
+            "of their prior standard deviation, and the fit takes that for noise: raise max_levels, or go on with fit",
+            DiscretizationWarning,
+            stacklevel=3,
+        )
+
+
+def _fixed_mean(strategy: AdditiveVariationalStrategy) -> Any:
+    """The mean module, if it is neither zero nor a constant, which need no rows."""
+    mean = strategy.predictor.means[0]
+    return None if isinstance(mean, ZeroMean | ConstantMean) else mean
+
+
+@torch.no_grad()
+def _null_model(
+    strategy: AdditiveVariationalStrategy, likelihood: Likelihood, data: DiscretizedData
+) -> NullModel | None:
+    """From equally spaced rows, as much as the mean module leaves; None if the likelihood is not known."""
+    rows = slice(None, None, max(1, len(data) // _NUM_MOMENT_ROWS))
+    y, mean = data.responses[rows], strategy.predictor.means[0]
+    if data.offset is not None:
+        offset = data.offset[rows]
+    else:
+        constant = mean.constant.squeeze() if isinstance(mean, ConstantMean) else y.new_zeros(())
+        offset = constant.double().expand(len(y))
+    return null_model(unwrapped(likelihood), Responses(y, {"offset": offset}))
+
+
+def _fit_gaussian(
+    problem: DiscretizedProblem, data: DiscretizedData, tolerance: float, callback: Callable[[float], Any] | None
+) -> tuple[GaussianOptimum, list[float], float]:
+    """Of these data the tables are all there is to know: one pass. Last comes what a further step promises."""
+    residuals = data.responses.double()
+    residuals = residuals if data.offset is None else residuals - data.offset
+    tables = data.tables(None, residuals, residuals.square().sum())
+    statistics = LevelStatistics(problem.strategy, problem.terms, tables)
+    with torch.no_grad():
+        history = [problem.optimum(statistics, len(data)).bound.item()]
+    if len(data) > 4 * FIRST_ROWS:
+        problem.begin(tables, statistics, len(data), _GAUSSIAN_STEPS)
+    still_open = problem.maximise(tables, statistics, len(data), SHARE_OF_TOLERANCE * tolerance, _GAUSSIAN_STEPS)
+    with torch.no_grad():
+        optimum = problem.optimum(statistics, len(data))
+    history.append(optimum.bound.item())
+    if callback is not None:
+        callback(history[-1])
+    return optimum, history, still_open
+
+
+def _check_progress(fit: SiteFit, tolerance: float) -> None:
+    if not fit.has_moved and fit.open > tolerance:
+        raise RuntimeError(
+            f"no step from the model without effects raised the bound, though one promised {fit.open:.3g} nats: the "
+            "likelihood may not be log-concave, or the responses may be of another scale than its fixed parameters "
+            "suppose; compare these with the responses, or use fit and polish"
+        )
+
+
+def _warn_of_what_is_open(nats: float, tolerance: float, bound: float) -> None:
+    if nats > max(tolerance, _ROUNDING * abs(bound)):
+        warnings.warn(
+            f"fit_discretized ended where a further step promises {nats:.3g} nats, more than the tolerance of "
+            f"{tolerance:g}: call it again, which goes on from here, raise max_passes, or scale the responses to a "
+            "standard deviation of about one",
+            ConvergenceWarning,
+            stacklevel=3,
+        )
+
+
+def _fit_sample(
+    problem: DiscretizedProblem, batches: Iterable[tuple[Tensor, Tensor]], levels: ColumnLevels, num_rows: int
+) -> GaussianOptimum:
+    """The posterior of a sample, with the precision of all rows; hyperparameters move with it."""
+    strategy = problem.strategy
+    sample = DiscretizedData.from_batches(
+        sampled(batches, _SAMPLE_SIZE / num_rows), levels.coarser(_SAMPLE_LEVELS), strategy, _fixed_mean(strategy)
+    )
+    problem.scale_to(len(sample))
+    fit = SiteFit(problem, sample)
+    fit.run(None, max_passes=30, tolerance=1.0, callback=None)
+    problem.scale_to(num_rows)
+    identity = torch.eye(len(fit.optimum.mean)).to(fit.optimum.precision)
+    return fit.optimum._replace(precision=torch.lerp(identity, fit.optimum.precision, num_rows / len(sample)))

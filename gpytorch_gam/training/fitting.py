@@ -1,0 +1,439 @@
+"""A training loop for those who do not want to write one."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sized
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import gpytorch
+import torch
+from torch import Tensor
+
+from gpytorch_gam import _checks as checks
+from gpytorch_gam.data.whole_epochs import every_row
+from gpytorch_gam.numerics.grad_mode import gradients_on
+from gpytorch_gam.optim.natural_gradient import NaturalGradient
+from gpytorch_gam.optim.posterior.parameters import StructuredDistribution, modes_kept, validated_strategy
+from gpytorch_gam.optim.posterior.step import DENSE_LIMIT
+from gpytorch_gam.optim.processes import Processes, average_gradients, row_weighted, start_from_first
+from gpytorch_gam.optim.rows.likelihood_check import check_number_of_predictors, is_gaussian, with_noise_by_row
+from gpytorch_gam.optim.rows.stream import Rows, checked_rows, joined
+from gpytorch_gam.parameters.log_scale import Adam, Coordinates
+from gpytorch_gam.warnings import TrainingLoopWarning
+
+from ._convergence import MeanGradient, open_gains, warn_if_open
+from ._graphed_step import GraphedStep
+from ._likelihood_step import fit_likelihood
+from ._profile_bound import Maximum, ProfileBound
+from ._quasi_newton import ObjectiveError
+from ._row_count import number_of_rows, warn_of_other_rows
+from .polishing import polish
+from .shortfall import warn_of_few_points
+from .starting_values import null_model_of, start_from_null_model, units_of_means
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+# Steps before the hyperparameters move, by default.
+_NUM_HELD_BACK = 12
+
+# Rows times inducing variables up to which a fit ends with the hyperparameters at their optimum.
+_MAX_FEATURES = 2**20
+
+# Change of the ELBO over some epochs that is worth going on for, in nats.
+_NOTABLE_NATS = 0.5
+
+# Median of the modulus of a standard normal variable.
+_MEDIAN_OF_NORMAL = 0.6745
+
+# Hyperparameters that a warning names.
+_NUM_NAMED = 3
+
+# Steps that are checked, unless the likelihood is Gaussian.
+_NUM_CHECKED = 100
+
+
+# Rates above it change hyperparameters by factors of more than e in a step.
+_LARGEST_RATE = 1.0
+
+
+class Epoch(NamedTuple):
+    """
+    What a pass over the data found.
+
+    :ivar number: 1, 2, ...
+    :ivar elbo: mean over the rows of the batches' estimates of the ELBO, in nats, summed over the data.
+    :ivar smoothed_elbo: exponential moving average of ``elbo`` over epochs, of weight one half.
+    """
+
+    number: int
+    elbo: float
+    smoothed_elbo: float
+
+
+def fit(
+    model: gpytorch.models.ApproximateGP,
+    likelihood: gpytorch.likelihoods.Likelihood,
+    batches: Iterable[Any],
+    num_data: int | None = None,
+    *,
+    num_epochs: int = 40,
+    lr: float = 0.1,
+    num_held_back: int | None = None,
+    patience: int | None = None,
+    warm_start: bool = False,
+    polish_passes: int = 0,
+    callback: Callable[[Epoch], Any] | None = None,
+    progress: bool = False,
+    cuda_graph: bool = False,
+    process_group: ProcessGroup | None = None,
+) -> list[Epoch]:
+    """
+    Train by :class:`~gpytorch.mlls.VariationalELBO`: the posterior with :class:`NaturalGradient`, the hyperparameters
+    of model and likelihood with Adam, whose rate decays along a cosine.
+
+    Nothing here is more than the loop of the example of :class:`NaturalGradient`; write that one for anything special.
+    Unless the likelihood is Gaussian, the first hundred steps of the posterior and those that see all rows are checked
+    against the loss of their rows, and shortened where they do not lower it, which takes another evaluation of it.
+
+    **The end.** Small data, of up to a million rows times inducing variables and no more than 512 of these, end with a
+    quasi-Newton ascent: hyperparameters and posterior are then at a maximum of the bound, however short the training
+    was, and the history has one more entry, whose ``elbo`` is exact. Each evaluation is a few passes of :func:`polish`.
+    (Not where passes are over different rows, as with a sampler that draws them with replacement.) For larger data the
+    gradients of the last epoch say what is left: a :class:`~gpytorch_gam.warnings.ConvergenceWarning` tells how many
+    nats or more the bound would still rise.
+
+    Components that would gain from more inducing points are named by an
+    :class:`~gpytorch_gam.warnings.InducingPointsWarning`, see :func:`inducing_shortfall`.
+
+    Hyperparameters that nobody has chosen start from the responses, see :func:`start_from_responses`. Model and
+    likelihood are left in eval mode, also when the loop is interrupted or a callback raises.
+
+    :param model: A model that :class:`NaturalGradient` takes.
+    :param likelihood: Any likelihood of as many predictors as the model has.
+    :param batches: Pairs of inputs ``(b, D)`` and responses ``(b)``, gone through once an epoch: a ``DataLoader``, or a
+        list with one pair for full-batch training; responses ``(b, T)`` for ``MultitaskGaussianLikelihood`` and models
+        of T predictors. Or triples, whose third entry maps names to row-wise arguments of
+        the likelihood, such as ``{"exposure": e, "weights": w}``: what a loader of a
+        :class:`~gpytorch_gam.data.RowDataset` gives.
+    :param num_data: Number of rows of all the data, which the scale of the posterior comes from; default that of the
+        batches, where it is known: of a list, of batches from files, of a ``DataLoader``'s dataset or of the subset
+        that its sampler shuffles.
+    :param num_epochs: Passes over the data.
+    :param lr: Adam's rate at the start.
+    :param num_held_back: Steps before the hyperparameters move: while the posterior is near the prior, all of the data
+        look like noise to them. Adam's rate begins to decay after them, and the likelihood's own begin at their optimum
+        for the posterior and one batch. Default 12, but no more than a quarter of all steps, and none under
+        ``warm_start``. With as many as there are steps the hyperparameters stay.
+    :param patience: Stop when the smoothed ELBO has not changed notably, by its noise and by half a nat, for so many
+        epochs in which the hyperparameters moved; default never.
+    :param warm_start: Go on from the present posterior and hyperparameters, as after another ``fit``; see
+        :class:`NaturalGradient`.
+    :param polish_passes: Bring the posterior to its optimum by up to so many passes of :func:`polish` at the end, at
+        the hyperparameters that were found. The history then ends with one more entry, whose ``elbo`` is exact.
+    :param callback: Called after each epoch with an :class:`Epoch`.
+    :param progress: Show a progress bar; needs tqdm.
+    :param cuda_graph: Record the forward and backward passes of a step once as a CUDA graph and replay them, for a
+        model on a GPU whose batches are so small that the processor is what takes the time. Batches should be of one
+        size or two.
+    :param process_group: Processes that call this together, each with its own batches, as many as the others: a
+        ``DataLoader`` with a ``DistributedSampler``, whose ``set_epoch`` a callback may call. All start from the model
+        and the likelihood of the first process, and end with the same. ``num_data`` and the ELBO are over the rows of
+        all of them. Every process calls its own callback. For ``polish_passes`` see :func:`polish`.
+    :return: The epochs.
+    :raises ValueError: If an argument is out of range, ``num_data`` is not known or not the number of rows of the
+        batches, there is no batch, or the processes have unequal numbers of batches.
+    :raises ImportError: If a progress bar is wanted and tqdm is not installed.
+
+    Example:
+        >>> loader = DataLoader(TensorDataset(x, y), batch_size=500, shuffle=True)
+        >>> history = fit(model, likelihood, loader, num_epochs=40)
+    """
+    checks.batches(batches)
+    checks.likelihood(likelihood)
+    validated_strategy(model, StructuredDistribution, True)
+    checks.integer("num_epochs", num_epochs, least=1)
+    num_data = number_of_rows(batches, num_data, Processes(process_group))
+    if num_epochs > 1 and iter(batches) is batches:
+        raise ValueError("batches can be gone through only once: pass a DataLoader or a list, not a generator")
+    checks.integer("patience", 1 if patience is None else patience, least=1)
+    checks.integer("num_held_back", 0 if num_held_back is None else num_held_back, least=0)
+    checks.integer("polish_passes", polish_passes, least=0)
+    checks.number("lr", lr, above=0)
+    checks.function("callback", callback)
+    for name, value in (("warm_start", warm_start), ("progress", progress), ("cuda_graph", cuda_graph)):
+        checks.flag(name, value)
+    if lr > _LARGEST_RATE:
+        warnings.warn(
+            f"lr={lr:g}: Adam moves the logarithm of a hyperparameter by up to that in each step, too far to find any: "
+            "rates from 0.01 to 0.3 are usual",
+            TrainingLoopWarning,
+            stacklevel=2,
+        )
+    batches = with_noise_by_row(likelihood, batches)
+    if num_held_back is None:
+        num_held_back = 0 if warm_start else _default_held_back(batches, num_epochs)
+    loop = _Loop(model, likelihood, num_data, lr, num_held_back, warm_start, process_group, cuda_graph)
+    with_bar = progress and loop.processes.leads
+    epochs = _progress_bar(range(1, num_epochs + 1)) if with_bar else range(1, num_epochs + 1)
+    history: list[Epoch] = []
+    try:
+        batches, seen = _with_first(batches)
+        loop.start(seen, warm_start)
+        for number in epochs:
+            loop.set_rate(number - 1, num_epochs)
+            with gradients_on():
+                elbo = loop.run(batches)
+            history.append(Epoch(number, elbo, 0.5 * (elbo + (history[-1].smoothed_elbo if history else elbo))))
+            if loop.processes.leads and _has_diverged(history) and not _has_diverged(history[:-1]):
+                warnings.warn(
+                    f"the ELBO has fallen from {history[0].elbo:.3g} to {elbo:.3g} nats: the posterior is far from the "
+                    f"data. Start from narrower priors or a mean module near them, lower lr={lr:g}, or take larger "
+                    "batches",
+                    TrainingLoopWarning,
+                    stacklevel=2,
+                )
+            if callback is not None:
+                callback(history[-1])
+            if patience is not None and _has_stalled(history[loop.num_still_epochs :], patience):
+                break
+    finally:
+        loop.finish()
+    with gradients_on():
+        maximum = loop.converge(batches)
+    bound = None if maximum is None else maximum.bound
+    if polish_passes:
+        bound = polish(model, likelihood, batches, max_passes=polish_passes, process_group=process_group)[-1]
+    if bound is not None:
+        history.append(Epoch(len(history) + 1, bound, bound))
+    if not loop.processes.leads or not loop.has_moved:
+        return history
+    warn_of_few_points(model, likelihood, seen, num_data)
+    if maximum is not None:
+        warn_if_open(maximum.open)
+    else:
+        with gradients_on():
+            gains = open_gains(model, likelihood, loop.gradient, num_data)
+        warn_if_open(sum(gain.nats for gain in gains), [gain.name for gain in gains[:_NUM_NAMED]])
+    return history
+
+
+class _Loop:
+    """The objective and both optimisers."""
+
+    def __init__(
+        self,
+        model: gpytorch.models.ApproximateGP,
+        likelihood: gpytorch.likelihoods.Likelihood,
+        num_data: int,
+        lr: float,
+        num_held_back: int,
+        warm_start: bool,
+        process_group: ProcessGroup | None,
+        cuda_graph: bool,
+    ) -> None:
+        check_number_of_predictors(validated_strategy(model, StructuredDistribution, True), likelihood)
+        self.mll = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=num_data)
+        if cuda_graph and process_group is not None:
+            raise ValueError("cuda_graph=True is for one process: leave out process_group, or the graph")
+        self.evaluate = GraphedStep(self.mll).evaluate_rows if cuda_graph else self._evaluate
+        self.natural = NaturalGradient(model, num_data=num_data, warm_start=warm_start, process_group=process_group)
+        self.process_group, self.processes = process_group, Processes(process_group)
+        self.hyperparameters = [p for p in (*model.hyperparameters(), *likelihood.parameters()) if p.requires_grad]
+        # A model whose hyperparameters are all fixed trains its posterior alone.
+        self.adam: Adam | None = None
+        self.coordinates = Coordinates(self.hyperparameters, [model, likelihood])
+        self.lr = lr
+        self.num_held_back = num_held_back
+        self.num_steps = 0
+        self.num_still_epochs = 0  # in which no hyperparameter moved
+        self.has_counted = False
+        self.gradient = MeanGradient(self.hyperparameters)
+
+    def start(self, batches: Iterable[Any], keeps_values: bool) -> None:
+        """
+        Go to the starting values, and find the units in which hyperparameters are moved.
+
+        :param batches: Rows of this process.
+        :param keeps_values: Whether values stay as they are.
+        """
+        model, likelihood = self.mll.model, self.mll.likelihood
+        strategy = model.variational_strategy
+        null = null_model_of(strategy, likelihood, batches, self.processes)
+        if null is not None and not keeps_values:
+            start_from_null_model(strategy, likelihood, null)
+        start_from_first(self.processes, strategy, [model, likelihood])
+        if self.hyperparameters:
+            units = {} if null is None else units_of_means(strategy, null)
+            self.coordinates = Coordinates(self.hyperparameters, [model, likelihood], units)
+            self.adam = Adam(self.hyperparameters, self.coordinates, self.lr)
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether the hyperparameters have taken a step."""
+        return self.adam is not None and self.num_steps > self.num_held_back
+
+    def set_rate(self, num_done: int, num_epochs: int) -> None:
+        """Along a cosine that begins when the hyperparameters are released."""
+        if self.adam is not None:
+            share = (num_done - self.num_still_epochs) / (num_epochs - self.num_still_epochs)
+            self.adam.param_groups[0]["lr"] = 0.5 * self.lr * (1.0 + math.cos(math.pi * share))
+
+    def run(self, batches: Iterable[Any]) -> float:
+        """One pass over the data; the mean of the batches' ELBOs, weighted by their rows, in nats."""
+        self._check_lengths(batches)
+        self.mll.train()
+        self.gradient = MeanGradient(self.hyperparameters)
+        device = self.mll.model.variational_strategy.predictor.device
+        total, num_rows, largest = torch.zeros((), dtype=torch.float64, device=device), 0, 0
+        for batch in batches:
+            rows = self._checked(batch)
+            total, num_rows = total + len(rows.y) * self._step(rows).to(total), num_rows + len(rows.y)
+            largest = max(largest, len(rows.y))
+        if not num_rows:
+            raise ValueError(
+                "batches is empty: there is no data to fit (a loader with drop_last gives nothing if its batches are "
+                "larger than the data)"
+            )
+        sums = self.processes.sum([total, total.new_tensor([num_rows, largest])])
+        num_rows, largest = map(int, sums[1].tolist())
+        if self.processes.leads and not self.has_counted:
+            warn_of_other_rows(batches, num_rows, self.mll.num_data, tolerance=largest)
+        self.has_counted = True
+        self.num_still_epochs += not self.has_moved
+        return sums[0].item() / num_rows * self.mll.num_data
+
+    def _checked(self, batch: Any) -> Rows:
+        rows = checked_rows(self.mll.model.variational_strategy, self.mll.likelihood, batch)
+        if len(rows.y) > self.mll.num_data:
+            raise ValueError(
+                f"num_data is {self.mll.num_data}, but a batch has {len(rows.y)} rows: num_data is the number of rows "
+                "of all the data, not that of the batches"
+            )
+        return rows
+
+    def _check_lengths(self, batches: Iterable[Any]) -> None:
+        if isinstance(batches, Sized):
+            device = self.mll.model.variational_strategy.predictor.device
+            self.processes.require_equal({"numbers of batches": len(batches)}, device)
+
+    def _step(self, rows: Rows) -> Tensor:
+        if self.adam is not None and self.num_steps == self.num_held_back > 0:
+            self._release_likelihood(rows)
+        if self._is_checked(rows):
+            loss = self.natural.step(lambda: self.evaluate(rows))
+        else:
+            loss = self.evaluate(rows)
+            self.natural.step()
+        if self.adam is not None and self.num_steps >= self.num_held_back:
+            self.gradient.add(len(rows.y))
+            self.adam.step()
+        self.num_steps += 1
+        return -loss
+
+    def _release_likelihood(self, rows: Rows) -> None:
+        """
+        While the posterior was near the prior, nothing could be known of noise, dispersion or shape. Now they are, and
+        Adam has not far to go.
+        """
+        fit_likelihood(self.mll.model, self.mll.likelihood, rows, self.mll.num_data, self.process_group)
+
+    def _is_checked(self, rows: Rows) -> bool:
+        """
+        Whether the step of the posterior is checked against the loss of its own rows. With all rows in a step, its size
+        does not fall, and far from the optimum, curvatures can be off by the factor of an exponential.
+        """
+        if is_gaussian(self.mll.likelihood):
+            return False  # whose curvatures are the same everywhere
+        return self.num_steps < _NUM_CHECKED or len(rows.y) >= self.mll.num_data
+
+    def _evaluate(self, rows: Rows) -> Tensor:
+        """Minus the ELBO per row; leaves gradients."""
+        if self.adam is not None:
+            self.adam.zero_grad()
+        loss = -self.mll(self.mll.model(rows.x), rows.y, **rows.parameters)
+        if loss.dim():
+            raise ValueError(
+                f"the objective has shape {tuple(loss.shape)} and is no number: {type(self.mll.likelihood).__name__} "
+                f"must give one expected log-probability a row for responses of shape {tuple(rows.y.shape)}"
+            )
+        row_weighted(loss, len(rows.y), self.process_group).backward()
+        average_gradients(self.hyperparameters, self.process_group)
+        return loss.detach()
+
+    def finish(self) -> None:
+        self.natural.detach()
+        self.mll.eval()
+
+    def converge(self, batches: Iterable[Any]) -> Maximum | None:
+        """
+        Bring the hyperparameters of small data to where the bound is stationary.
+
+        :param batches: All of the data.
+        :return: None where the data are not small, or passes are not over the same rows.
+        """
+        model, likelihood = self.mll.model, self.mll.likelihood
+        strategy = model.variational_strategy
+        num_inducing = strategy.predictor.num_inducing_total
+        is_small = num_inducing <= DENSE_LIMIT and self.mll.num_data * num_inducing <= _MAX_FEATURES
+        if not (self.has_moved and is_small):
+            return None
+        try:
+            parts = list(every_row(batches))
+        except ValueError:  # each pass is over other rows
+            return None
+        rows = joined([checked_rows(strategy, likelihood, batch) for batch in parts])
+        profile = ProfileBound(model, likelihood, rows, self.hyperparameters, self.coordinates, self.process_group)
+        if profile.num_data != self.mll.num_data:
+            return None
+        with modes_kept(model, likelihood), suppress(ObjectiveError):
+            return profile.maximise()
+        return None
+
+
+def _with_first(batches: Iterable[Any]) -> tuple[Iterable[Any], Iterable[Any]]:
+    """The batches, and those of them that can be looked at before: of a generator the first one."""
+    if not isinstance(batches, Iterator):
+        return batches, batches
+    first = list(itertools.islice(batches, 1))
+    return itertools.chain(first, batches), first
+
+
+def _default_held_back(batches: Iterable[Any], num_epochs: int) -> int:
+    """While the posterior is near the prior, but for no more than a quarter of all steps."""
+    return min(_NUM_HELD_BACK, num_epochs * len(batches) // 4) if isinstance(batches, Sized) else _NUM_HELD_BACK
+
+
+def _has_stalled(history: list[Epoch], patience: int) -> bool:
+    """
+    Whether the smoothed ELBO has moved neither up nor down by more than its noise, nor by a notable number of nats. A
+    step of the hyperparameters that is too long makes it fall for a while.
+
+    :param history: Epochs in which the hyperparameters moved.
+    :param patience: Number of epochs to look back.
+    """
+    if len(history) <= max(patience, 2):
+        return False
+    recent = [epoch.smoothed_elbo for epoch in history[-1 - patience :]]
+    elbos = torch.tensor([epoch.elbo for epoch in history[-2 * max(patience, 2) :]], dtype=torch.float64)
+    # Differences of differences leave out a trend; of independent noise they have six times the variance.
+    noise = elbos.diff(n=2).abs().median().item() / (_MEDIAN_OF_NORMAL * math.sqrt(6.0))
+    return max(recent) - min(recent) <= max(_NOTABLE_NATS, 2.0 * noise)
+
+
+def _has_diverged(history: list[Epoch]) -> bool:
+    """Whether the ELBO is out of all proportion to where it began."""
+    return len(history) > 1 and not history[-1].elbo > history[0].elbo - 10.0 * abs(history[0].elbo) - 1000.0
+
+
+def _progress_bar(epochs: range) -> Any:
+    try:
+        tqdm = importlib.import_module("tqdm").tqdm
+    except ImportError as error:
+        raise ImportError("progress=True needs tqdm: pip install tqdm") from error
+    return tqdm(epochs, desc="epochs")

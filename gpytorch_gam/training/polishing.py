@@ -1,0 +1,317 @@
+"""The optimal posterior at fixed hyperparameters, from passes over all of the data."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import gpytorch
+import torch
+from gpytorch.likelihoods import Likelihood
+from gpytorch.variational import CholeskyVariationalDistribution
+from torch import Tensor
+
+from gpytorch_gam import _checks as checks
+from gpytorch_gam.data.whole_epochs import every_row
+from gpytorch_gam.numerics.capacitance import add_identity
+from gpytorch_gam.optim.posterior.parameters import (
+    StructuredDistribution,
+    family_of,
+    modes_kept,
+    read_posterior,
+    validated_strategy,
+    write_posterior,
+)
+from gpytorch_gam.optim.posterior.posterior import REACH, Posterior
+from gpytorch_gam.optim.posterior.rank import widened
+from gpytorch_gam.optim.posterior.step import Family, exact_step
+from gpytorch_gam.optim.processes import (
+    Processes,
+    resistance_of_all,
+    start_from_first,
+    step_together,
+    take_distribution_of_first,
+)
+from gpytorch_gam.optim.rows.likelihood_check import check_number_of_predictors, is_gaussian, with_noise_by_row
+from gpytorch_gam.optim.rows.predictors import positive_part
+from gpytorch_gam.optim.rows.stream import DataStream, OverflowingLikelihoodError
+from gpytorch_gam.optim.rows.sums import RowSums
+from gpytorch_gam.variational import AdditiveVariationalStrategy
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+# A step is halved so often before it is given up: what is left is rounding.
+_MAX_HALVINGS = 20
+
+# Nats that the bound may fall by rounding, relative to the sizes of its terms.
+_ROUNDING = 1e-9
+
+
+def polish(
+    model: gpytorch.models.ApproximateGP,
+    likelihood: Likelihood,
+    batches: Iterable[Any],
+    *,
+    max_passes: int = 20,
+    tolerance: float = 1e-2,
+    dense_limit: int = 1024,
+    chunk_size: int | None = None,
+    process_group: ProcessGroup | None = None,
+) -> list[float]:
+    r"""
+    Bring the posterior to its optimum at the present hyperparameters, which stay as they are, by natural-gradient steps
+    of full size on all of the data. The evidence lower bound never falls: a step that lowers it is halved. If it is
+    interrupted, the posterior is that of the last step that was accepted.
+
+    With up to ``dense_limit`` inducing variables in all, a pass reads the data once and sums the dense :math:`Q \times
+    Q` precision, :math:`O(NQ^2)`: the mean takes Newton's step, and the precision is fitted to the family (a coupled
+    distribution takes it exactly). With a Gaussian likelihood this is the closed form, and one pass suffices. Beyond
+    the limit a pass reads the data four times for products with the features alone, so that time and memory grow
+    linearly with the number of components, and the factor :math:`B` is improved from where it is: train the model
+    before. Memory does not depend on the number of rows.
+
+    Modules keep their train or eval mode. Under ``rank="auto"`` the factor B may become a new parameter: make torch's
+    optimisers of it anew.
+
+    :param model: A model whose ``variational_strategy`` is an :class:`AdditiveVariationalStrategy` with no batch
+        shape, and a low-rank, block + low-rank, mean-field or (up to ``dense_limit``) Cholesky distribution.
+    :param likelihood: Any likelihood of as many predictors.
+    :param batches: Pairs of inputs ``(b, D)`` and responses ``(b)``, or triples, as for :func:`fit`, that can be gone
+        through several times, each row once: a ``DataLoader``, or a list with one pair. What a loader drops
+        (``drop_last``) is read all the same.
+    :param max_passes: Largest number of steps.
+    :param tolerance: Stop when a step gains no more than so many nats.
+    :param dense_limit: Largest number of inducing variables for which a dense matrix is formed.
+    :param chunk_size: Rows processed at a time; default as many as make features of 16 MiB (1 GiB on a GPU).
+    :param process_group: Processes that call this together, each with its own rows, in batches of any number. All start
+        from the model and the likelihood of the first process and end with its posterior. A ``DistributedSampler`` will
+        do where it neither repeats nor drops rows, so where their number is a multiple of that of the processes;
+        otherwise take ``Subset(dataset, range(rank, len(dataset), world_size))``.
+    :return: The bound in nats, summed over the data: before the first step, then after each. Priors of hyperparameters
+        are left out.
+    :raises ValueError: If an argument is out of range or the data cannot be read.
+    :raises TypeError: If model or distribution are of another kind.
+    :raises NotImplementedError: For batches of models.
+
+    Example:
+        >>> fit(model, likelihood, loader)
+        >>> history = polish(model, likelihood, loader)  # at the hyperparameters that fit found
+    """
+    checks.integer("max_passes", max_passes, least=1)
+    checks.integer("dense_limit", dense_limit, least=0)
+    checks.integer("chunk_size", 1 if chunk_size is None else chunk_size, least=1)
+    checks.number("tolerance", tolerance, least=0)
+    strategy = validated_strategy(
+        model, (*StructuredDistribution, CholeskyVariationalDistribution), several_predictors=True
+    )
+    check_number_of_predictors(strategy, likelihood)
+    batches, processes = with_noise_by_row(likelihood, every_row(batches)), Processes(process_group)
+    with torch.inference_mode(False), torch.no_grad(), modes_kept(model, likelihood):
+        model.eval()  # what its forward computes is what predictions read
+        strategy.train()
+        likelihood.train()
+        strategy._initialize_once()
+        start_from_first(processes, strategy, [model, likelihood])
+        chunk_size = _default_chunk_size(strategy) if chunk_size is None else chunk_size
+        return _Polish(strategy, likelihood, batches, dense_limit, chunk_size, processes).run(max_passes, tolerance)
+
+
+def _default_chunk_size(strategy: AdditiveVariationalStrategy) -> int:
+    """Larger blocks of memory are mapped anew each time by common allocators, which takes longer than the work."""
+    numbers = 2**27 if strategy.predictor.device.type == "cuda" else 2**21
+    return max(1, min(8192, numbers // strategy.predictor.num_inducing_total))
+
+
+class _Look(NamedTuple):
+    """What the data say under the present posterior."""
+
+    stream: DataStream  # of this process's rows
+    expected: float  # sum of the expected log-likelihoods of all processes' rows, in nats
+    bound: float
+
+
+class _Polish:
+    """The loop, and the last accepted posterior."""
+
+    def __init__(
+        self,
+        strategy: AdditiveVariationalStrategy,
+        likelihood: Likelihood,
+        batches: Iterable[Any],
+        dense_limit: int,
+        chunk_size: int,
+        processes: Processes,
+    ) -> None:
+        self._strategy, self._likelihood, self._processes = strategy, likelihood, processes
+        self._batches, self._chunk_size = batches, chunk_size
+        is_dense = strategy.predictor.num_inducing_total <= dense_limit
+        self._accepted = deepcopy(strategy._variational_distribution.state_dict())
+        self._steps: _Steps = _DenseSteps(strategy, processes) if is_dense else _StreamedSteps(strategy, processes)
+        # The Gaussian optimum does not depend on where the step starts.
+        self._is_closed_form = is_dense and is_gaussian(likelihood)
+
+    def run(self, max_passes: int, tolerance: float) -> list[float]:
+        try:
+            return self._run(max_passes, tolerance)
+        except BaseException:  # an interrupted pass leaves the last accepted posterior
+            self._restore()
+            raise
+
+    def _restore(self) -> None:
+        self._strategy._variational_distribution.load_state_dict(self._accepted)
+
+    def _run(self, max_passes: int, tolerance: float) -> list[float]:
+        look = self._look()
+        if not math.isfinite(look.bound):
+            raise ValueError(f"the bound of {type(self._likelihood).__name__} is {look.bound} at the present posterior")
+        history = [look.bound]
+        for _ in range(max_passes):
+            moved = self._move(look)
+            if moved is None:
+                break
+            look, rate = moved
+            history.append(look.bound)
+            if self._is_closed_form or history[-1] - history[-2] <= tolerance * rate:
+                break
+        return history
+
+    def _look(self) -> _Look:
+        stream = DataStream(self._strategy, self._likelihood, self._batches, self._chunk_size)
+        self._read(stream)
+        divergence = self._strategy.kl_divergence().double()
+        expected = self._processes.sum([divergence.new_tensor(stream.expected)])[0]
+        terms = torch.stack([expected, expected - divergence])
+        self._processes.broadcast([terms])  # so that all take the same decisions
+        return _Look(stream, *terms.tolist())
+
+    def _read(self, stream: DataStream) -> None:
+        """This process's rows. An error of one process is one of all."""
+        error: Exception | None = None
+        try:
+            self._steps.read(stream)
+        except Exception as caught:
+            error = caught
+        outcome = 0 if error is None else 1 if isinstance(error, OverflowingLikelihoodError) else 2
+        outcomes = [each for (each,) in self._processes.gather([outcome], self._strategy.predictor.device)]
+        if error is not None and outcome == max(outcomes):
+            raise error
+        if max(outcomes):
+            kind = OverflowingLikelihoodError if max(outcomes) == 1 else RuntimeError
+            raise kind(f"process {outcomes.index(max(outcomes))} of process_group cannot read its rows: see its error")
+
+    def _move(self, before: _Look) -> tuple[_Look, float] | None:
+        """
+        One step, halved until the bound does not fall.
+
+        :return: What is seen after the step, and its size; None if there is no such step.
+        """
+        lowest = before.bound - _ROUNDING * (abs(before.expected) + abs(before.bound))
+        rate = 1.0
+        for _ in range(_MAX_HALVINGS):
+            proposal = self._steps.propose(before.stream, rate)
+            self._steps.write(proposal)
+            # The fit to the family depends on rounding.
+            take_distribution_of_first(self._processes, self._strategy._variational_distribution)
+            after = self._look_unless_it_overflows()
+            if after is not None and after.bound >= lowest:
+                self._steps.state = proposal
+                self._accepted = deepcopy(self._strategy._variational_distribution.state_dict())
+                return after, rate
+            rate /= 2
+        self._restore()
+        return None
+
+    def _look_unless_it_overflows(self) -> _Look | None:
+        try:
+            return self._look()
+        except OverflowingLikelihoodError:
+            return None
+
+
+class _Steps(ABC):
+    """
+    How the posterior moves.
+
+    :ivar state: the last accepted posterior.
+    """
+
+    state: Any
+
+    @abstractmethod
+    def read(self, stream: DataStream) -> None:
+        """Read the sums that a step needs; the stream keeps them."""
+
+    @abstractmethod
+    def propose(self, stream: DataStream, rate: float) -> Any:
+        """The posterior after a step of this size from ``state``, to which the stream belongs."""
+
+    @abstractmethod
+    def write(self, state: Any) -> None:
+        """Set the variational distribution."""
+
+
+class _DensePosterior(NamedTuple):
+    mean: Tensor  # m, (Q,)
+    excess: Tensor  # P - I, (Q, Q)
+
+
+class _DenseSteps(_Steps):
+    def __init__(self, strategy: AdditiveVariationalStrategy, processes: Processes) -> None:
+        self._strategy, self._processes = strategy, processes
+        distribution = strategy.variational_distribution
+        covariance = distribution.lazy_covariance_matrix.to_dense().double()
+        excess = torch.linalg.inv(covariance)
+        excess.diagonal().sub_(1.0)
+        self.state = _DensePosterior(distribution.mean.to(torch.float64, copy=True), excess)
+
+    def read(self, stream: DataStream) -> None:
+        stream.gram()
+
+    def propose(self, stream: DataStream, rate: float) -> _DensePosterior:
+        gram, projected = self._processes.sum(stream.gram())
+        excess = torch.lerp(self.state.excess, gram, rate)
+        if self._strategy.predictor.num_predictors > 1:
+            excess = positive_part(excess)
+        gradient = (projected - self.state.mean).unsqueeze(-1)
+        direction = torch.cholesky_solve(gradient, torch.linalg.cholesky(add_identity(excess))).squeeze(-1)
+        if rate < 1:  # Newton's step was too long: curvatures are no guide so far away
+            reach = REACH * resistance_of_all(self._processes, stream, direction).reach
+            direction = torch.clamp(reach, max=1.0) * direction
+        return _DensePosterior(self.state.mean + rate * direction, excess)
+
+    def write(self, state: _DensePosterior) -> None:
+        self._strategy.set_whitened_posterior(state.mean, add_identity(state.excess))
+
+
+class _StreamedSteps(_Steps):
+    def __init__(self, strategy: AdditiveVariationalStrategy, processes: Processes) -> None:
+        q = strategy._variational_distribution
+        if not isinstance(q, StructuredDistribution):
+            raise TypeError(
+                f"a {type(q).__name__} of {q.num_inducing_points} inducing variables needs a dense matrix: raise "
+                "dense_limit, or use BlockLowRankPrecisionVariationalDistribution"
+            )
+        self._distribution, self._processes = q, processes
+        self.state = read_posterior(q, strategy.predictor.group_shapes)
+
+    def read(self, stream: DataStream) -> None:
+        stream.totals(self.state.shapes)
+
+    def propose(self, stream: DataStream, rate: float) -> Posterior:
+        size = torch.as_tensor(rate).to(self.state.mean)
+        return step_together(self._processes, stream, self.state, lambda sums: self._posterior_after(sums, size))
+
+    def _posterior_after(self, sums: RowSums, size: Tensor) -> Posterior:
+        step, tolerance = exact_step(self.state, sums, size, self._family()), self._distribution.rank_tolerance
+        return step.posterior if tolerance is None else widened(step, self._family(), tolerance)
+
+    def _family(self) -> Family:
+        is_block = family_of(self._distribution).has_blocks
+        return Family(is_block, 0 if self.state.factor is None else self.state.factor.shape[-1])
+
+    def write(self, state: Posterior) -> None:
+        write_posterior(self._distribution, state)

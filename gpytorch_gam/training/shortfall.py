@@ -1,0 +1,181 @@
+"""What more inducing points would bring."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import gpytorch
+import torch
+from gpytorch.likelihoods import Likelihood
+from torch import Tensor
+
+from gpytorch_gam.components import ComponentGroup
+from gpytorch_gam.likelihoods.expected_gradients import expected_gradients, joint_expected_gradients
+from gpytorch_gam.numerics.grad_mode import gradients_on
+from gpytorch_gam.optim.posterior.parameters import additive_strategy
+from gpytorch_gam.optim.processes import Processes
+from gpytorch_gam.optim.rows.likelihood_check import is_gaussian
+from gpytorch_gam.optim.rows.stream import Rows, checked_rows
+from gpytorch_gam.variational import AdditiveVariationalStrategy
+from gpytorch_gam.warnings import InducingPointsWarning
+
+from ._row_count import number_of_rows
+
+# Rows that stand for all of them, from at most so many batches.
+_NUM_ROWS, _NUM_BATCHES = 512, 8
+
+# Of the prior variance, in float64: what is missing is to be that of the points, not that of the model's jitter.
+_JITTER = 1e-9
+
+# Nats from which on there is a warning: half the effective dimension of a usual smooth effect, so that what is missing
+# widens its bands as much as all of the noise does.
+_NOTABLE = 5.0
+
+# Nats of payment that no pull makes notable: smooth kernels have one of some fifteen times the payment.
+_NEGLIGIBLE = 0.05
+
+
+def inducing_shortfall(
+    model: gpytorch.models.ApproximateGP,
+    likelihood: Likelihood,
+    batches: Iterable[Any],
+    num_data: int | None = None,
+) -> dict[str, float]:
+    r"""
+    What more inducing points would bring each component, in nats of the bound: about nothing where there are enough.
+
+    The bound pays :math:`T_c = \frac12 \sum_n \lambda_n (k_c(\mathbf x_n, \mathbf x_n) - \phi_{cn}^\top \phi_{cn})` for
+    what the inducing variables of component c do not determine, with the curvatures :math:`\lambda_n = -2\,\partial
+    E_n / \partial v_n` of the expected log-likelihood, one over the noise of a Gaussian one. Training avoids the
+    payment by lengthscales that are too long for the data, so that it is small even where many nats are lost; but the
+    data then pull at the lengthscale :math:`\ell_c` as hard as the payment holds it. The number is :math:`T_c -
+    \partial T_c / \partial \log \ell_c`: the payment, and what the bound would gain, to first order, from a lengthscale
+    shorter by a factor e, as far as its bounds allow that. It is no forecast where it is large, and it means something
+    at hyperparameters that are trained. It is local: where an effect was given up as a straight line, nothing pulls.
+
+    It is computed from 512 rows at most, out of the first eight batches.
+
+    :param model: A model whose ``variational_strategy`` is an
+        :class:`~gpytorch_gam.variational.AdditiveVariationalStrategy` without a batch shape.
+    :param likelihood: Any likelihood of as many predictors as the model has.
+    :param batches: As for :func:`fit`.
+    :param num_data: Number of rows of all the data; default that of the batches, where it is known.
+    :return: Nats by name of the component.
+    :raises TypeError: If the model is of another kind.
+    :raises ValueError: If the data cannot be read.
+
+    Example:
+        >>> inducing_shortfall(model, likelihood, loader)   # {"x0": 27.1, "x1": 0.03, "constant": 0.0}
+    """
+    num_data = number_of_rows(batches, num_data, Processes(None))
+    return _shortfall_of_batches(additive_strategy(model), likelihood, batches, num_data)
+
+
+def _shortfall_of_batches(
+    strategy: AdditiveVariationalStrategy, likelihood: Likelihood, batches: Iterable[Any], num_data: int
+) -> dict[str, float]:
+    parts = list(itertools.islice(batches, _NUM_BATCHES))
+    with gradients_on():
+        rows = [_thinned(checked_rows(strategy, likelihood, part), _NUM_ROWS // len(parts)) for part in parts]
+        scale = num_data / sum(len(part.y) for part in rows)
+        totals = [_shortfall_of_rows(strategy, likelihood, part, scale) for part in rows]
+    return dict(zip(strategy.predictor.names, torch.stack(totals).sum(0).tolist(), strict=True))
+
+
+def warn_of_few_points(
+    model: gpytorch.models.ApproximateGP, likelihood: Likelihood, batches: Iterable[Any], num_data: int
+) -> None:
+    """
+    Warn if components would gain notably from more inducing points.
+
+    :param model: See :func:`inducing_shortfall`.
+    :param likelihood: Likewise.
+    :param batches: Some of the data.
+    :param num_data: Number of rows of all the data.
+    """
+    found = _shortfall_of_batches(model.variational_strategy, likelihood, batches, num_data)
+    notable = sorted((name for name, nats in found.items() if nats > _NOTABLE), key=lambda name: -found[name])
+    if notable:
+        listing = ", ".join(f"{name!r} ({found[name]:.2g} nats)" for name in notable[:3])
+        more = f" and {len(notable) - 3} more" if len(notable) > 3 else ""
+        warnings.warn(
+            f"the data would bend these components further if they had more inducing points: {listing}{more}. Bands "
+            "do not hold what is smoothed away: raise num_inducing until gpytorch_gam.training.inducing_shortfall is "
+            "small, or take a smoother kernel",
+            InducingPointsWarning,
+            stacklevel=3,
+        )
+
+
+def _thinned(rows: Rows, most: int) -> Rows:
+    """Equally spaced rows."""
+    size = len(rows.y)
+    chosen = torch.linspace(0, size - 1, min(size, most), dtype=torch.float64, device=rows.y.device).round().long()
+    return Rows(rows.x[chosen], rows.y[chosen], {name: value[chosen] for name, value in rows.parameters.items()})
+
+
+def _shortfall_of_rows(
+    strategy: AdditiveVariationalStrategy, likelihood: Likelihood, rows: Rows, scale: float
+) -> Tensor:
+    with torch.no_grad():
+        weights = scale * _curvatures(strategy, likelihood, rows)
+    groups = strategy.predictor.groups
+    inputs = strategy.read(rows.x).inputs.double()
+    return torch.cat([_shortfall(group, inputs, weights[..., group.predictor]) for group in groups])
+
+
+def _curvatures(strategy: AdditiveVariationalStrategy, likelihood: Likelihood, rows: Rows) -> Tensor:
+    """Those of each predictor, ``(n, P)``."""
+    if strategy.predictor.num_predictors == 1 and is_gaussian(likelihood):  # they are the same everywhere
+        zeros = torch.zeros_like(rows.y)
+        return expected_gradients(likelihood, rows.y, zeros, zeros + 1, rows.parameters).curvatures.unsqueeze(-1)
+    moments = strategy.predictor_moments(rows.x)
+    if strategy.predictor.num_predictors == 1:
+        mean, variance = moments.mean.squeeze(-1), moments.covariance.flatten(-3)
+        return expected_gradients(likelihood, rows.y, mean, variance, rows.parameters).curvatures.unsqueeze(-1)
+    found = joint_expected_gradients(likelihood, rows.y, moments.mean, moments.covariance, rows.parameters)
+    return found.curvatures.diagonal(dim1=-2, dim2=-1).clamp_min(0.0)
+
+
+def _shortfall(group: ComponentGroup, x: Tensor, weights: Tensor) -> Tensor:
+    """``(C_g,)``."""
+    if group.exact:
+        return x.new_zeros(group.num_components)
+    with torch.no_grad():
+        payment = _payment(group, x, weights)
+    if bool((payment < _NEGLIGIBLE).all()):
+        return payment
+    payment = _payment(group, x, weights)
+    return payment.detach() + _pull(group, payment)
+
+
+def _payment(group: ComponentGroup, x: Tensor, weights: Tensor) -> Tensor:
+    cholesky = group.inducing_cholesky(_JITTER, relative=True)
+    covariance = group.evaluate_kernel(group.inducing_points.double(), group.select(x))
+    multiplier = group.multiplier(x)
+    covariance = covariance if multiplier is None else covariance * multiplier.unsqueeze(-2)
+    features = torch.linalg.solve_triangular(cholesky, covariance, upper=False)
+    unexplained = group._observed_variance(x).double() - features.square().sum(-2)
+    return 0.5 * (unexplained.clamp_min(0.0) @ weights.double())
+
+
+def _pull(group: ComponentGroup, payment: Tensor) -> Tensor:
+    """Minus the derivative of the payment in the logarithms of the trained lengthscales, ``(C_g,)``."""
+    pull = torch.zeros_like(payment)
+    for part in group.kernel.modules():
+        raw = getattr(part, "raw_lengthscale", None)
+        if raw is None or not raw.requires_grad:
+            continue
+        lengthscale = part.lengthscale
+        (by_raw,) = torch.autograd.grad(payment.sum(), raw, retain_graph=True, allow_unused=True)
+        (slope,) = torch.autograd.grad(lengthscale.sum(), raw)
+        if by_raw is None:
+            continue
+        shortest = part.raw_lengthscale_constraint.lower_bound.clamp_min(torch.finfo(raw.dtype).tiny)
+        room = (lengthscale.detach() / shortest).log().clamp(0.0, 1.0)
+        by_log = (room * by_raw * lengthscale.detach() / slope).flatten(1).sum(-1)  # (C_g,), or one for all
+        pull = pull - by_log * len(by_log) / len(pull)
+    return pull.clamp_min(0.0)

@@ -1,0 +1,367 @@
+"""Hyperparameters and posterior to start from, in the units of the responses."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import gpytorch
+import torch
+from gpytorch import Module
+from gpytorch.kernels import AdditiveKernel, ConstantKernel, Kernel, LinearKernel, ProductKernel, ScaleKernel
+from gpytorch.likelihoods import Likelihood
+from gpytorch.means import ConstantMean, LinearMean, Mean, ZeroMean
+from gpytorch.variational import CholeskyVariationalDistribution
+from torch import Tensor
+
+from gpytorch_gam.components import AdditivePredictor, ComponentGroup
+from gpytorch_gam.kernels import ANOVAKernel, CentredKernel, CentredLinearKernel
+from gpytorch_gam.likelihoods.null_model import NullModel, Responses, null_model, null_model_of_tasks
+from gpytorch_gam.optim.posterior.parameters import StructuredDistribution
+from gpytorch_gam.optim.processes import Processes
+from gpytorch_gam.optim.rows.likelihood_check import check_number_of_predictors, check_response_values, unwrapped
+from gpytorch_gam.parameters.initial_values import has_initial_value
+from gpytorch_gam.variational import AdditiveVariationalStrategy, BlockLowRankPrecisionVariationalDistribution
+from gpytorch_gam.warnings import TrainingLoopWarning
+
+from ._response_sample import sampled_responses
+
+# The prior variance of the constant in float32, where variances are the prior's minus squares, is held below so many
+# times that of the effects.
+_WIDEST_IN_SINGLE_PRECISION = 1e4
+
+# GPyTorch rounds smaller variances up; so many times as much variance in the predictor leaves room for its posterior.
+_ROOM_ABOVE_LEAST_VARIANCE = 1e3
+
+# The posterior of the constant begins with this part of the variance of the predictor.
+_SHARE_OF_VARIANCE = 0.01
+
+# Whitened means of a posterior that has learnt nothing are noise of a tenth of this.
+_LEARNT_MEAN = 0.01
+
+# A level of fewer standard deviations of the predictor is what standardising another part of the data leaves.
+_LEVEL_WORTH_A_WORD = 0.25
+
+# The lower bound that GPyTorch puts below noise, and this package below noise and scales, for responses that vary by 1.
+_USUAL_BOUND = 1e-4
+
+
+def start_from_responses(model: gpytorch.models.ApproximateGP, likelihood: Likelihood, batches: Iterable[Any]) -> None:
+    r"""
+    Set hyperparameters that nobody has chosen to values in the units of the responses, and the predictor to that of the
+    model without effects: what :func:`fit` and :func:`fit_discretized` begin with. Call it before a loop of your own,
+    once; also where the model has been called before.
+
+    Moments of the responses, seen through the link of the likelihood, say how much the predictor varies. That is
+
+    - the prior variance of the terms, 25 times as much for :func:`~gpytorch_gam.terms.factor`;
+    - with the square of the null model's predictor added, the prior variance of the
+      :func:`~gpytorch_gam.terms.constant`, which leaves it free;
+    - the scale of noise, dispersion, shape or cut-points of the likelihood.
+
+    A trainable ``ConstantMean`` that is still zero becomes the null model's predictor. Otherwise the posterior of the
+    constant component is put there, if the posterior is still the prior. Moments come from all rows of a list of
+    batches, or from the first 20000 rows of a loader. Where all terms have mean zero, nothing holds a level of the
+    responses, which is warned of.
+
+    **What is left alone.** All that has another value than the one it was made with: what was set, loaded or trained,
+    also variances that were given to a factory; parameters with ``requires_grad=False`` (a factor's aside, which are
+    made so); lengthscales; and all of it with likelihoods that are not known, such as your own.
+
+    **In a loop of your own** standardise the responses all the same: GPyTorch's noise is nearly linear in its raw
+    parameter above one, so that an optimiser such as Adam moves a noise of 500 by no more than its rate in a step.
+    :func:`fit` moves the logarithm instead.
+
+    :param model: A model whose ``variational_strategy`` is an :class:`~gpytorch_gam.AdditiveVariationalStrategy`.
+    :param likelihood: Any likelihood of as many predictors.
+    :param batches: Pairs of inputs ``(b, D)`` and responses ``(b)``, or triples with row-wise arguments, as for
+        :func:`fit`; ``[(x, y)]`` for data in memory.
+    :raises TypeError: If the model is of another kind.
+    :raises ValueError: If batches or the number of predictors are not as described.
+
+    Example:
+        >>> start_from_responses(model, likelihood, loader)
+        >>> adam = torch.optim.Adam([*model.hyperparameters(), *likelihood.parameters()], lr=0.03)
+    """
+    strategy = getattr(model, "variational_strategy", None)
+    if not isinstance(strategy, AdditiveVariationalStrategy):
+        raise TypeError(
+            f"model must have an AdditiveVariationalStrategy as its variational_strategy, got {type(strategy).__name__}"
+        )
+    check_number_of_predictors(strategy, likelihood)
+    if isinstance(batches, Iterator):
+        raise ValueError("batches can be gone through only once: pass a DataLoader or a list, not a generator")
+    null = null_model_of(strategy, likelihood, batches)
+    if null is not None:
+        start_from_null_model(strategy, likelihood, null)
+
+
+def null_predictor(
+    likelihood: Likelihood, y: Tensor, row_parameters: Mapping[str, Tensor] | None = None
+) -> Tensor | None:
+    """
+    The predictor of the model without effects, ``(P,)`` in float64, roughly.
+
+    :param likelihood: Any.
+    :param y: Responses ``(n,)``.
+    :param row_parameters: Further arguments of the likelihood, such as offsets and weights.
+    :return: None if the likelihood is not known, or no response is finite.
+    """
+    responses = Responses(y, row_parameters or {})
+    null = null_model(unwrapped(likelihood), responses) if len(responses) else None
+    return None if null is None else torch.tensor(null.mean, dtype=torch.float64)
+
+
+def null_model_of(
+    strategy: AdditiveVariationalStrategy,
+    likelihood: Likelihood,
+    batches: Iterable[Any],
+    processes: Processes | None = None,
+) -> NullModel | None:
+    """
+    The null model of the rows, as much as the mean modules leave.
+
+    :param strategy: Of the model.
+    :param likelihood: Of the data.
+    :param batches: As for :func:`start_from_responses`.
+    :param processes: Whose rows count, each calling this with its own; default this one's alone.
+    :return: None if the likelihood is not known, or there is no row.
+    """
+    sample = sampled_responses(strategy, likelihood, batches, processes or Processes(None))
+    for responses in sample:  # batches were looked at one by one, and on the CPU alone
+        check_response_values(likelihood, responses.y)
+    if len(sample) > 1:
+        return null_model_of_tasks(unwrapped(likelihood), sample)
+    return null_model(unwrapped(likelihood), sample[0]) if sample else None
+
+
+@torch.no_grad()
+def start_from_null_model(strategy: AdditiveVariationalStrategy, likelihood: Likelihood, null: NullModel) -> NullModel:
+    """
+    See :func:`start_from_responses`.
+
+    :param strategy: Of the model.
+    :param likelihood: Of the data.
+    :param null: Of the likelihood, as much as the mean modules leave.
+    :return: What is left to the constant components.
+    """
+    _warn_of_small_units(strategy, null)
+    _start_likelihood(unwrapped(likelihood), null)
+    rest = null._replace(mean=_start_means(strategy, null))
+    _warn_of_missing_constants(strategy, rest)
+    for group in strategy.predictor.groups:
+        mean, variance = rest.mean[group.predictor], rest.variance[group.predictor]
+        if _is_constant(group):
+            _start_constant(group, mean, variance)
+        else:
+            _scale_kernel(group.kernel, variance)
+    _start_posterior(strategy, rest)
+    return rest
+
+
+def null_mean(strategy: AdditiveVariationalStrategy, null: NullModel) -> Tensor:
+    """
+    The mean of the whitened inducing variables at which the predictor is that of the null model, ``(Q,)`` in float64:
+    zero but for the constant components.
+
+    :param strategy: Of the model.
+    :param null: Of the likelihood, as much as the mean modules leave.
+    """
+    predictor = strategy.predictor
+    mean = torch.zeros(predictor.num_inducing_total, dtype=torch.float64, device=predictor.device)
+    for p, group, place in _constants(predictor):
+        mean[place] = null.mean[p] / group.mean_prior_variance().double().mean().sqrt()
+    return mean
+
+
+def units_of_means(strategy: AdditiveVariationalStrategy, null: NullModel) -> dict[int, float]:
+    """
+    How much the predictor varies, by the ``id`` of the parameters of its mean modules that are in units of it.
+
+    :param strategy: Of the model.
+    :param null: Of the likelihood.
+    """
+    return {
+        id(parameter): math.sqrt(variance)
+        for module, variance in zip(_mean_modules(strategy), null.variance, strict=True)
+        if isinstance(module, ConstantMean | LinearMean)
+        for parameter in module.parameters()
+    }
+
+
+def _warn_of_small_units(strategy: AdditiveVariationalStrategy, null: NullModel) -> None:
+    dtype, smallest = strategy.predictor.dtype, min(null.variance)
+    least = gpytorch.settings.min_variance.value(dtype)
+    if smallest < _ROOM_ABOVE_LEAST_VARIANCE * least:
+        warnings.warn(
+            f"the responses vary by about {math.sqrt(smallest):.1g}, and GPyTorch rounds variances below {least:.0e} "
+            f"up in {dtype}, which bands show: multiply the responses, or use float64",
+            TrainingLoopWarning,
+            stacklevel=4,
+        )
+
+
+def _warn_of_missing_constants(strategy: AdditiveVariationalStrategy, rest: NullModel) -> None:
+    """Effects of mean zero bend, and take variance, to imitate a level that no term holds."""
+    own = {id(parameter) for parameter in strategy.parameters()}
+    if any(id(parameter) not in own and parameter.requires_grad for parameter in strategy.model.parameters()):
+        return  # the model's own forward may add a mean that is trained
+    for p, (module, level, variance) in enumerate(zip(strategy.predictor.means, rest.mean, rest.variance, strict=True)):
+        groups = [group for group in strategy.predictor.groups if group.predictor == p]
+        is_trained = any(parameter.requires_grad for parameter in module.parameters())
+        is_small = abs(level) < _LEVEL_WORTH_A_WORD * math.sqrt(variance)
+        if is_small or is_trained or not all(_has_mean_zero(group.kernel) for group in groups):
+            continue
+        term = "constant()" if len(rest.mean) == 1 else f"constant(predictor={p})"
+        warnings.warn(
+            f"no term of the predictor can hold the level of the responses, {level:.3g} on its scale, where it varies "
+            f"by about {math.sqrt(variance):.3g}: add {term} of gpytorch_gam.components to the terms (or subtract the "
+            "level from Gaussian responses)",
+            TrainingLoopWarning,
+            stacklevel=4,
+        )
+
+
+def _has_mean_zero(kernel: Kernel) -> bool:
+    """Whether functions with this kernel are centred over their range, levels or data."""
+    if isinstance(kernel, ScaleKernel):
+        return _has_mean_zero(kernel.base_kernel)
+    if isinstance(kernel, AdditiveKernel):
+        return all(_has_mean_zero(part) for part in kernel.kernels)
+    if isinstance(kernel, ProductKernel):
+        return any(_has_mean_zero(part) for part in kernel.kernels)
+    if isinstance(kernel, CentredLinearKernel):
+        return bool(kernel.centre.all())  # a line through the origin is at the level of its column
+    return isinstance(kernel, ANOVAKernel | CentredKernel)
+
+
+def _start_likelihood(likelihood: Likelihood, null: NullModel) -> None:
+    owner = getattr(likelihood, "noise_covar", likelihood)
+    for name, value in null.parameters.items():
+        raw_names = owner._raw_names(name) if hasattr(owner, "_raw_names") else (f"raw_{name}",)
+        if all(has_initial_value(owner, raw_name) for raw_name in raw_names):
+            if name in ("noise", "scale", "task_noises"):
+                _lower_usual_bound(owner, raw_names[0], torch.as_tensor(value, device="cpu").min().item())
+            _set_within_bounds(owner, name, value)
+
+
+def _lower_usual_bound(owner: Module, raw_name: str, value: float) -> None:
+    """A bound that is meant for responses that vary by one must not keep others from their noise."""
+    bound = getattr(owner, f"{raw_name}_constraint").lower_bound
+    if bool((bound - _USUAL_BOUND).abs().max() < 1e-3 * _USUAL_BOUND):
+        bound.fill_(min(_USUAL_BOUND, _USUAL_BOUND * value))
+
+
+def _set_within_bounds(owner: Module, name: str, value: float | Tensor) -> None:
+    """Set a parameter, or leave it where its constraint has no room for the value."""
+    constraint = getattr(owner, f"raw_{name}_constraint", None)
+    like = next(owner.parameters())
+    tensor = torch.as_tensor(value, dtype=like.dtype, device=like.device)
+    if constraint is not None and not bool(
+        ((constraint.lower_bound < tensor) & (tensor < constraint.upper_bound)).all()
+    ):
+        return
+    setattr(owner, name, tensor)
+
+
+def _mean_modules(strategy: AdditiveVariationalStrategy) -> list[Module]:
+    """One for each predictor; in the place of none, that which models of GPyTorch add in ``forward``."""
+    modules: list[Module] = list(strategy.predictor.means)
+    own = getattr(strategy.model, "mean_module", None)
+    if len(modules) == 1 and isinstance(modules[0], ZeroMean) and isinstance(own, Mean):
+        return [own]
+    return modules
+
+
+def _start_means(strategy: AdditiveVariationalStrategy, null: NullModel) -> list[float]:
+    """Put constant mean modules at the null model; what is left of it for each predictor."""
+    rest = list(null.mean)
+    for p, module in enumerate(_mean_modules(strategy)):
+        if isinstance(module, ConstantMean) and module.raw_constant.requires_grad and not module.raw_constant.any():
+            module.initialize(constant=null.mean[p])
+            rest[p] = 0.0
+    return rest
+
+
+def _is_constant(group: ComponentGroup) -> bool:
+    return group.input_dim == 0 and not group.has_multiplier
+
+
+def _constants(predictor: AdditivePredictor) -> list[tuple[int, ComponentGroup, slice]]:
+    """The first constant component of each predictor: its predictor, its group and its place in the inducing vector."""
+    found: dict[int, tuple[int, ComponentGroup, slice]] = {}
+    for group in predictor.groups:
+        if _is_constant(group):
+            place = predictor.inducing_slices[group.names[0]]
+            found.setdefault(group.predictor, (group.predictor, group, place))
+    return list(found.values())
+
+
+def _start_constant(group: ComponentGroup, mean: float, variance: float) -> None:
+    kernel = group.kernel
+    if not isinstance(kernel, ConstantKernel) or not has_initial_value(kernel, "raw_constant"):
+        return
+    wanted = mean**2 + variance
+    if group.inducing_points.dtype == torch.float32 and wanted > _WIDEST_IN_SINGLE_PRECISION * variance:
+        wanted = _WIDEST_IN_SINGLE_PRECISION * variance
+        warnings.warn(
+            f"the predictor of the mean response, {mean:.3g}, is far from zero beside its standard deviation, about "
+            f"{math.sqrt(variance):.3g}, for float32: subtract something from the responses, give the predictor a "
+            "ConstantMean, or use float64",
+            TrainingLoopWarning,
+            stacklevel=4,
+        )
+    kernel.constant = torch.full_like(kernel.constant, wanted)
+
+
+def _scale_kernel(kernel: Kernel, factor: float) -> bool:
+    """
+    Multiply a kernel by a factor, in variances that nobody has chosen.
+
+    :return: Whether it has a variance at all.
+    """
+    if isinstance(kernel, AdditiveKernel):
+        return sum(_scale_kernel(part, factor) for part in kernel.kernels) > 0  # all of them
+    if isinstance(kernel, ProductKernel):
+        return any(_scale_kernel(part, factor) for part in kernel.kernels)  # the first one that can
+    for kind, name in ((ScaleKernel, "outputscale"), (LinearKernel, "variance"), (ConstantKernel, "constant")):
+        if isinstance(kernel, kind):
+            if has_initial_value(kernel, f"raw_{name}"):
+                _set_within_bounds(kernel, name, factor * getattr(kernel, name))
+            return True
+    return False
+
+
+def _start_posterior(strategy: AdditiveVariationalStrategy, null: NullModel) -> None:
+    """Put the constant components at the null model, if nothing has been learnt yet."""
+    q = strategy._variational_distribution
+    is_known = isinstance(q, (*StructuredDistribution, CholeskyVariationalDistribution)) and not q.batch_shape
+    has_learnt = strategy.variational_params_initialized and bool(q.variational_mean.abs().max() > _LEARNT_MEAN)
+    if not is_known or has_learnt or not any(null.mean):
+        return
+    strategy._initialize_once()
+    q.variational_mean.copy_(null_mean(strategy, null))
+    for p, group, place in _constants(strategy.predictor):
+        excess = group.mean_prior_variance().double().mean() / (_SHARE_OF_VARIANCE * null.variance[p]) - 1.0
+        _narrow(q, place.start, max(excess.item(), 0.0))
+
+
+def _narrow(distribution: Any, index: int, excess: float) -> None:
+    """Give a whitened variable, independent of all others, a precision above one, as far as the family holds it."""
+    if isinstance(distribution, CholeskyVariationalDistribution):
+        distribution.chol_variational_covar[index] = 0.0
+        distribution.chol_variational_covar[index, index] = (1.0 + excess) ** -0.5
+    elif isinstance(distribution, BlockLowRankPrecisionVariationalDistribution):
+        start = 0
+        for factor in distribution.run_factors:
+            count, size = factor.shape[:2]
+            if start <= index < start + count * size:
+                factor[(index - start) // size, 0, 0] = math.sqrt(excess)  # a constant is a block of its own
+            start += count * size
+    elif distribution.precision_factor is not None:
+        # Columns of B are alike at the start.
+        column = index % distribution.rank
+        distribution.precision_factor[:, column] = 0.0
+        distribution.precision_factor[index, column] = math.sqrt(excess)

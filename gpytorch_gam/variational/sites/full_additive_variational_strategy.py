@@ -1,0 +1,352 @@
+"""Additive Gaussian processes without inducing points."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, cast
+
+import gpytorch
+import torch
+from gpytorch.distributions import MultivariateNormal
+from linear_operator.operators import IdentityLinearOperator
+from linear_operator.utils.cholesky import psd_safe_cholesky
+from torch import Tensor
+
+from gpytorch_gam.components import AdditivePredictor, ComponentGroup
+from gpytorch_gam.components.additive_predictor import join_covariances
+from gpytorch_gam.components.reading import Reading
+from gpytorch_gam.effects.component_posterior import SAMPLING_JITTER, multiply_draws
+from gpytorch_gam.effects.component_source import ComponentProjections, GroupPosterior
+from gpytorch_gam.numerics.autocast import without_autocast
+from gpytorch_gam.numerics.capacitance import add_identity, capacitance_log_determinant
+from gpytorch_gam.numerics.precision import CovarianceFactors
+from gpytorch_gam.operators import LowRankPrecisionInverseLinearOperator
+from gpytorch_gam.operators.posterior_covariance import PosteriorCovariance, keep_positive, posterior_covariance
+
+from ._site_variational_strategy import _SiteVariationalStrategy, features_in_dtype_of, scale_by_multipliers
+
+# Added to the covariance of the sum of the components where its root is needed, relative to its mean variance.
+_ROOT_JITTER = 1e-10
+
+
+class _DataProjection(NamedTuple):
+    weights: Tensor  # of the rows of k(X, x), (*batch, N, N + 1)
+    inputs: Tensor  # X, (*batch, N, D)
+
+
+class FullAdditiveVariationalStrategy(_SiteVariationalStrategy):
+    r"""
+    Variational inference for a sum of Gaussian processes without inducing points (`Adam, Durrande and John, 2018`__,
+    section 4.1 and appendix B): a Gaussian over the values :math:`F` of all components at the N training inputs with
+    one weight :math:`\alpha_n` and one root precision :math:`\Lambda_n` for each row, shared by the components,
+
+    .. math::
+        q(F) = N\big(K_F (\mathbf 1 \otimes \boldsymbol\alpha), \;
+        (K_F^{-1} + (\mathbf 1 \otimes \Lambda)(\mathbf 1 \otimes \Lambda)^\top)^{-1}\big), \qquad
+        K_F = \mathrm{blockdiag}(K_1, \dots, K_C).
+
+    Only the covariance of the sum, :math:`K_s = \sum_c K_c`, and :math:`A = I + \Lambda K_s \Lambda = L_A L_A^\top`
+    are ever needed. With :math:`k_s(X, \mathbf x) = \sum_c k_c(X, \mathbf x)`,
+
+    .. math::
+        \mathrm E\,\rho(\mathbf x) &= \mu(\mathbf x) + k_s(\mathbf x, X) \boldsymbol\alpha, \qquad
+        \mathrm{var}\,\rho(\mathbf x) = k_s(\mathbf x, \mathbf x) - \| L_A^{-1} \Lambda k_s(X, \mathbf x) \|^2 \\
+        \mathrm{cov}(f_i(\mathbf x), f_j(\mathbf x')) &= \delta_{ij} k_i(\mathbf x, \mathbf x')
+        - (L_A^{-1} \Lambda k_i(X, \mathbf x))^\top (L_A^{-1} \Lambda k_j(X, \mathbf x')) \\
+        \mathrm{KL} &= \tfrac12 [\boldsymbol\alpha^\top K_s \boldsymbol\alpha - \mathrm{tr}(I - A^{-1}) + \log|A|].
+
+    (The paper's appendix B has :math:`L_A^{-\top}` for :math:`L_A^{-1}`.) The optimal Gaussian has this form for
+    every likelihood that factorises over the rows and is log-concave; with a Gaussian likelihood the bound is the exact
+    log marginal likelihood.
+
+    Cost :math:`O(N^3 + N^2 n)` and memory :math:`O(N^2 + Nn)` for each forward at n rows (times C for the kernels),
+    the N-sided algebra in float64. It is a reference for small N, up to a few thousand rows, that no choice of inducing
+    points enters; beyond that use :class:`AdditiveVariationalStrategy`. Use a float64 model for reference values: in
+    float32, products with the weights of many rows cancel to about 1e-4 of the predictor's scale.
+
+    Calls, :meth:`predictor_moments` and :meth:`components` are those of :class:`AdditiveVariationalStrategy`. The
+    inducing points of the predictor's groups are not used, except that groups declared ``exact`` are still read through
+    theirs, which determine them. Train it with :class:`~gpytorch.mlls.VariationalELBO`, on batches of any rows, or set
+    the sites to their optimum with :meth:`fit_sites`.
+
+    :param model: The model that owns the strategy; its ``forward`` serves ``prior=True``.
+    :param predictor: The components and their prior, with one predictor.
+    :param inputs: Inputs of the training data, ``(N, D)`` or ``(*batch, N, D)``. Kept as a buffer.
+    :param jitter_val: Absolute jitter on each :math:`K_c` (times the square of a ``by`` multiplier; none for exact
+        groups). Nothing here needs it, A being at least the identity. It is there for comparison with inducing points
+        at the training inputs and the same jitter; values other than 0 loosen the bound by about their size.
+    :param batch_shape: Batch shape of the sites; default that of the predictor and the inputs.
+    :raises ValueError: If the inputs cannot be read by the components, or the jitter is negative.
+    :raises NotImplementedError: If there are several predictors.
+
+    __ https://arxiv.org/abs/1812.11106
+
+    Example:
+        >>> class GAM(gpytorch.models.ApproximateGP):
+        >>>     def __init__(self, predictor, train_x):
+        >>>         super().__init__(FullAdditiveVariationalStrategy(self, predictor, train_x))
+        >>>     def forward(self, x):
+        >>>         return self.variational_strategy.predictor(x)
+        >>> model.variational_strategy.fit_sites(likelihood, train_y)
+    """
+
+    _posterior_kind = "sites without inducing variables"
+
+    def __init__(
+        self,
+        model: gpytorch.models.ApproximateGP,
+        predictor: AdditivePredictor,
+        inputs: Tensor,
+        jitter_val: float = 0.0,
+        batch_shape: torch.Size | None = None,
+    ) -> None:
+        super().__init__(model, predictor, inputs, jitter_val, batch_shape)
+
+    # ------------------------------------------------------------------ the sum of the components at the data
+
+    @property
+    def inducing_points(self) -> Tensor:
+        """The training inputs, ``(*batch, N, D)``, which take the place of inducing points."""
+        return self.inputs
+
+    def inducing_choleskys(self) -> list[Tensor]:
+        """
+        Not available.
+
+        :raises NotImplementedError: Always.
+        """
+        raise NotImplementedError(
+            "FullAdditiveVariationalStrategy has no inducing variables: use TiedAdditiveVariationalStrategy or "
+            "AdditiveVariationalStrategy"
+        )
+
+    def covariance_factors(self) -> CovarianceFactors:
+        """
+        Not available.
+
+        :raises NotImplementedError: Always.
+        """
+        self.inducing_choleskys()
+        raise AssertionError
+
+    def sum_covariance(self) -> Tensor:
+        r"""
+        Prior covariance :math:`K_s` of the sum of the components at the training inputs, in float64.
+
+        :return: ``(*batch, N, N)``.
+        """
+        inputs = self._data_inputs().double()
+        covariance = sum(component_covariance(group, inputs).sum(-3) for group in self.predictor.groups)
+        assert torch.is_tensor(covariance)
+        return covariance if self.jitter_val == 0.0 else covariance + torch.diag_embed(self.jitter_variance())
+
+    def jitter_variance(self) -> Tensor:
+        """What the jitter adds to the variance of the sum at the training inputs, ``(*batch, N)``, float64."""
+        inputs = self._data_inputs().double()
+        total = inputs.new_zeros(inputs.shape[:-1])
+        for group in self.predictor.groups:
+            if group.exact:
+                continue
+            multiplier = group.multiplier(inputs)
+            total = total + (group.num_components if multiplier is None else multiplier.square().sum(-2))
+        return self.jitter_val * total
+
+    def _capacitance(self) -> tuple[Tensor, Tensor, Tensor]:
+        r""":math:`K_s`, :math:`\Lambda K_s \Lambda` and :math:`L_A`, each ``(*batch, N, N)``, in float64."""
+        covariance = self.sum_covariance()
+        scaled = _scale_both_sides(covariance, self._sites()[1])
+        return covariance, scaled, psd_safe_cholesky(add_identity(scaled))
+
+    def kl_divergence(self) -> Tensor:
+        """
+        Kullback-Leibler divergence from the posterior to the prior, over all components at once.
+
+        :return: ``(*batch)``.
+        """
+        weights, _ = self._sites()
+        covariance, scaled, cholesky = self._capacitance()
+        quadratic = (weights * (covariance @ weights.unsqueeze(-1)).squeeze(-1)).sum(-1)
+        explained = torch.cholesky_solve(scaled, cholesky)  # I - A^-1 = A^-1 Lambda K_s Lambda
+        trace = explained.diagonal(dim1=-2, dim2=-1).sum(-1)
+        divergence = 0.5 * (quadratic - trace + capacitance_log_determinant(cholesky))
+        return divergence.to(self._variational_distribution.dtype)
+
+    @property
+    def variational_distribution(self) -> MultivariateNormal:
+        r"""
+        The posterior of the whitened sum of the components at the training inputs, :math:`\mathbf v = L_s^{-1} \sum_c
+        f_c(X)` with :math:`K_s = L_s L_s^\top`, of event size N: :math:`N(L_s^\top\boldsymbol\alpha, (I + L_s^\top
+        \Lambda^2 L_s)^{-1})`. Its divergence to :attr:`prior_distribution`, a standard normal, is that of the
+        posterior, since the components depend on the data through their sum.
+
+        The root takes a relative jitter of 1e-10, which nothing else does. The posterior of the sum itself is that of a
+        call at the training inputs.
+        """
+        weights, scales = self._sites()
+        covariance = self.sum_covariance()
+        jitter = _ROOT_JITTER * covariance.diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True)
+        root = psd_safe_cholesky(covariance + torch.diag_embed(jitter.expand(covariance.shape[:-1])))
+        mean = (root.mT @ weights.unsqueeze(-1)).squeeze(-1)
+        factor = root.mT * scales.unsqueeze(-2)
+        dtype = self._variational_distribution.dtype
+        base = IdentityLinearOperator(mean.shape[-1], mean.shape[:-1], dtype=dtype, device=mean.device)
+        return MultivariateNormal(mean.to(dtype), LowRankPrecisionInverseLinearOperator(base, factor.to(dtype)))
+
+    def _check_prior(self) -> None:
+        """There are no inducing variables; factorisations over the data wait and add jitter."""
+
+    # ------------------------------------------------------------------ the posterior at any rows
+
+    def _data_weights(self, dtype: torch.dtype) -> Tensor:
+        r""":math:`[\Lambda L_A^{-\top}, \boldsymbol\alpha]`, ``(*batch, N, N + 1)``: weights of the rows of k(X, x)."""
+        weights, scales = self._sites()
+        *_, cholesky = self._capacitance()
+        root = torch.linalg.solve_triangular(cholesky, torch.diag_embed(scales), upper=False).mT
+        batch = torch.broadcast_shapes(root.shape[:-2], weights.shape[:-1])
+        columns = [root.expand(*batch, *root.shape[-2:]), weights.expand(*batch, -1).unsqueeze(-1)]
+        return torch.cat(columns, dim=-1).to(dtype)
+
+    def _projection_in(self, dtype: torch.dtype) -> _DataProjection:
+        return _DataProjection(self._data_weights(dtype), self._data_inputs().to(dtype, copy=True))
+
+    def _project_sum(self, x: Tensor, projection: _DataProjection) -> Tensor:
+        r"""
+        :math:`[L_A^{-1} \Lambda k_s(X, \mathbf x); \; \boldsymbol\alpha^\top k_s(X, \mathbf x)]`.
+
+        :return: ``(*batch, N + 1, n)``.
+        """
+        covariance = sum(component_covariance(group, projection.inputs, x).sum(-3) for group in self.predictor.groups)
+        return projection.weights.mT @ covariance
+
+    def _marginals(
+        self, reading: Reading, projection: _DataProjection | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, int]:
+        """Mean and variance ``(*batch, 1, n)``, shared projections ``(*batch, 1, N, n)`` and their sign."""
+        projection = self._projection() if projection is None else projection
+        x = reading.inputs.to(projection.weights.dtype)
+        projected = self._project_sum(x, projection).unsqueeze(-3)
+        mean = reading.means + projected[..., -1, :]
+        prior = sum(group.prior_variance(x).sum(-2) for group in self.predictor.groups)
+        prior_variance = torch.zeros_like(mean) + cast(Tensor, prior).unsqueeze(-2)
+        variance = prior_variance - projected[..., :-1, :].square().sum(-2)
+        return mean, keep_positive(variance, prior_variance), projected[..., :-1, :], -1
+
+    @without_autocast
+    def _joint_covariance(self, x: Tensor, projection: _DataProjection) -> PosteriorCovariance:
+        """Prior covariance minus the squares of projections."""
+        projected = self._project_sum(x.to(projection.weights.dtype), projection)[..., :-1, :].to(x.dtype)
+        prior = join_covariances(self.predictor.prior_covariances(x)).evaluate_kernel()
+        return posterior_covariance(prior, [], projected, -1)
+
+    def component_projections(self, inputs: Tensor) -> ComponentProjections:
+        """
+        Projections of all components.
+
+        :param inputs: Of the predictor, ``(*batch, n, D)``.
+        """
+        weights, data = self._projection()
+        weights, x = weights.unsqueeze(-3), inputs.to(weights.dtype)  # the same weights for all components
+        groups = []
+        for group in self.predictor.groups:
+            projected = weights.mT @ component_covariance(group, data, x)  # (*batch, C_g, N + 1, n)
+            groups.append(
+                GroupPosterior(
+                    mean=projected[..., -1, :],
+                    prior_variance=group.prior_variance(x),
+                    shared=projected[..., :-1, :],
+                    block=None,
+                )
+            )
+        return ComponentProjections(groups, -1)
+
+    def draw_components(self, inputs: Tensor, batch_shape: torch.Size, sample_shape: torch.Size) -> list[Tensor]:
+        r"""
+        Joint draws of all components: draws from the prior, corrected by what they say of the sites.
+
+        The posterior is that of the prior after observing :math:`\Lambda \sum_c f_c(X)` with unit noise. So a draw
+        :math:`f_c` of the prior at :math:`[\mathbf x, X]` and a draw :math:`\varepsilon` of the noise give
+        :math:`f_c(\mathbf x) + k_c(\mathbf x, X)[\boldsymbol\alpha - \Lambda A^{-1} (\Lambda \sum_i f_i(X) +
+        \varepsilon)]`. This factorises a matrix of n + N rows for each component.
+
+        :param inputs: Of the predictor, ``(*batch, n, D)``.
+        :param batch_shape: Of the posterior of the components there.
+        :param sample_shape: Shape of independent draws.
+        :return: For each group ``(*sample_shape, *batch, C_g, n)``.
+        """
+        weights, scales = self._sites()
+        *_, cholesky = self._capacitance()
+        x, data = inputs.double(), self._data_inputs().double()
+        joint = torch.cat([part.expand(*batch_shape, *part.shape[-2:]) for part in (x, data)], dim=-2)
+        groups = self.predictor.groups
+        drawn = [sample_prior(group, joint, sample_shape) for group in groups]
+        n = x.shape[-2]
+        total = sum(values[..., n:].sum(-2) for values in drawn)  # (*sample_shape, *batch, N)
+        assert torch.is_tensor(total)
+        if self.jitter_val != 0.0:  # the jitter is a part of what the sites observe
+            total = total + self.jitter_variance().sqrt() * torch.randn_like(total)
+        observed = (scales * total + torch.randn_like(total)).unsqueeze(-1)
+        corrected = weights - scales * torch.cholesky_solve(observed, cholesky).squeeze(-1)
+        corrected = corrected[..., None, None, :]  # (*sample_shape, *batch, 1, 1, N)
+        return [
+            values[..., :n] + (corrected @ component_covariance(group, data, x)).squeeze(-2)
+            for group, values in zip(groups, drawn, strict=True)
+        ]
+
+    # ------------------------------------------------------------------ the algebra of the sites
+
+    def _data_geometry(self) -> Tensor:
+        return self.sum_covariance()
+
+    def _covariance_product(self, geometry: Tensor, values: Tensor) -> Tensor:
+        return (geometry @ values.unsqueeze(-1)).squeeze(-1)
+
+    def _weights_of_linear_term(self, geometry: Tensor, scales: Tensor, linear: Tensor) -> Tensor:
+        # (I + Lambda^2 K)^-1 theta = theta - Lambda A^-1 Lambda K theta
+        cholesky = psd_safe_cholesky(add_identity(_scale_both_sides(geometry, scales)))
+        right = scales.unsqueeze(-1) * (geometry @ linear.unsqueeze(-1))
+        return linear - scales * torch.cholesky_solve(right, cholesky).squeeze(-1)
+
+
+def component_covariance(group: ComponentGroup, left: Tensor, right: Tensor | None = None) -> Tensor:
+    r"""
+    Prior covariance :math:`k_c(\mathbf x, \mathbf x')` of the components of a group between any rows, ``by``
+    multipliers included, in the dtype of ``left``. Exact groups are read through their inducing variables.
+
+    :param group: The components.
+    :param left: Inputs ``(*batch, n, D)``.
+    :param right: Inputs ``(*batch, m, D)``; default ``left``.
+    :return: ``(*batch, C_g, n, m)``.
+    """
+    if group.exact:
+        cholesky = group.inducing_cholesky(0.0)
+        features = features_in_dtype_of(group, left, cholesky)
+        return features.mT @ (features if right is None else features_in_dtype_of(group, right, cholesky))
+    covariance = group.evaluate_kernel(group.select(left), None if right is None else group.select(right))
+    covariance = scale_by_multipliers(group, covariance, left, dim=-2)
+    return scale_by_multipliers(group, covariance, left if right is None else right, dim=-1)
+
+
+def sample_prior(group: ComponentGroup, x: Tensor, sample_shape: torch.Size) -> Tensor:
+    """
+    Draws of the components of a group from their prior.
+
+    :param x: Inputs ``(*batch, n, D)``, float64.
+    :return: ``(*sample_shape, *batch, C_g, n)``.
+    """
+    if group.exact and not group.undetermined_rows(x, group.inducing_cholesky(0.0)).any():
+        root = features_in_dtype_of(group, x, group.inducing_cholesky(0.0)).mT
+        multiplier = None  # the features contain it
+    else:
+        prior = group.evaluate_kernel(group.select(x))
+        # Relative to the prior's variance, in whatever units that is.
+        scale = prior.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None].clamp_min(torch.finfo(prior.dtype).tiny)
+        root = psd_safe_cholesky(add_identity(prior / (scale * SAMPLING_JITTER))) * (scale * SAMPLING_JITTER).sqrt()
+        multiplier = group.multiplier(x)
+    batch = torch.broadcast_shapes(x.shape[:-2], root.shape[:-3])
+    noise = torch.randn(*sample_shape, *batch, *root.shape[-3:-2], root.shape[-1], dtype=x.dtype, device=x.device)
+    values = multiply_draws(root, noise)
+    return values if multiplier is None else values * multiplier
+
+
+def _scale_both_sides(covariance: Tensor, scales: Tensor) -> Tensor:
+    r""":math:`\Lambda K \Lambda`."""
+    return scales.unsqueeze(-1) * covariance * scales.unsqueeze(-2)
