@@ -19,7 +19,7 @@ from .blockwise import BlockwiseProjection, ProjectionInputs
 from .separable_form import Factor, LocalShape
 
 # Tiles of inducing points, rows, and columns of the weights. They are as large as the registers of an H100 allow, for
-# four warps: tests/components/test_triton_projection.py checks it.
+# four warps: tests/projection/test_triton_projection.py checks it.
 _FORWARD_POINTS, _FORWARD_ROWS = 32, 64
 _BACKWARD_POINTS, _BACKWARD_ROWS = 64, 32
 _LARGEST_TILE = 64

@@ -33,7 +33,7 @@ from gpytorch_gam.terms import (
     spatial,
 )
 from gpytorch_gam.training import fit, polish
-from tests.components.projection_cases import assert_agrees, converted, evaluate, make_inputs
+from tests.projection.projection_cases import assert_agrees, converted, evaluate, make_inputs
 
 pytestmark = pytest.mark.gpu
 

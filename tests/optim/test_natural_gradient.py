@@ -26,7 +26,7 @@ from gpytorch_gam.optim.posterior.posterior import Posterior, transported
 from gpytorch_gam.terms import constant
 from gpytorch_gam.variational import BlockLowRankPrecisionVariationalDistribution
 from gpytorch_gam.warnings import TrainingLoopWarning
-from tests.variational.test_structured_fit import gap, random_excess
+from tests.numerics.test_precision_fit import gap, random_excess
 
 
 def make_predictor(columns: list[list[int]], size: int = 7) -> AdditivePredictor:

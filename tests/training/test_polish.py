@@ -38,8 +38,8 @@ from tests.optim.test_natural_gradient import (
     precision_and_mean,
     train,
 )
-from tests.variational.test_site_strategies import Model as SiteModel
-from tests.variational.test_site_strategies import make_predictor as make_predictor_with_mean_and_by
+from tests.variational.sites.test_site_strategies import Model as SiteModel
+from tests.variational.sites.test_site_strategies import make_predictor as make_predictor_with_mean_and_by
 
 Rows = tuple[torch.Tensor, torch.Tensor]
 KINDS = ("log counts", "student", "separable")

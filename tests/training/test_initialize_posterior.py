@@ -18,7 +18,7 @@ from tests.optim.test_natural_gradient import (
     gaussian_problem,
     make_model,
 )
-from tests.optim.test_polish import moderate_problem
+from tests.training.test_polish import moderate_problem
 
 families = pytest.mark.parametrize(
     ("family", "rank"),

@@ -19,7 +19,7 @@ from torch.utils.data import (
 from gpytorch_gam.mlls import CollapsedELBO
 from gpytorch_gam.training import fit, initialize_posterior, polish
 from gpytorch_gam.warnings import TrainingLoopWarning
-from tests.optim.test_fit import make_problem
+from tests.training.test_fit import make_problem
 
 x = torch.rand(60, 2, generator=torch.Generator().manual_seed(0)).double()
 y = torch.sin(6 * x[:, 0])

@@ -16,7 +16,7 @@ from gpytorch_gam.projection import _triton_kernels, triton_projection
 from gpytorch_gam.projection.blockwise import BlockwiseProjection, ProjectionInputs, fused_projection
 from gpytorch_gam.projection.separable_form import Factor, LocalShape
 from gpytorch_gam.projection.triton_projection import TritonProjection, is_available, supports
-from tests.components.projection_cases import assert_agrees, converted, make_factor, make_inputs
+from tests.projection.projection_cases import assert_agrees, converted, make_factor, make_inputs
 
 
 @pytest.fixture(autouse=True)
