@@ -4,7 +4,7 @@ smaller error.
 
 Friedman's function of ten uniform columns, five of them inert, seen with Gaussian noise of standard deviation 1 or,
 shifted and scaled, through labels with a probit link. Both fit ten univariate effects and the interaction of the first
-two columns: `fit_discretized` from raw tensors in memory (levels, hyperparameters, posterior), `bam` from a data frame
+two columns: `fit_discretized` from raw tensors in memory (bins, hyperparameters, posterior), `bam` from a data frame
 in memory, both on two threads, ours also on one. `bam` runs with its default bases and with bases as large as ours (16
 functions for an effect, 6 x 6 for the interaction). Starting Python and R, imports and files are not timed. Printed:
 medians over the repeats, each with a draw of its own, of the seconds on the clock and of the processor's, which count

@@ -135,8 +135,8 @@ ENTRIES: dict[str, Entry] = {
         {
             "likelihood": LIKELIHOOD,
             "batches": BATCHES,
-            "max_levels": (1.5, "3", True, NAN, -1, None, []),
-            "levels": (3, "levels", [1.0]),
+            "max_bins": (1.5, "3", True, NAN, -1, None, []),
+            "bins": (3, "bins", [1.0]),
             "max_passes": COUNT,
             "tolerance": NOT_NEGATIVE,
             "callback": CALLBACK,
@@ -188,7 +188,7 @@ ENTRIES: dict[str, Entry] = {
         {"batches": (None, 3, "xy", X, [X], [(X,)])},
     ),
     "sobol_indices": with_model(
-        sobol_indices, {"x": INPUTS, "num_samples": (*COUNT, 1), "level": SHARE, "names": NAMES}, x=X
+        sobol_indices, {"x": INPUTS, "num_samples": (*COUNT, 1), "probability": SHARE, "names": NAMES}, x=X
     ),
     "concurvity": with_model(concurvity, {"x": INPUTS, "chunk_size": OPTIONAL_COUNT, "tolerance": SHARE}, x=X),
     "AdditiveGP": (

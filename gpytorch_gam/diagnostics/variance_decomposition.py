@@ -20,7 +20,7 @@ class SobolIndices:
     :func:`sobol_indices`, which says what they are.
 
     :ivar names: names of the K components, in order.
-    :ivar level: probability of the central posterior intervals.
+    :ivar probability: of the central posterior intervals.
     :ivar share: posterior mean of each component's variance beside the predictor's, ``(*batch, K)``.
     :ivar lower: lower end of its interval, the same shape.
     :ivar upper: upper end.
@@ -31,7 +31,7 @@ class SobolIndices:
     """
 
     names: tuple[str, ...]
-    level: float
+    probability: float
     share: Tensor
     lower: Tensor
     upper: Tensor
@@ -44,7 +44,7 @@ class SobolIndices:
         if self.share.dim() > 1:
             return f"SobolIndices(names={list(self.names)}, share={tuple(self.share.shape)})"
         width = max(len(name) for name in (*self.names, "component"))
-        lines = [f"{'component':<{width}}  share  {f'{self.level:.0%} interval':>14}  covariance share"]
+        lines = [f"{'component':<{width}}  share  {f'{self.probability:.0%} interval':>14}  covariance share"]
         for name, share, lower, upper, with_all in zip(
             self.names, self.share, self.lower, self.upper, self.covariance_share, strict=True
         ):
@@ -58,7 +58,7 @@ def sobol_indices(
     x: Tensor,
     num_samples: int = 200,
     names: Sequence[str] | str | None = None,
-    level: float = 0.95,
+    probability: float = 0.95,
 ) -> SobolIndices:
     r"""
     Share of each component in the variance of its predictor over the rows of ``x``,
@@ -82,7 +82,7 @@ def sobol_indices(
     :param num_samples: Joint draws from the posterior.
     :param names: Components to report; default all. The predictor is the sum of all of them in any case; with several
         predictors, of those that belong to the same one.
-    :param level: Probability of the intervals.
+    :param probability: That of the posterior intervals.
     :return: Shares, where a predictor without variance gives 0.
     :raises TypeError: If the model's strategy is of another kind, or ``num_samples`` not an integer.
     :raises ValueError: If a name is unknown, or an argument out of range.
@@ -92,7 +92,7 @@ def sobol_indices(
         >>> print(sobol_indices(model, x))
     """
     strategy = additive_strategy(model)
-    _validate_arguments(x, num_samples, level)
+    _validate_arguments(x, num_samples, probability)
     predictor = strategy.predictor
     indices = predictor.component_indices(names)
     if x.isnan().any():
@@ -111,11 +111,11 @@ def sobol_indices(
     variance = variance.clamp_min(torch.finfo(variance.dtype).tiny)
     shares = components.square().sum(-1) / variance
     covariance_shares = (components * total).sum(-1) / variance
-    lower, upper = _interval(shares, level)
-    covariance_lower, covariance_upper = _interval(covariance_shares, level)
+    lower, upper = _interval(shares, probability)
+    covariance_lower, covariance_upper = _interval(covariance_shares, probability)
     return SobolIndices(
         names=tuple(predictor.names[index] for index in indices),
-        level=level,
+        probability=probability,
         share=shares.mean(0),
         lower=lower,
         upper=upper,
@@ -125,16 +125,16 @@ def sobol_indices(
     )
 
 
-def _interval(draws: Tensor, level: float) -> tuple[Tensor, Tensor]:
+def _interval(draws: Tensor, probability: float) -> tuple[Tensor, Tensor]:
     """The central interval of draws in the first dimension."""
-    tails = torch.tensor([0.5 * (1 - level), 0.5 * (1 + level)], dtype=draws.dtype, device=draws.device)
+    tails = torch.tensor([0.5 * (1 - probability), 0.5 * (1 + probability)], dtype=draws.dtype, device=draws.device)
     lower, upper = draws.quantile(tails, dim=0)
     return lower, upper
 
 
-def _validate_arguments(x: Tensor, num_samples: int, level: float) -> None:
+def _validate_arguments(x: Tensor, num_samples: int, probability: float) -> None:
     checks.integer("num_samples", num_samples, least=2)
-    checks.number("level", level, above=0, below=1)
+    checks.number("probability", probability, above=0, below=1)
     checks.tensor("x", x)
     if x.dim() >= 2 and x.shape[-2] < 2:
         raise ValueError(f"x has {x.shape[-2]} rows, but a variance over the rows needs at least two")

@@ -53,13 +53,13 @@ def predictive_quantiles(
             f"distribution must have one number in each row, got events of shape {tuple(distribution.event_shape)}"
         )
     try:
-        levels = torch.as_tensor(probabilities, dtype=torch.float64)
+        wanted = torch.as_tensor(probabilities, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"probabilities must be numbers between 0 and 1, got {checks.shown(probabilities)}") from error
-    if not levels.numel() or not bool(((levels > 0) & (levels < 1)).all()):
-        raise ValueError(f"probabilities must be between 0 and 1, got {levels.tolist()}")
+    if not wanted.numel() or not bool(((wanted > 0) & (wanted < 1)).all()):
+        raise ValueError(f"probabilities must be between 0 and 1, got {wanted.tolist()}")
     start = _anchor(distribution)
-    flat = levels.flatten().to(start.device, start.dtype)
+    flat = wanted.flatten().to(start.device, start.dtype)
     flat = flat.reshape(-1, *[1] * start.dim())
     if _is_count(distribution):
         result = _count_quantiles(distribution, flat, start, num_samples)
@@ -67,7 +67,7 @@ def predictive_quantiles(
         result = _bisect(distribution, flat, start)
     else:
         result = _sample_quantiles(distribution, flat, num_samples)
-    return result.reshape(*levels.shape, *distribution.batch_shape)
+    return result.reshape(*wanted.shape, *distribution.batch_shape)
 
 
 def _anchor(distribution: Distribution) -> Tensor:
@@ -100,35 +100,35 @@ def _cdf(distribution: Distribution, values: Tensor) -> Tensor:
     return torch.where(values <= lower, 0.0, torch.where(values >= upper, 1.0, probability))
 
 
-def _bisect(distribution: Distribution, levels: Tensor, start: Tensor) -> Tensor:
-    centre = start.expand(torch.broadcast_shapes(levels.shape, start.shape))
+def _bisect(distribution: Distribution, wanted: Tensor, start: Tensor) -> Tensor:
+    centre = start.expand(torch.broadcast_shapes(wanted.shape, start.shape))
     width = torch.ones_like(centre)
     low, high = centre - width, centre + width
     for _ in range(_DOUBLINGS):
-        is_above, is_below = _cdf(distribution, low) > levels, _cdf(distribution, high) < levels
+        is_above, is_below = _cdf(distribution, low) > wanted, _cdf(distribution, high) < wanted
         if not bool((is_above | is_below).any()):
             break
         width = 2 * width
         low, high = torch.where(is_above, centre - width, low), torch.where(is_below, centre + width, high)
     for _ in range(_BISECTIONS):
         middle = 0.5 * (low + high)
-        is_below = _cdf(distribution, middle) < levels
+        is_below = _cdf(distribution, middle) < wanted
         low, high = torch.where(is_below, middle, low), torch.where(is_below, high, middle)
     return 0.5 * (low + high)
 
 
-def _count_quantiles(distribution: Distribution, levels: Tensor, like: Tensor, num_samples: int) -> Tensor:
-    """The number of counts whose cumulated probability is below the level: 0, 1, ... up to the quantile."""
+def _count_quantiles(distribution: Distribution, wanted: Tensor, like: Tensor, num_samples: int) -> Tensor:
+    """The number of counts whose cumulated probability is below the one asked for: 0, 1, ... up to the quantile."""
     num_components = distribution._num_component if isinstance(distribution, MixtureSameFamily) else 1
     a_count = max(1, like.numel() * num_components)  # probabilities that one more count takes
     block = min(256, max(1, _PROBABILITIES_AT_A_TIME // a_count))
     most = min(_MOST_COUNTS, _MOST_PROBABILITIES // a_count)
     _, upper = _bounds(distribution, like)
-    shape = torch.broadcast_shapes(levels.shape, like.shape)
+    shape = torch.broadcast_shapes(wanted.shape, like.shape)
     total = like.new_zeros(like.shape, dtype=torch.float64)
     result = like.new_zeros(shape)
-    # Rounding in the sum must not carry a level that is reached past it.
-    targets = levels.double() - 1e-12 if like.dtype == torch.float64 else levels.double() - 1e-6
+    # Rounding in the sum must not carry a probability that is reached past it.
+    targets = wanted.double() - 1e-12 if like.dtype == torch.float64 else wanted.double() - 1e-6
     is_below = torch.ones(shape, dtype=torch.bool, device=like.device)
     for first in range(0, most, block):
         counts = torch.arange(first, first + block, dtype=like.dtype, device=like.device)
@@ -136,12 +136,12 @@ def _count_quantiles(distribution: Distribution, levels: Tensor, like: Tensor, n
         probabilities = distribution.log_prob(torch.minimum(counts, upper)).double().exp()
         sums = total + torch.where(counts <= upper, probabilities, 0.0).cumsum(0)  # (block, *batch, n)
         total = sums[-1]
-        is_below_at = (sums.unsqueeze(1) < targets) & (counts < upper).unsqueeze(1)  # (block, levels, *batch, n)
+        is_below_at = (sums.unsqueeze(1) < targets) & (counts < upper).unsqueeze(1)  # (block, wanted, *batch, n)
         result = result + is_below_at.sum(0)
         is_below = is_below_at[-1]
         if not bool(is_below.any()):
             return result
-    return torch.where(is_below, _sample_quantiles(distribution, levels, num_samples).to(result.dtype), result)
+    return torch.where(is_below, _sample_quantiles(distribution, wanted, num_samples).to(result.dtype), result)
 
 
 def _bounds(distribution: Distribution, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -160,10 +160,10 @@ def _bounds(distribution: Distribution, like: Tensor) -> tuple[Tensor, Tensor]:
     return bounds[0], bounds[1]
 
 
-def _sample_quantiles(distribution: Distribution, levels: Tensor, num_samples: int) -> Tensor:
-    devices = [torch.cuda.current_device()] if levels.device.type == "cuda" else []
+def _sample_quantiles(distribution: Distribution, wanted: Tensor, num_samples: int) -> Tensor:
+    devices = [torch.cuda.current_device()] if wanted.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(_SEED)
         draws = distribution.sample(torch.Size([num_samples])).sort(dim=0).values
-    ranks = (levels.flatten() * num_samples).long().clamp_max(num_samples - 1)
-    return draws[ranks].to(levels.dtype)
+    ranks = (wanted.flatten() * num_samples).long().clamp_max(num_samples - 1)
+    return draws[ranks].to(wanted.dtype)

@@ -41,8 +41,8 @@ _SHARE_OF_VARIANCE = 0.01
 # Whitened means of a posterior that has learnt nothing are noise of a tenth of this.
 _LEARNT_MEAN = 0.01
 
-# A level of fewer standard deviations of the predictor is what standardising another part of the data leaves.
-_LEVEL_WORTH_A_WORD = 0.25
+# A mean of fewer standard deviations of the predictor is what standardising another part of the data leaves.
+_NOTABLE_MEAN = 0.25
 
 # The lower bound that GPyTorch puts below noise, and this package below noise and scales, for responses that vary by 1.
 _USUAL_BOUND = 1e-4
@@ -63,7 +63,7 @@ def start_from_responses(model: gpytorch.models.ApproximateGP, likelihood: Likel
 
     A trainable ``ConstantMean`` that is still zero becomes the null model's predictor. Otherwise the posterior of the
     constant component is put there, if the posterior is still the prior. Moments come from all rows of a list of
-    batches, or from the first 20000 rows of a loader. Where all terms have mean zero, nothing holds a level of the
+    batches, or from the first 20000 rows of a loader. Where all terms have mean zero, nothing holds a mean of the
     responses, which is warned of.
 
     **What is left alone.** All that has another value than the one it was made with: what was set, loaded or trained,
@@ -204,21 +204,21 @@ def _warn_of_small_units(strategy: AdditiveVariationalStrategy, null: NullModel)
 
 
 def _warn_of_missing_constants(strategy: AdditiveVariationalStrategy, rest: NullModel) -> None:
-    """Effects of mean zero bend, and take variance, to imitate a level that no term holds."""
+    """Effects of mean zero bend, and take variance, to imitate a mean that no term holds."""
     own = {id(parameter) for parameter in strategy.parameters()}
     if any(id(parameter) not in own and parameter.requires_grad for parameter in strategy.model.parameters()):
         return  # the model's own forward may add a mean that is trained
-    for p, (module, level, variance) in enumerate(zip(strategy.predictor.means, rest.mean, rest.variance, strict=True)):
+    for p, (module, mean, variance) in enumerate(zip(strategy.predictor.means, rest.mean, rest.variance, strict=True)):
         groups = [group for group in strategy.predictor.groups if group.predictor == p]
         is_trained = any(parameter.requires_grad for parameter in module.parameters())
-        is_small = abs(level) < _LEVEL_WORTH_A_WORD * math.sqrt(variance)
+        is_small = abs(mean) < _NOTABLE_MEAN * math.sqrt(variance)
         if is_small or is_trained or not all(_has_mean_zero(group.kernel) for group in groups):
             continue
         term = "constant()" if len(rest.mean) == 1 else f"constant(predictor={p})"
         warnings.warn(
-            f"no term of the predictor can hold the level of the responses, {level:.3g} on its scale, where it varies "
-            f"by about {math.sqrt(variance):.3g}: add {term} of gpytorch_gam.components to the terms (or subtract the "
-            "level from Gaussian responses)",
+            f"no term of the predictor can hold the mean of the responses, {mean:.3g} on its scale, where it varies "
+            f"by about {math.sqrt(variance):.3g}: add {term} of gpytorch_gam.terms to the terms (or subtract the "
+            "mean from Gaussian responses)",
             TrainingLoopWarning,
             stacklevel=4,
         )
@@ -233,7 +233,7 @@ def _has_mean_zero(kernel: Kernel) -> bool:
     if isinstance(kernel, ProductKernel):
         return any(_has_mean_zero(part) for part in kernel.kernels)
     if isinstance(kernel, CentredLinearKernel):
-        return bool(kernel.centre.all())  # a line through the origin is at the level of its column
+        return bool(kernel.centre.all())  # a line through the origin has the mean of its column
     return isinstance(kernel, ANOVAKernel | CentredKernel)
 
 

@@ -21,7 +21,7 @@ from gpytorch_gam.components.levels import as_levels
 from gpytorch_gam.kernels import CentredKernel, LevelKernel, OrdinalKernel
 from gpytorch_gam.terms import constant
 from gpytorch_gam.training import fit_discretized
-from gpytorch_gam.training.discretized import ColumnLevels
+from gpytorch_gam.training.discretized import ColumnBins
 
 NAN = float("nan")
 
@@ -243,20 +243,20 @@ def category(kernel: object, **kwargs: object) -> ComponentGroup:
         category(RBFKernel(), levels={1: as_levels(100)}),
     ],
 )
-def test_categories_are_not_rounded_to_fewer_levels(group: ComponentGroup) -> None:
+def test_categories_are_not_rounded_to_fewer_bins(group: ComponentGroup) -> None:
     x = torch.stack([torch.rand(100), torch.arange(100.0)], dim=-1)
-    assert ColumnLevels.from_data(x, AdditivePredictor(group), max_levels=100).is_exact((1,))
+    assert ColumnBins.from_data(x, AdditivePredictor(group), max_bins=100).is_exact((1,))
     with pytest.raises(ValueError, match=r"component 'x1' reads categories in columns \[1\], which have more distinct"):
-        ColumnLevels.from_data(x, AdditivePredictor(group), max_levels=99)
+        ColumnBins.from_data(x, AdditivePredictor(group), max_bins=99)
 
 
 def test_categories_beside_a_rounded_column_are_not_discretised() -> None:
     predictor = AdditivePredictor(mixed_group(), constant())
     x = torch.stack([torch.rand(500), torch.arange(500.0).remainder(3)], dim=-1)
     with pytest.raises(NotImplementedError, match=r"categories in columns \[1\] together with columns \[0\]"):
-        ColumnLevels.from_data(x, predictor)
+        ColumnBins.from_data(x, predictor)
     few = torch.stack([(5 * x[:, 0]).round(), x[:, 1]], dim=-1)
-    assert ColumnLevels.from_data(few, predictor).is_exact((0, 1))
+    assert ColumnBins.from_data(few, predictor).is_exact((0, 1))
 
 
 def test_discretised_fits_refuse_what_they_cannot_do_early() -> None:

@@ -152,13 +152,13 @@ def test_covariance_shares_sum_to_one_and_shares_do_not_with_correlated_inputs()
     assert abs(found.share.sum().item() - 1.0) > 0.05
 
 
-def test_names_choose_what_is_reported_and_the_level_how_wide() -> None:
+def test_names_choose_what_is_reported_and_the_probability_how_wide() -> None:
     model, x = make_model(), torch.rand(20, 2).double()
     torch.manual_seed(1)
     everything = sobol_indices(model, x)
     torch.manual_seed(1)
-    some = sobol_indices(model, x, names=["constant", "x1"], level=0.5)
-    assert some.names == ("constant", "x1") and some.level == 0.5
+    some = sobol_indices(model, x, names=["constant", "x1"], probability=0.5)
+    assert some.names == ("constant", "x1") and some.probability == 0.5
     torch.testing.assert_close(some.share, everything.share[[2, 1]])
     assert some.upper[1] - some.lower[1] < everything.upper[1] - everything.lower[1]
     assert (everything.lower <= everything.share).all() and (everything.share <= everything.upper).all()
@@ -205,8 +205,8 @@ def test_errors_name_what_is_wrong() -> None:
         sobol_indices(model, x, num_samples=2.5)
     with pytest.raises(ValueError, match="num_samples must be at least 2, got 1"):
         sobol_indices(model, x, num_samples=1)
-    with pytest.raises(ValueError, match=r"level must lie in \(0, 1\), got 95.0"):
-        sobol_indices(model, x, level=95)
+    with pytest.raises(ValueError, match=r"probability must lie in \(0, 1\), got 95.0"):
+        sobol_indices(model, x, probability=95)
     with pytest.raises(ValueError, match=r"unknown components \['z'\]"):
         sobol_indices(model, x, names="z")
     with pytest.raises(ValueError, match="x has 1 rows"):

@@ -249,7 +249,7 @@ def test_each_task_starts_in_its_own_units() -> None:
 def test_a_level_that_no_term_holds_is_warned_of(start: Callable[..., object]) -> None:
     x, y = make_rows(60)
     model, likelihood = make_model(x, smooth(0, x, num_inducing=6), linear(0, x)), GaussianLikelihood().double()
-    with pytest.warns(TrainingLoopWarning, match=r"can hold the level of the responses, 1\d\d .* add constant\(\)"):
+    with pytest.warns(TrainingLoopWarning, match=r"can hold the mean of the responses, 1\d\d .* add constant\(\)"):
         start(model, likelihood, [(x, 100 + y)])
 
 

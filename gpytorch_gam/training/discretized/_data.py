@@ -1,4 +1,4 @@
-"""Data whose inputs are indices of levels, and what the levels know of the rows: sums that do not grow with these."""
+"""Data whose inputs are indices of bins, and what the bins know of the rows: sums that do not grow with these."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from torch import Tensor
 from gpytorch_gam.optim.rows.stream import checked_rows
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 
-from .column_levels import ColumnLevels
+from .column_bins import ColumnBins
 
 # Rows processed at a time: few enough to stay in the cache, and for torch not to use several threads.
 _CHUNK_SIZE = 32000
 
 
-class LevelTables(NamedTuple):
+class BinTables(NamedTuple):
     r"""
     Sums over rows with weights :math:`\lambda_n` and residuals :math:`r_n`, in float64. T sets of columns have
-    :math:`U_t` levels each.
+    :math:`U_t` bins each.
 
-    :ivar places: the levels, ``(U_t, d_t)`` for each t.
-    :ivar own: sum of the weights at each level, ``(U_t,)``, which is the diagonal of a table of t with itself; or that
-        table, ``(U_t, U_t)``, where rows lie between the levels.
-    :ivar pairs: sum of the weights at each pair of levels of s < t, ``(U_s, U_t)``.
-    :ivar weights: sum of the weights at each level, ``(U_t,)``.
-    :ivar targets: sum of :math:`\lambda_n r_n` at each level, ``(U_t,)``.
+    :ivar places: the bins, ``(U_t, d_t)`` for each t.
+    :ivar own: sum of the weights at each bin, ``(U_t,)``, which is the diagonal of a table of t with itself; or that
+        table, ``(U_t, U_t)``, where rows lie between the bins.
+    :ivar pairs: sum of the weights at each pair of bins of s < t, ``(U_s, U_t)``.
+    :ivar weights: sum of the weights at each bin, ``(U_t,)``.
+    :ivar targets: sum of :math:`\lambda_n r_n` at each bin, ``(U_t,)``.
     :ivar totals: sums of :math:`\lambda_n`, :math:`\lambda_n r_n` and :math:`\lambda_n r_n^2` over all rows, ``(3,)``.
     """
 
@@ -41,11 +41,11 @@ class LevelTables(NamedTuple):
     targets: list[Tensor]
     totals: Tensor
 
-    def scaled(self, factor: float) -> LevelTables:
+    def scaled(self, factor: float) -> BinTables:
         """The sums of ``factor`` times as many rows of the same kind."""
         own, weights, targets = ([factor * table for table in part] for part in (self.own, self.weights, self.targets))
         pairs = {key: factor * table for key, table in self.pairs.items()}
-        return LevelTables(self.places, own, pairs, weights, targets, factor * self.totals)
+        return BinTables(self.places, own, pairs, weights, targets, factor * self.totals)
 
 
 class MomentTables(NamedTuple):
@@ -63,33 +63,33 @@ class MomentTables(NamedTuple):
 
 
 class _Centres:
-    """Means of the rows at each level."""
+    """Means of the rows at each bin."""
 
-    def __init__(self, levels: Tensor) -> None:
-        self._levels = levels.double()
-        self._sums, self._counts = torch.zeros_like(self._levels), torch.zeros_like(self._levels[:, 0])
+    def __init__(self, bins: Tensor) -> None:
+        self._bins = bins.double()
+        self._sums, self._counts = torch.zeros_like(self._bins), torch.zeros_like(self._bins[:, 0])
 
     def add(self, codes: Tensor, x: Tensor) -> None:
-        """Rows ``(n, d)`` and their levels."""
+        """Rows ``(n, d)`` and their bins."""
         positions = codes.int()
         for column, sums in zip(x.unbind(-1), self._sums.unbind(-1), strict=True):
             sums.index_add_(0, positions, column.double())
         self._counts.index_add_(0, positions, torch.ones_like(x[:, 0], dtype=torch.float64))
 
     def mean(self) -> Tensor:
-        """``(U, d)``; the level itself where there are no rows."""
+        """``(U, d)``; the bin itself where there are no rows."""
         counts = self._counts.unsqueeze(-1)
-        return torch.where(counts > 0, self._sums / counts.clamp_min(1.0), self._levels)
+        return torch.where(counts > 0, self._sums / counts.clamp_min(1.0), self._bins)
 
 
 class DiscretizedData:
     """
-    Rows as indices of levels.
+    Rows as indices of bins.
 
     It holds two (or four) bytes for each row and set of columns, and the response.
 
-    :param places: the levels of each set of columns, ``(U_t, d_t)``.
-    :param codes: the level of each row, ``(n,)`` integers for each set.
+    :param places: the bins of each set of columns, ``(U_t, d_t)``.
+    :param codes: the bin of each row, ``(n,)`` integers for each set.
     :param responses: ``(n,)``.
     :param offset: a part of the predictor that stays as it is, ``(n,)`` in float64; None for none.
     :param num_threads: That share the rows in sums.
@@ -103,7 +103,7 @@ class DiscretizedData:
         offset: Tensor | None = None,
         num_threads: int = 1,
     ) -> None:
-        self.places = [levels.double() for levels in places]
+        self.places = [bins.double() for bins in places]
         self._codes, self.responses, self.offset = codes, responses, offset
         self._num_threads = num_threads
 
@@ -111,24 +111,24 @@ class DiscretizedData:
     def from_batches(
         cls,
         batches: Iterable[tuple[Tensor, Tensor]],
-        levels: ColumnLevels,
+        bins: ColumnBins,
         strategy: AdditiveVariationalStrategy,
         offset: Callable[[Tensor], Tensor] | None,
         num_threads: int = 1,
     ) -> DiscretizedData:
         """
-        One pass over the data. The place of a level is the mean of the rows that are rounded to it: then sums of
+        One pass over the data. The place of a bin is the mean of the rows that are rounded to it: then sums of
         functions lose only what is of second order in the step, at the ends of the range, too.
 
         :param batches: Pairs of inputs ``(b, D)`` and responses ``(b)``.
-        :param levels: For all components.
+        :param bins: For all components.
         :param strategy: That reads the inputs.
         :param offset: Of the predictor, from inputs; None for none.
         :param num_threads: See the class.
         :raises ValueError: If the data cannot be read.
         """
         parts: list[list[Tensor]] = []
-        centres = {term: _Centres(levels.values(term)) for term in levels.terms if not levels.is_exact(term)}
+        centres = {term: _Centres(bins.values(term)) for term in bins.terms if not bins.is_exact(term)}
         for batch in batches:
             x, y, parameters = checked_rows(strategy, None, batch)
             if parameters:
@@ -136,19 +136,19 @@ class DiscretizedData:
                     f"fit_discretized takes no row-wise arguments of the likelihood, got {sorted(parameters)}: use fit "
                     "and polish"
                 )
-            rows = [*levels.index(x), y]
-            for term, codes in zip(levels.terms, rows, strict=False):
+            rows = [*bins.index(x), y]
+            for term, codes in zip(bins.terms, rows, strict=False):
                 if term in centres:
-                    centres[term].add(codes, levels.coordinates(x, term))
+                    centres[term].add(codes, bins.coordinates(x, term))
             parts.append(rows if offset is None else [*rows, offset(x).detach().double()])
         if not parts:
             raise ValueError("batches is empty: there is no data to fit, or it can be gone through only once")
         columns = [joined[0] if len(joined) == 1 else torch.cat(joined) for joined in zip(*parts, strict=True)]
-        count = len(levels.terms)
+        count = len(bins.terms)
         if not torch.isfinite(columns[count].sum()):
             missing = int((~torch.isfinite(columns[count])).sum())
             raise ValueError(f"y has NaN or infinity in {missing} of {len(columns[count])} rows")
-        places = [centres[term].mean() if term in centres else levels.values(term) for term in levels.terms]
+        places = [centres[term].mean() if term in centres else bins.values(term) for term in bins.terms]
         places = [place.to(columns[count].device) for place in places]
         return cls(places, columns[:count], columns[count], None if offset is None else columns[-1], num_threads)
 
@@ -172,7 +172,7 @@ class DiscretizedData:
         offset = None if self.offset is None else self.offset[rows]
         return DiscretizedData(self.places, [codes[rows] for codes in self._codes], self.responses[rows], offset)
 
-    def tables(self, weights: Tensor | None, targets: Tensor, squares: Tensor) -> LevelTables:
+    def tables(self, weights: Tensor | None, targets: Tensor, squares: Tensor) -> BinTables:
         r"""
         Sum over the rows: for each pair of sets of columns one pass over their indices.
 
@@ -184,7 +184,7 @@ class DiscretizedData:
         terms = range(len(sizes))
         rows = torch.ones(_CHUNK_SIZE, dtype=targets.dtype, device=targets.device) if weights is None else weights
         count = rows.new_tensor(len(self))
-        # The constant has one level: its table with another set is that one's own.
+        # The constant has one bin: its table with another set is that one's own.
         pairs = [(s, t) for s, t in itertools.combinations(terms, 2) if min(sizes[s], sizes[t]) > 1]
         jobs = [
             *(functools.partial(self._sum, rows, weights is None, sizes[s] * sizes[t], s, t) for s, t in pairs),
@@ -198,10 +198,10 @@ class DiscretizedData:
             if (s, t) not in tables:
                 tables[s, t] = (own[t] if sizes[s] == 1 else own[s]).view(sizes[s], sizes[t])
         totals = torch.stack([count if weights is None else weights.sum(), targets.sum(), squares])
-        return LevelTables(self.places, own, tables, own, by_target, totals)
+        return BinTables(self.places, own, tables, own, by_target, totals)
 
     def _sum(self, rows: Tensor, repeats: bool, size: int, *terms: int) -> Tensor:
-        """Numbers of the rows (or always the same ones) added up by level, or pair of levels."""
+        """Numbers of the rows (or always the same ones) added up by bin, or pair of bins."""
         total = torch.zeros(size, dtype=rows.dtype, device=rows.device)
         for start in range(0, len(self), _CHUNK_SIZE):
             stop = min(start + _CHUNK_SIZE, len(self))

@@ -1,4 +1,4 @@
-"""A model as a function of tables of its levels, and moves of its hyperparameters on the collapsed bound."""
+"""A model as a function of tables of its bins, and moves of its hyperparameters on the collapsed bound."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from gpytorch_gam.variational import AdditiveVariationalStrategy
 
 from .._quasi_newton import ObjectiveError, QuasiNewton
 from ..starting_values import start_from_null_model, units_of_means
-from ._data import DiscretizedData, LevelTables, MomentTables
-from ._statistics import LevelStatistics, interpolated, moment_tables
-from .column_levels import ColumnLevels
+from ._data import BinTables, DiscretizedData, MomentTables
+from ._statistics import BinStatistics, interpolated, moment_tables
+from .column_bins import ColumnBins
 
 # Knots in a column on which hyperparameters do most of their way, see `interpolated`.
 _NUM_KNOTS = (32, 16, 8)
@@ -52,7 +52,7 @@ class DiscretizedProblem:
 
     :param model: Its hyperparameters go to their starting values.
     :param likelihood: Of the data; so do its parameters.
-    :param levels: Of the columns.
+    :param bins: Of the columns.
     :param num_rows: Of the data.
     :param null: Of the data, which says where to start; None to start from the present values.
     """
@@ -61,14 +61,14 @@ class DiscretizedProblem:
         self,
         model: gpytorch.models.ApproximateGP,
         likelihood: Likelihood,
-        levels: ColumnLevels,
+        bins: ColumnBins,
         num_rows: int,
         null: NullModel | None = None,
     ) -> None:
         self.model, self.likelihood = model, likelihood
         self.strategy: AdditiveVariationalStrategy = model.variational_strategy
-        self._is_rounded = [not levels.is_exact(term) for term in levels.terms]
-        self.terms = [levels.positions(group) for group in self.strategy.predictor.groups]
+        self._is_rounded = [not bins.is_exact(term) for term in bins.terms]
+        self.terms = [bins.positions(group) for group in self.strategy.predictor.groups]
         variational = {id(parameter) for parameter in self.strategy._variational_distribution.parameters()}
         unique = {id(p): p for p in (*model.parameters(), *likelihood.parameters()) if p.requires_grad}
         self.hyperparameters = [parameter for key, parameter in unique.items() if key not in variational]
@@ -99,15 +99,15 @@ class DiscretizedProblem:
             return self.likelihood.noise.double().squeeze(-1)
         return torch.ones((), dtype=torch.float64, device=self.strategy.predictor.device)
 
-    def optimum(self, statistics: LevelStatistics, num_rows: int) -> GaussianOptimum:
+    def optimum(self, statistics: BinStatistics, num_rows: int) -> GaussianOptimum:
         """The optimal posterior and its bound. Of sites the bound lacks a constant, and ``num_rows`` is 0."""
         return gaussian_optimum(statistics(self.constant())._replace(num_rows=num_rows), self.noise())
 
     def moments(self, data: DiscretizedData, optimum: GaussianOptimum) -> tuple[MomentTables, float]:
         """
-        Moments of the predictor at the levels without mean module, and the divergence from the prior in nats.
+        Moments of the predictor at the bins without mean module, and the divergence from the prior in nats.
 
-        :param data: That have the levels.
+        :param data: That have the bins.
         :param optimum: The posterior.
         """
         cholesky = torch.linalg.cholesky(optimum.precision)
@@ -140,16 +140,13 @@ class DiscretizedProblem:
         targets = place * weights
         tables = data.tables(weights, targets, place * targets.sum())
         loose, tight = (
-            self.optimum(LevelStatistics(self.strategy, self.terms, tables.scaled(factor)), 0)
-            for factor in (1.0, _EXACT)
+            self.optimum(BinStatistics(self.strategy, self.terms, tables.scaled(factor)), 0) for factor in (1.0, _EXACT)
         )
         return loose._replace(mean=tight.mean)
 
-    def maximise(
-        self, tables: LevelTables, statistics: LevelStatistics, num_rows: int, nats: float, steps: int
-    ) -> float:
+    def maximise(self, tables: BinTables, statistics: BinStatistics, num_rows: int, nats: float, steps: int) -> float:
         """
-        Move the hyperparameters on the collapsed bound, first on fewer levels.
+        Move the hyperparameters on the collapsed bound, first on fewer bins.
 
         :param tables: Of the rows.
         :param statistics: The same tables as statistics.
@@ -160,13 +157,13 @@ class DiscretizedProblem:
         """
         if not self.hyperparameters:
             return 0.0
-        few = self._on_fewer_levels(tables)
+        few = self._on_fewer_bins(tables)
         if few is not None:
             with self._kept_only_if_better(statistics, num_rows):
                 self._ascent.maximise(lambda: self._interpolated_objective(few, num_rows), nats, steps)
         return self._ascent.maximise(lambda: self._objective(statistics, num_rows), nats, steps)
 
-    def begin(self, tables: LevelTables, statistics: LevelStatistics, num_rows: int, steps: int) -> None:
+    def begin(self, tables: BinTables, statistics: BinStatistics, num_rows: int, steps: int) -> None:
         """
         Move the hyperparameters as far as a part of the rows would.
 
@@ -176,7 +173,7 @@ class DiscretizedProblem:
         :param steps: Largest number.
         """
         part = tables.scaled(FIRST_ROWS / num_rows)
-        few = self._on_fewer_levels(part) or LevelStatistics(self.strategy, self.terms, part)
+        few = self._on_fewer_bins(part) or BinStatistics(self.strategy, self.terms, part)
         with self._kept_only_if_better(statistics, num_rows):
             self.scale_to(FIRST_ROWS)
             try:
@@ -185,7 +182,7 @@ class DiscretizedProblem:
                 self.scale_to(num_rows)
 
     @contextmanager
-    def _kept_only_if_better(self, statistics: LevelStatistics, num_rows: int) -> Iterator[None]:
+    def _kept_only_if_better(self, statistics: BinStatistics, num_rows: int) -> Iterator[None]:
         """Moves on a stand-in for the bound are taken back where they lower the bound itself."""
         before, values = self._bound(statistics, num_rows), [p.detach().clone() for p in self.hyperparameters]
         with suppress(ObjectiveError):  # nothing stands in for the bound where it starts
@@ -197,7 +194,7 @@ class DiscretizedProblem:
             self._ascent.forget()
 
     @torch.no_grad()
-    def _bound(self, statistics: LevelStatistics, num_rows: int) -> float:
+    def _bound(self, statistics: BinStatistics, num_rows: int) -> float:
         """Minus infinity where it cannot be computed."""
         try:
             value = self._objective(statistics, num_rows).item()
@@ -210,20 +207,20 @@ class DiscretizedProblem:
         before, self._num_rows = self._num_rows, num_rows
         self._ascent.rescale([self._curvature(p, num_rows) / self._curvature(p, before) for p in self.hyperparameters])
 
-    def _on_fewer_levels(self, tables: LevelTables) -> LevelStatistics | None:
+    def _on_fewer_bins(self, tables: BinTables) -> BinStatistics | None:
         """None if there is nothing to be gained."""
         coarse = interpolated(tables, self._is_rounded, _NUM_KNOTS)
         is_smaller = any(len(few) < len(many) for few, many in zip(coarse.places, tables.places, strict=True))
-        return LevelStatistics(self.strategy, self.terms, coarse) if is_smaller else None
+        return BinStatistics(self.strategy, self.terms, coarse) if is_smaller else None
 
-    def _interpolated_objective(self, statistics: LevelStatistics, num_rows: int) -> Tensor:
+    def _interpolated_objective(self, statistics: BinStatistics, num_rows: int) -> Tensor:
         """NaN where features vary too fast for the knots: they explain more than there is, and the bound has no end."""
         sums = statistics(self.constant())
         bound = gaussian_optimum(sums._replace(num_rows=num_rows), self.noise()).bound + self._log_prior()
         explained = sums.gram.diagonal(dim1=-2, dim2=-1).sum(-1)
         return torch.where(sums.unexplained < -_LARGEST_EXCESS * explained, torch.full_like(bound, math.nan), bound)
 
-    def _objective(self, statistics: LevelStatistics, num_rows: int) -> Tensor:
+    def _objective(self, statistics: BinStatistics, num_rows: int) -> Tensor:
         return self.optimum(statistics, num_rows).bound + self._log_prior()
 
     def _log_prior(self) -> Tensor:

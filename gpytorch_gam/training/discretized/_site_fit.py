@@ -14,9 +14,9 @@ from gpytorch_gam.likelihoods.expected_gradients import ExpectedGradients, expec
 from gpytorch_gam.mlls import GaussianOptimum
 
 from .._quasi_newton import ObjectiveError
-from ._data import DiscretizedData, LevelTables
+from ._data import BinTables, DiscretizedData
 from ._problem import DiscretizedProblem
-from ._statistics import LevelStatistics
+from ._statistics import BinStatistics
 from ._tabulated_gradients import distinct_responses, tabulated
 
 # Steps end when the next one promises less than this part of the tolerance: there are many directions to be right in.
@@ -42,7 +42,7 @@ class _Look(NamedTuple):
     """A pass over the rows."""
 
     bound: float
-    sites: LevelTables
+    sites: BinTables
     rest: float  # what the bound of the sites lacks to be a model of the bound that is right here
 
 
@@ -189,7 +189,7 @@ class SiteFit:
         :return: None if there is no such posterior in the range of numbers.
         """
         sites, still_open = state.look.sites, 0.0
-        statistics = LevelStatistics(self._problem.strategy, self._problem.terms, sites)
+        statistics = BinStatistics(self._problem.strategy, self._problem.terms, sites)
         try:
             if moves:
                 still_open = self._problem.maximise(sites, statistics, 0, SHARE_OF_TOLERANCE * tolerance, _SITE_STEPS)
@@ -257,8 +257,8 @@ class SiteFit:
         data, likelihood, dtype = self._data, self._problem.likelihood, self._problem.strategy.predictor.dtype
         total = mean if data.offset is None else mean + data.offset
         if self._responses is not None:
-            levels, codes = self._responses
-            table = tabulated(likelihood, levels, codes, total, variance)
+            distinct, codes = self._responses
+            table = tabulated(likelihood, distinct, codes, total, variance)
             if table is not None:
                 return lambda rows: table(codes[rows], total[rows], variance[rows])
         return lambda rows: expected_gradients(

@@ -1,7 +1,7 @@
 r"""
-Statistics of a model from tables of its levels.
+Statistics of a model from tables of its bins.
 
-With features at the levels :math:`\Phi_c = L_c^{-1} k_c(Z_c, \ell)`, blocks of the Gram matrix are :math:`\Phi_c
+With features at the bins :math:`\Phi_c = L_c^{-1} k_c(Z_c, \ell)`, blocks of the Gram matrix are :math:`\Phi_c
 W_{cc'} \Phi_{c'}^\top` with the table :math:`W_{cc'}` of summed weights: the number of rows is gone, and the
 hyperparameters are free to move.
 """
@@ -20,7 +20,7 @@ from gpytorch_gam.mlls import GaussianStatistics
 from gpytorch_gam.numerics.triangular import solve_in_blocks
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 
-from ._data import LevelTables, MomentTables
+from ._data import BinTables, MomentTables
 from ._tabulated_gradients import lagrange_weights
 
 # Knots from which a place between them is interpolated.
@@ -28,7 +28,7 @@ _STENCIL = 6
 
 
 class _GroupTables(NamedTuple):
-    """Tables of the components of a group, padded to one number of levels."""
+    """Tables of the components of a group, padded to one number of bins."""
 
     places: Tensor  # (C_g, U_g, d)
     own: Tensor  # (C_g, U_g), or (C_g, U_g, U_g)
@@ -45,7 +45,7 @@ class _Block(NamedTuple):
     table: Tensor  # (P, U_g, U_g')
 
 
-class LevelStatistics:
+class BinStatistics:
     """
     Statistics as a differentiable function of the hyperparameters.
 
@@ -54,7 +54,7 @@ class LevelStatistics:
     :param tables: Of all sets.
     """
 
-    def __init__(self, strategy: AdditiveVariationalStrategy, terms: list[list[int]], tables: LevelTables) -> None:
+    def __init__(self, strategy: AdditiveVariationalStrategy, terms: list[list[int]], tables: BinTables) -> None:
         self._strategy, self._tables = strategy, tables
         self._groups = [_group_tables(terms_of_group, tables) for terms_of_group in terms]
         self._blocks = list(_blocks(terms, tables))
@@ -68,7 +68,7 @@ class LevelStatistics:
         predictor = self._strategy.predictor
         features, unexplained = [], torch.zeros_like(self._tables.totals[0])
         for group, tables in zip(predictor.groups, self._groups, strict=True):
-            features.append(level_features(self._strategy, group, tables.places))
+            features.append(bin_features(self._strategy, group, tables.places))
             unexplained = unexplained + (tables.weights * prior_variances(group, tables.places)).sum()
         gram, trace = self._gram(features, predictor)
         projected = [
@@ -115,9 +115,9 @@ def _cross_blocks(left: Tensor, table: Tensor, right: Tensor) -> Tensor:
     return left @ (table @ right.mT)
 
 
-def level_features(strategy: AdditiveVariationalStrategy, group: ComponentGroup, places: Tensor) -> Tensor:
+def bin_features(strategy: AdditiveVariationalStrategy, group: ComponentGroup, places: Tensor) -> Tensor:
     """
-    Features at the levels, in float64, from a single evaluation of the kernel.
+    Features at the bins, in float64, from a single evaluation of the kernel.
 
     :param strategy: That knows the jitter.
     :param group: Of its components.
@@ -135,7 +135,7 @@ def level_features(strategy: AdditiveVariationalStrategy, group: ComponentGroup,
 
 def prior_variances(group: ComponentGroup, places: Tensor) -> Tensor:
     """
-    Prior variances at the levels, ``(C_g, U)``, in float64.
+    Prior variances at the bins, ``(C_g, U)``, in float64.
 
     :param group: The components.
     :param places: ``(C_g, U, d)``, in float64.
@@ -143,15 +143,14 @@ def prior_variances(group: ComponentGroup, places: Tensor) -> Tensor:
     return group.kernel(places, diag=True).double().expand(places.shape[:-1])
 
 
-def _group_tables(terms: Sequence[int], tables: LevelTables) -> _GroupTables:
+def _group_tables(terms: Sequence[int], tables: BinTables) -> _GroupTables:
     size = max(len(tables.places[term]) for term in terms)
     own = [tables.own[term] for term in terms]
     if len({table.dim() for table in own}) > 1:
         own = [torch.diag(table) if table.dim() == 1 else table for table in own]
-    # Padding repeats a level, without weight.
+    # Padding repeats a bin, without weight.
     places = [
-        torch.cat([levels, levels[:1].expand(size - len(levels), -1)])
-        for levels in (tables.places[term] for term in terms)
+        torch.cat([bins, bins[:1].expand(size - len(bins), -1)]) for bins in (tables.places[term] for term in terms)
     ]
     return _GroupTables(
         torch.stack(places),
@@ -166,7 +165,7 @@ def _padded(table: Tensor, *sizes: int) -> Tensor:
     return torch.nn.functional.pad(table, [number for gap in reversed(missing) for number in (0, gap)])
 
 
-def _blocks(terms: list[list[int]], tables: LevelTables) -> Iterator[_Block]:
+def _blocks(terms: list[list[int]], tables: BinTables) -> Iterator[_Block]:
     """All pairs of components, by pairs of groups."""
     sizes = [max(len(tables.places[term]) for term in terms_of_group) for terms_of_group in terms]
     for left, right in itertools.combinations_with_replacement(range(len(terms)), 2):
@@ -180,7 +179,7 @@ def _blocks(terms: list[list[int]], tables: LevelTables) -> Iterator[_Block]:
             yield _Block((left, right), first, second, torch.stack(stacked))
 
 
-def _table(tables: LevelTables, left: int, right: int) -> Tensor:
+def _table(tables: BinTables, left: int, right: int) -> Tensor:
     if left == right:
         own = tables.own[left]
         return torch.diag(own) if own.dim() == 1 else own
@@ -196,16 +195,16 @@ def moment_tables(
     covariance: Tensor,
 ) -> MomentTables:
     """
-    Moments of the predictor under a Gaussian posterior, as tables of the levels.
+    Moments of the predictor under a Gaussian posterior, as tables of the bins.
 
     :param strategy: With one predictor and no batch shape.
-    :param terms: See :class:`LevelStatistics`.
-    :param places: Levels of each set of columns, in float64.
+    :param terms: See :class:`BinStatistics`.
+    :param places: Bins of each set of columns, in float64.
     :param mean: Of the whitened inducing variables, ``(Q,)``.
     :param covariance: Of these, ``(Q, Q)``.
     """
     features: list[list[Tensor]] = [[] for _ in places]
-    prior = [levels.new_zeros(len(levels)) for levels in places]
+    prior = [bins.new_zeros(len(bins)) for bins in places]
     positions: list[list[Tensor]] = [[] for _ in places]
     start = 0
     for group, terms_of_group in zip(strategy.predictor.groups, terms, strict=True):
@@ -213,7 +212,7 @@ def moment_tables(
         padded = torch.stack(
             [torch.cat([places[t], places[t][:1].expand(size - len(places[t]), -1)]) for t in terms_of_group]
         )
-        variances, phi = prior_variances(group, padded), level_features(strategy, group, padded)
+        variances, phi = prior_variances(group, padded), bin_features(strategy, group, padded)
         for component, term in enumerate(terms_of_group):
             count = len(places[term])
             features[term].append(phi[component, :, :count])
@@ -223,7 +222,7 @@ def moment_tables(
     stacked = [torch.cat(parts) for parts in features]
     where = [torch.cat(parts) for parts in positions]
     means = [mean[index] @ phi for index, phi in zip(where, stacked, strict=True)]
-    by_level = [
+    by_bin = [
         variance - phi.square().sum(0) + (phi * (covariance[index][:, index] @ phi)).sum(0)
         for variance, phi, index in zip(prior, stacked, where, strict=True)
     ]
@@ -234,30 +233,30 @@ def moment_tables(
             if min(table.shape) > 1:
                 pairs[s, t] = table
             elif len(table) == 1:
-                by_level[t] = by_level[t] + table[0]
+                by_bin[t] = by_bin[t] + table[0]
             else:
-                by_level[s] = by_level[s] + table[:, 0]
-    return MomentTables(means, by_level, pairs)
+                by_bin[s] = by_bin[s] + table[:, 0]
+    return MomentTables(means, by_bin, pairs)
 
 
-def interpolated(tables: LevelTables, is_rounded: Sequence[bool], num_knots: Sequence[int]) -> LevelTables:
+def interpolated(tables: BinTables, is_rounded: Sequence[bool], num_knots: Sequence[int]) -> BinTables:
     """
-    Tables on fewer levels: each level spreads over the six knots of a regular grid around it (in each column) with the
+    Tables on fewer bins: each bin spreads over the six knots of a regular grid around it (in each column) with the
     weights of polynomial interpolation. Sums of functions as smooth as that stay as they are.
 
-    :param tables: On many levels.
-    :param is_rounded: Whether the levels of a set of columns are a grid; any other stays.
+    :param tables: On many bins.
+    :param is_rounded: Whether the bins of a set of columns are a grid; any other stays.
     :param num_knots: In a column, for sets of one column, two, and so on; the last number holds for all further ones.
     """
     places = list(tables.places)
     maps: list[Tensor | None] = []
     for term, rounded in enumerate(is_rounded):
-        levels = places[term]
-        number = num_knots[min(levels.shape[-1], len(num_knots)) - 1] if levels.shape[-1] else 1
-        if not rounded or 4 * number ** levels.shape[-1] > len(levels):
+        bins = places[term]
+        number = num_knots[min(bins.shape[-1], len(num_knots)) - 1] if bins.shape[-1] else 1
+        if not rounded or 4 * number ** bins.shape[-1] > len(bins):
             maps.append(None)
             continue
-        places[term], spread_of_term = _knots(levels, number)
+        places[term], spread_of_term = _knots(bins, number)
         maps.append(spread_of_term)
     own = [
         table if spread is None else (spread * table) @ spread.mT
@@ -266,23 +265,23 @@ def interpolated(tables: LevelTables, is_rounded: Sequence[bool], num_knots: Seq
     pairs = {(s, t): _mapped(_mapped(table, maps[s]).mT, maps[t]).mT for (s, t), table in tables.pairs.items()}
     weights = [_mapped(values, spread) for values, spread in zip(tables.weights, maps, strict=True)]
     targets = [_mapped(values, spread) for values, spread in zip(tables.targets, maps, strict=True)]
-    return LevelTables(places, own, pairs, weights, targets, tables.totals)
+    return BinTables(places, own, pairs, weights, targets, tables.totals)
 
 
 def _mapped(values: Tensor, spread: Tensor | None) -> Tensor:
-    """Values of levels on knots; None where these are the same."""
+    """Values of bins on knots; None where these are the same."""
     return values if spread is None else spread @ values
 
 
-def _knots(levels: Tensor, number: int) -> tuple[Tensor, Tensor]:
-    """A regular grid over the range of levels ``(U, d)``, and the weights ``(K, U)`` of their interpolation from it."""
-    low, high = levels.amin(0), levels.amax(0)
+def _knots(bins: Tensor, number: int) -> tuple[Tensor, Tensor]:
+    """A regular grid over the range of bins ``(U, d)``, and the weights ``(K, U)`` of their interpolation from it."""
+    low, high = bins.amin(0), bins.amax(0)
     steps = (high - low) / (number - 1)
-    weights = levels.new_ones(1, len(levels))
-    for column in range(levels.shape[-1]):
-        part = _interpolation_weights((levels[:, column] - low[column]) / steps[column], number)
+    weights = bins.new_ones(1, len(bins))
+    for column in range(bins.shape[-1]):
+        part = _interpolation_weights((bins[:, column] - low[column]) / steps[column], number)
         weights = (weights.unsqueeze(1) * part).flatten(0, 1)
-    axes = [low[column] + steps[column] * torch.arange(number).to(levels) for column in range(levels.shape[-1])]
+    axes = [low[column] + steps[column] * torch.arange(number).to(bins) for column in range(bins.shape[-1])]
     return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, -2), weights
 
 

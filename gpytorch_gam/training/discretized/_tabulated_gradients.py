@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gpytorch_gam.likelihoods.expected_gradients import ExpectedGradients, expected_gradients
 
-from .column_levels import ColumnLevels
+from .column_bins import ColumnBins
 
 # Numbers of knots over the means and the variances, from coarse to fine.
 _GRIDS = ((512, 3), (1024, 4), (2048, 6))
@@ -79,13 +79,13 @@ class TabulatedGradients:
 
 
 def tabulated(
-    likelihood: Likelihood, levels: Tensor, codes: Tensor, mean: Tensor, variance: Tensor
+    likelihood: Likelihood, distinct: Tensor, codes: Tensor, mean: Tensor, variance: Tensor
 ) -> TabulatedGradients | None:
     """
     A table for these rows, if there is one that is accurate and worth while.
 
     :param likelihood: Any likelihood of one predictor.
-    :param levels: The distinct responses, ``(K,)``.
+    :param distinct: The distinct responses, ``(K,)``.
     :param codes: Which response each row has, ``(n,)``.
     :param mean: Of the predictor, ``(n,)``.
     :param variance: Of the predictor, ``(n,)``.
@@ -98,12 +98,12 @@ def tabulated(
     spread = torch.linspace(0, len(mean) - 1, _CHECKED_ROWS, device=mean.device).long()
     rows = torch.cat([spread, variance.topk(_CHECKED_ROWS).indices, mean.argmin()[None], mean.argmax()[None]])
     checked = codes[rows], mean[rows], variance[rows]
-    moments = [values.to(levels) for values in checked[1:]]
-    wanted = expected_gradients(likelihood, levels[checked[0].long()], moments[0], moments[1])
+    moments = [values.to(distinct) for values in checked[1:]]
+    wanted = expected_gradients(likelihood, distinct[checked[0].long()], moments[0], moments[1])
     for grid in _GRIDS:
-        if 4 * len(levels) * grid[0] * grid[1] > len(mean):
+        if 4 * len(distinct) * grid[0] * grid[1] > len(mean):
             return None
-        table = TabulatedGradients(likelihood, levels, means, variances, grid)
+        table = TabulatedGradients(likelihood, distinct, means, variances, grid)
         pairs = zip(table(*checked), wanted, _ERRORS, strict=True)
         if all(bool((new - old).norm() <= error * old.norm()) for new, old, error in pairs):
             return table
@@ -118,10 +118,10 @@ def distinct_responses(responses: Tensor) -> tuple[Tensor, Tensor] | None:
     """
     if not responses.is_floating_point() or not torch.isfinite(responses.sum()):
         return None
-    levels = ColumnLevels.from_data(responses.unsqueeze(-1), max_levels=_MAX_RESPONSES)
-    if not levels.is_exact((0,)):
+    bins = ColumnBins.from_data(responses.unsqueeze(-1), max_bins=_MAX_RESPONSES)
+    if not bins.is_exact((0,)):
         return None
-    return levels.values((0,)).squeeze(-1), levels.index(responses.unsqueeze(-1))[0]
+    return bins.values((0,)).squeeze(-1), bins.index(responses.unsqueeze(-1))[0]
 
 
 def lagrange_weights(position: Tensor, nodes: Tensor) -> Tensor:

@@ -28,19 +28,19 @@ from ..shortfall import warn_of_few_points
 from ._data import DiscretizedData, sampled
 from ._problem import FIRST_ROWS, DiscretizedProblem
 from ._site_fit import SHARE_OF_TOLERANCE, SiteFit
-from ._statistics import LevelStatistics
-from .column_levels import ColumnLevels
+from ._statistics import BinStatistics
+from .column_bins import ColumnBins
 
-# Levels of a column read alone, of each of two read together, and of each of more: what rounding to them loses is far
+# Bins of a column read alone, of each of two read together, and of each of more: what rounding to them loses is far
 # below what the data leave open, and tables of pairs of them stay in the cache.
-_MAX_LEVELS = (256, 64, 16)
+_MAX_BINS = (256, 64, 16)
 
 # Steps of the hyperparameters with a Gaussian likelihood.
 _GAUSSIAN_STEPS = 200
 
-# Many rows with any other likelihood begin with a sample of this size, on fewer levels; up to four times as many rows
+# Many rows with any other likelihood begin with a sample of this size, on fewer bins; up to four times as many rows
 # do not.
-_SAMPLE_SIZE, _SAMPLE_LEVELS = 20000, (64, 20, 8)
+_SAMPLE_SIZE, _SAMPLE_BINS = 20000, (64, 20, 8)
 
 # Rows from which starting values are taken.
 _NUM_MOMENT_ROWS = 100000
@@ -64,20 +64,20 @@ def fit_discretized(
     likelihood: Likelihood,
     batches: Iterable[tuple[Tensor, Tensor]],
     *,
-    max_levels: int | Sequence[int] = _MAX_LEVELS,
-    levels: ColumnLevels | None = None,
+    max_bins: int | Sequence[int] = _MAX_BINS,
+    bins: ColumnBins | None = None,
     max_passes: int = 50,
     tolerance: float = 0.1,
     callback: Callable[[float], Any] | None = None,
 ) -> list[float]:
     r"""
-    Train posterior and hyperparameters on inputs that are rounded to a few hundred levels a column (see
-    :class:`~.ColumnLevels`), as ``bam(discrete=TRUE)`` of mgcv does: the fastest way to fit
+    Train posterior and hyperparameters on inputs that are rounded to a few hundred bins a column (see
+    :class:`~.ColumnBins`), as ``bam(discrete=TRUE)`` of mgcv does: the fastest way to fit
     many rows. Columns with few distinct values are not rounded, and the fit is then that of the data as they are.
-    A level stands for the mean of its rows, so what rounding loses is of second order in the step.
+    A bin stands for the mean of its rows, so what rounding loses is of second order in the step.
 
-    With the levels :math:`\ell`, features :math:`\Phi_c = L_c^{-1} k_c(Z_c, \ell)` and the weights of the rows summed
-    by pairs of levels, :math:`W_{cc'}`, blocks of :math:`\Phi\Lambda\Phi^\top` are :math:`\Phi_c W_{cc'}
+    With the bins :math:`\ell`, features :math:`\Phi_c = L_c^{-1} k_c(Z_c, \ell)` and the weights of the rows summed
+    by pairs of bins, :math:`W_{cc'}`, blocks of :math:`\Phi\Lambda\Phi^\top` are :math:`\Phi_c W_{cc'}
     \Phi_{c'}^\top`. So one pass over the rows gives the collapsed bound, and its gradient, as functions of all
     hyperparameters.
 
@@ -90,14 +90,14 @@ def fit_discretized(
       posterior of the model without effects, and hyperparameters wait until the sites foretell what a pass gains. Many
       rows start from the fit to a sample.
 
-    Cost for N rows, C components of U levels and M inducing points: :math:`O(N C^2)` additions a pass, with a constant
+    Cost for N rows, C components of U bins and M inducing points: :math:`O(N C^2)` additions a pass, with a constant
     of a few nanoseconds, and :math:`O(C^2 M U^2 + Q^3)` an evaluation of the bound. Memory: a few bytes for each row
     and component, and :math:`C^2 U^2` numbers. The rows are shared among the threads of torch.
 
-    Levels of a rounded column are equidistant: give a column with a long tail on a scale without it, such as that of
+    Bins of a rounded column are equidistant: give a column with a long tail on a scale without it, such as that of
     its logarithm. Periodic components with a fixed period, such as those of
     :func:`~gpytorch_gam.terms.cyclic`, take the phase of their column, over however many periods it extends.
-    Components that vary within a level are refused at the start, and warned of (``DiscretizationWarning``) at the end.
+    Components that vary within a bin are refused at the start, and warned of (``DiscretizationWarning``) at the end.
 
     A fit that ends where a further step promises more than ``tolerance`` says so, by a ``ConvergenceWarning`` with the
     nats that are open.
@@ -118,9 +118,9 @@ def fit_discretized(
         are.
     :param batches: Pairs of inputs ``(b, D)`` and responses ``(b)`` that can be gone through several times, each row
         once: ``[(x, y)]`` for data in memory, or a ``DataLoader``.
-    :param max_levels: Of a column alone, of each of two columns that a component reads together, of each of three, and
+    :param max_bins: Of a column alone, of each of two columns that a component reads together, of each of three, and
         so on.
-    :param levels: Ready levels, instead of ``max_levels``.
+    :param bins: Ready bins, instead of ``max_bins``.
     :param max_passes: Largest number of passes over all rows.
     :param tolerance: Stop when a pass gains no more than so many nats.
     :param callback: Called with the bound after each pass.
@@ -142,35 +142,35 @@ def fit_discretized(
     checks.integer("max_passes", max_passes, least=1)
     checks.number("tolerance", tolerance, least=0)
     checks.function("callback", callback)
-    if levels is not None and not isinstance(levels, ColumnLevels):
-        raise TypeError(f"levels must be ColumnLevels, such as ColumnLevels.from_data(x, predictor), got {levels!r}")
+    if bins is not None and not isinstance(bins, ColumnBins):
+        raise TypeError(f"bins must be ColumnBins, such as ColumnBins.from_data(x, predictor), got {bins!r}")
     strategy = validated_strategy(model, (*StructuredDistribution, CholeskyVariationalDistribution))
     _check_supported(strategy, likelihood)
     batches, num_threads = every_row(batches), torch.get_num_threads()
     try:
         with torch.inference_mode(False), _one_thread(strategy.predictor.num_inducing_total <= _SMALL):
-            if levels is None:
-                levels = ColumnLevels.from_batches(batches, strategy.predictor, max_levels=max_levels)
-            _check_sizes(levels)
+            if bins is None:
+                bins = ColumnBins.from_batches(batches, strategy.predictor, max_bins=max_bins)
+            _check_sizes(bins)
             _check_forward(strategy, batches)
-            _refuse_coarse_levels(levels, strategy)
+            _refuse_coarse_bins(bins, strategy)
             with torch.no_grad():
                 strategy._initialize_once()
-                data = DiscretizedData.from_batches(batches, levels, strategy, _fixed_mean(strategy), num_threads)
+                data = DiscretizedData.from_batches(batches, bins, strategy, _fixed_mean(strategy), num_threads)
             check_response_values(likelihood, data.responses.cpu())
             null = _null_model(strategy, likelihood, data)
-            problem = DiscretizedProblem(model, likelihood, levels, len(data), null)
+            problem = DiscretizedProblem(model, likelihood, bins, len(data), null)
             if isinstance(likelihood, GaussianLikelihood):
                 optimum, history, still_open = _fit_gaussian(problem, data, tolerance, callback)
             else:
-                start = _fit_sample(problem, batches, levels, len(data)) if len(data) > 4 * _SAMPLE_SIZE else None
+                start = _fit_sample(problem, batches, bins, len(data)) if len(data) > 4 * _SAMPLE_SIZE else None
                 fit = SiteFit(problem, data)
                 history = fit.run(start, max_passes, tolerance, callback)
                 optimum, still_open = fit.optimum, fit.open
                 _check_progress(fit, tolerance)
             strategy.set_whitened_posterior(optimum.mean, optimum.precision)
             _warn_of_what_is_open(still_open, tolerance, history[-1])
-            _warn_of_coarse_levels(levels, strategy)
+            _warn_of_coarse_bins(bins, strategy)
     finally:
         model.eval()
         likelihood.eval()
@@ -232,31 +232,31 @@ def _check_supported(strategy: AdditiveVariationalStrategy, likelihood: Likeliho
         )
 
 
-def _check_sizes(levels: ColumnLevels) -> None:
-    sizes = [levels.num_levels(term) for term in levels.terms]
+def _check_sizes(bins: ColumnBins) -> None:
+    sizes = [bins.num_bins(term) for term in bins.terms]
     total = sum(first * second for first, second in itertools.combinations(sizes, 2))
     if total > _MAX_TABLE_ENTRIES:
         raise ValueError(
-            f"the tables of pairs of levels would have {total} entries, more than {_MAX_TABLE_ENTRIES}: lower "
-            f"max_levels; the numbers of levels are {dict(zip(levels.terms, sizes, strict=True))}"
+            f"the tables of pairs of bins would have {total} entries, more than {_MAX_TABLE_ENTRIES}: lower "
+            f"max_bins; the numbers of bins are {dict(zip(bins.terms, sizes, strict=True))}"
         )
 
 
-def _refuse_coarse_levels(levels: ColumnLevels, strategy: AdditiveVariationalStrategy) -> None:
-    """Rows of which a component knows no more than its prior when it knows their level."""
-    errors = levels.max_error(strategy.predictor)
+def _refuse_coarse_bins(bins: ColumnBins, strategy: AdditiveVariationalStrategy) -> None:
+    """Rows of which a component knows no more than its prior when it knows their bin."""
+    errors = bins.max_error(strategy.predictor)
     blurred = {name: error for name, error in errors.items() if error > _LARGEST_ERROR}
     if blurred:
         raise ValueError(
-            f"components {sorted(blurred)} vary within a level as much as they vary at all: the step between "
-            "the levels of their columns is longer than their lengthscales. Raise max_levels, give these columns on "
+            f"components {sorted(blurred)} vary within a bin as much as they vary at all: the step between "
+            "the bins of their columns is longer than their lengthscales. Raise max_bins, give these columns on "
             "another scale, start with longer lengthscales, fix the period of periodic kernels "
             "(requires_grad_(False)), whose columns are then taken modulo the period, or use fit and polish"
         )
 
 
-def _warn_of_coarse_levels(levels: ColumnLevels, strategy: AdditiveVariationalStrategy) -> None:
-    errors = levels.max_error(strategy.predictor)
+def _warn_of_coarse_bins(bins: ColumnBins, strategy: AdditiveVariationalStrategy) -> None:
+    errors = bins.max_error(strategy.predictor)
     variances = {
         name: variance
         for group in strategy.predictor.groups
@@ -272,8 +272,8 @@ def _warn_of_coarse_levels(levels: ColumnLevels, strategy: AdditiveVariationalSt
     ]
     if blurred:
         warnings.warn(
-            f"components {', '.join(blurred)} vary within the levels to which their columns are rounded, by this part "
-            "of their prior standard deviation, and the fit takes that for noise: raise max_levels, or go on with fit",
+            f"components {', '.join(blurred)} vary within the bins to which their columns are rounded, by this part "
+            "of their prior standard deviation, and the fit takes that for noise: raise max_bins, or go on with fit",
             DiscretizationWarning,
             stacklevel=3,
         )
@@ -307,7 +307,7 @@ def _fit_gaussian(
     residuals = data.responses.double()
     residuals = residuals if data.offset is None else residuals - data.offset
     tables = data.tables(None, residuals, residuals.square().sum())
-    statistics = LevelStatistics(problem.strategy, problem.terms, tables)
+    statistics = BinStatistics(problem.strategy, problem.terms, tables)
     with torch.no_grad():
         history = [problem.optimum(statistics, len(data)).bound.item()]
     if len(data) > 4 * FIRST_ROWS:
@@ -342,12 +342,12 @@ def _warn_of_what_is_open(nats: float, tolerance: float, bound: float) -> None:
 
 
 def _fit_sample(
-    problem: DiscretizedProblem, batches: Iterable[tuple[Tensor, Tensor]], levels: ColumnLevels, num_rows: int
+    problem: DiscretizedProblem, batches: Iterable[tuple[Tensor, Tensor]], bins: ColumnBins, num_rows: int
 ) -> GaussianOptimum:
     """The posterior of a sample, with the precision of all rows; hyperparameters move with it."""
     strategy = problem.strategy
     sample = DiscretizedData.from_batches(
-        sampled(batches, _SAMPLE_SIZE / num_rows), levels.coarser(_SAMPLE_LEVELS), strategy, _fixed_mean(strategy)
+        sampled(batches, _SAMPLE_SIZE / num_rows), bins.coarser(_SAMPLE_BINS), strategy, _fixed_mean(strategy)
     )
     problem.scale_to(len(sample))
     fit = SiteFit(problem, sample)

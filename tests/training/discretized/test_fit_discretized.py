@@ -30,10 +30,10 @@ from gpytorch_gam.mlls import CollapsedELBO
 from gpytorch_gam.terms import constant, cyclic, smooth
 from gpytorch_gam.training import fit_discretized, polish
 from gpytorch_gam.training._quasi_newton import QuasiNewton
-from gpytorch_gam.training.discretized import ColumnLevels, discretized_fit
+from gpytorch_gam.training.discretized import ColumnBins, discretized_fit
 from gpytorch_gam.training.discretized._data import DiscretizedData, MomentTables
 from gpytorch_gam.training.discretized._problem import DiscretizedProblem
-from gpytorch_gam.training.discretized._statistics import LevelStatistics, interpolated
+from gpytorch_gam.training.discretized._statistics import BinStatistics, interpolated
 from gpytorch_gam.training.discretized._tabulated_gradients import TabulatedGradients, distinct_responses, tabulated
 from gpytorch_gam.warnings import ConvergenceWarning, DiscretizationWarning
 
@@ -46,7 +46,7 @@ class PoissonLikelihood(gpytorch.likelihoods.PoissonLikelihood):
 
 
 def make_predictor(mean: gpytorch.means.Mean | None = None) -> AdditivePredictor:
-    """Effects with unequal numbers of levels, two on one column, an interaction and a constant."""
+    """Effects with unequal numbers of bins, two on one column, an interaction and a constant."""
     smooth = ScaleKernel(ANOVAKernel(RBFKernel(), Uniform(0.0, 1.0)), batch_shape=torch.Size([3]))
     smooth.base_kernel.base_kernel.lengthscale = 0.4
     rough = ScaleKernel(MaternKernel(nu=1.5), batch_shape=torch.Size([1]))
@@ -130,12 +130,12 @@ def test_bound_and_gradients_equal_those_of_the_data() -> None:
     group.register_parameter("inducing_points", torch.nn.Parameter(points))
     x = make_inputs(400, repeated=True)
     y = truth(x) + 1.0 + 0.4 * torch.randn(400).double()
-    levels = ColumnLevels.from_data(x, model.predictor)
-    problem = DiscretizedProblem(model, likelihood, levels, 400)
+    bins = ColumnBins.from_data(x, model.predictor)
+    problem = DiscretizedProblem(model, likelihood, bins, 400)
     data = DiscretizedData.from_batches(
-        [(x[:150], y[:150]), (x[150:], y[150:])], levels, model.variational_strategy, None
+        [(x[:150], y[:150]), (x[150:], y[150:])], bins, model.variational_strategy, None
     )
-    statistics = LevelStatistics(model.variational_strategy, problem.terms, data.tables(None, y, y.square().sum()))
+    statistics = BinStatistics(model.variational_strategy, problem.terms, data.tables(None, y, y.square().sum()))
     expected = CollapsedELBO(likelihood, model)(x, y) * 400
     found = problem.optimum(statistics, 400).bound
     assert found.item() == pytest.approx(expected.item(), rel=1e-10)
@@ -149,18 +149,18 @@ def test_weighted_statistics_equal_dense_sums() -> None:
     strategy = model.variational_strategy
     strategy._initialize_once()
     x, weights, targets = make_inputs(300, repeated=True), torch.rand(300).double(), torch.randn(300).double()
-    levels = ColumnLevels.from_data(x, model.predictor)
-    problem = DiscretizedProblem(model, BernoulliLikelihood(), levels, 300)
-    data = DiscretizedData.from_batches([(x, targets)], levels, strategy, None)
+    bins = ColumnBins.from_data(x, model.predictor)
+    problem = DiscretizedProblem(model, BernoulliLikelihood(), bins, 300)
+    data = DiscretizedData.from_batches([(x, targets)], bins, strategy, None)
     tables = data.tables(weights, targets, torch.zeros((), dtype=torch.float64))
-    found = LevelStatistics(strategy, problem.terms, tables)()
+    found = BinStatistics(strategy, problem.terms, tables)()
     features = strategy.features(x)
     torch.testing.assert_close(found.gram, (features * weights) @ features.mT)
     torch.testing.assert_close(found.projected, features @ targets)
     prior = sum(group.prior_variance(x).sum(-2) for group in model.predictor.groups)
     torch.testing.assert_close(found.unexplained, (weights * (prior - features.square().sum(0))).sum())
     halves = tables.scaled(0.625)
-    torch.testing.assert_close(LevelStatistics(strategy, problem.terms, halves)().gram, 0.625 * found.gram)
+    torch.testing.assert_close(BinStatistics(strategy, problem.terms, halves)().gram, 0.625 * found.gram)
 
 
 @pytest.mark.parametrize("dtype", [torch.int16, torch.int32])
@@ -206,21 +206,21 @@ def test_hyperparameters_are_those_of_the_undiscretised_bound() -> None:
     assert objective.optimum(x, y).bound.item() - found < 0.5
 
 
-def test_rounded_levels_stand_at_the_means_of_their_rows() -> None:
+def test_rounded_bins_stand_at_the_means_of_their_rows() -> None:
     model, x = make_model(), make_inputs(1000, repeated=False).square()
     x[:, 1] = (4 * x[:, 1]).round() / 4
-    levels = ColumnLevels.from_data(x, model.predictor, max_levels=(20, 6))
+    bins = ColumnBins.from_data(x, model.predictor, max_bins=(20, 6))
     data = DiscretizedData.from_batches(
-        [(x[:300], x[:300, 0]), (x[300:], x[300:, 0])], levels, model.variational_strategy, None
+        [(x[:300], x[:300, 0]), (x[300:], x[300:, 0])], bins, model.variational_strategy, None
     )
-    for term, places, codes in zip(levels.terms, data.places, levels.index(x), strict=True):
-        if levels.is_exact(term):
-            assert torch.equal(places, levels.values(term).double())
+    for term, places, codes in zip(bins.terms, data.places, bins.index(x), strict=True):
+        if bins.is_exact(term):
+            assert torch.equal(places, bins.values(term).double())
             continue
         for code in codes.unique():
             torch.testing.assert_close(places[code.item()], x[codes == code][:, term].mean(0))
         empty = torch.ones(len(places), dtype=torch.bool).index_fill(0, codes.long(), False)
-        assert torch.equal(places[empty], levels.values(term)[empty])
+        assert torch.equal(places[empty], bins.values(term)[empty])
 
 
 def test_rounded_inputs_give_nearly_the_posterior_of_the_data() -> None:
@@ -238,20 +238,20 @@ def test_rounded_inputs_give_nearly_the_posterior_of_the_data() -> None:
     assert (found.covariance.flatten().sqrt() / stddev - 1).abs().max() < 0.01
 
 
-def test_fewer_levels_stand_for_many() -> None:
+def test_fewer_bins_stand_for_many() -> None:
     """The bound that the hyperparameters begin on."""
     model, likelihood = make_model(), GaussianLikelihood().double()
     model.variational_strategy._initialize_once()
     x = torch.rand(3000, 4).double()
     y = truth(x) + 0.5 * torch.randn(3000).double()
-    levels = ColumnLevels.from_data(x, model.predictor, max_levels=(256, 50))
-    problem = DiscretizedProblem(model, likelihood, levels, 3000)
-    data = DiscretizedData.from_batches([(x, y)], levels, model.variational_strategy, None)
+    bins = ColumnBins.from_data(x, model.predictor, max_bins=(256, 50))
+    problem = DiscretizedProblem(model, likelihood, bins, 3000)
+    data = DiscretizedData.from_batches([(x, y)], bins, model.variational_strategy, None)
     tables = data.tables(None, y, y.square().sum())
-    few = interpolated(tables, [not levels.is_exact(term) for term in levels.terms], (48, 16))
+    few = interpolated(tables, [not bins.is_exact(term) for term in bins.terms], (48, 16))
     assert [len(places) for places in few.places] == [48, 48, 48, 1, 256]
     bounds = [
-        problem.optimum(LevelStatistics(model.variational_strategy, problem.terms, each), 3000).bound.item()
+        problem.optimum(BinStatistics(model.variational_strategy, problem.terms, each), 3000).bound.item()
         for each in (tables, few)
     ]
     assert bounds[1] == pytest.approx(bounds[0], abs=0.1)  # the rough component is interpolated worst
@@ -479,29 +479,29 @@ def test_data_that_cannot_be_read_are_refused() -> None:
     for each in (likelihood, BernoulliLikelihood().double()):
         with pytest.raises(ValueError, match="y has NaN or infinity in 1 of 20 rows"):
             fit_discretized(make_model(), each, [(x, y)])
-    for options in ({"max_passes": 0}, {"tolerance": -1.0}, {"max_levels": 0}):
+    for options in ({"max_passes": 0}, {"tolerance": -1.0}, {"max_bins": 0}):
         with pytest.raises(ValueError, match=next(iter(options))):
             fit_discretized(make_model(), likelihood, [(x, y)], **options)
 
 
 def test_sizes_beyond_a_dense_matrix_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     x = make_inputs(50, repeated=False)
-    for name, message in (("_MAX_INDUCING", "inducing variables"), ("_MAX_TABLE_ENTRIES", "lower max_levels")):
+    for name, message in (("_MAX_INDUCING", "inducing variables"), ("_MAX_TABLE_ENTRIES", "lower max_bins")):
         with monkeypatch.context() as patch:
             patch.setattr(discretized_fit, name, 10)
             with pytest.raises(ValueError, match=message):
                 fit_discretized(make_model(), GaussianLikelihood().double(), [(x, x[:, 0])])
 
 
-@pytest.mark.parametrize("max_levels", [128, 256])
+@pytest.mark.parametrize("max_bins", [128, 256])
 @pytest.mark.parametrize("num_rows", [2000, 9000])
-def test_columns_with_long_tails_end_near_the_optimum(num_rows: int, max_levels: int) -> None:
+def test_columns_with_long_tails_end_near_the_optimum(num_rows: int, max_bins: int) -> None:
     x = torch.randn(num_rows, 1, dtype=torch.float64).exp()
     y = torch.sin(2 * (x[:, 0] + 0.05).log()) + 0.5 * torch.randn(num_rows, dtype=torch.float64)
     group = ComponentGroup(ScaleKernel(RBFKernel()), [[0]], quantile_points(x[:, 0], 24))
     model = AdditiveGP(AdditivePredictor(group, constant()), rank=16).double()
     likelihood = GaussianLikelihood().double()
-    history = fit_discretized(model, likelihood, [(x, y)], max_levels=max_levels)
+    history = fit_discretized(model, likelihood, [(x, y)], max_bins=max_bins)
     assert history[-1] > history[0]
     assert likelihood.noise.item() == pytest.approx(0.25, rel=0.25)
 
@@ -515,11 +515,11 @@ def test_moves_that_lower_the_bound_are_taken_back(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(QuasiNewton, "maximise", spoil)
     before = [parameter.detach().clone() for parameter in model.hyperparameters()]
-    levels = ColumnLevels.from_data(x, model.predictor)
-    problem = DiscretizedProblem(model, likelihood, levels, len(x))
-    data = DiscretizedData.from_batches([(x, torch.sin(6 * x[:, 0]))], levels, model.variational_strategy, None, 1)
+    bins = ColumnBins.from_data(x, model.predictor)
+    problem = DiscretizedProblem(model, likelihood, bins, len(x))
+    data = DiscretizedData.from_batches([(x, torch.sin(6 * x[:, 0]))], bins, model.variational_strategy, None, 1)
     tables = data.tables(None, data.responses, data.responses.square().sum())
-    statistics = LevelStatistics(model.variational_strategy, problem.terms, tables)
+    statistics = BinStatistics(model.variational_strategy, problem.terms, tables)
     with problem._kept_only_if_better(statistics, len(x)):
         problem._ascent.maximise()
     for parameter, value in zip(model.hyperparameters(), before, strict=True):
@@ -548,14 +548,14 @@ def test_hyperparameters_wait_for_the_posterior() -> None:
     f = torch.sin(6 * x[:, 0])
     noise = torch.distributions.Gamma(torch.tensor(4.0).double(), 4.0).sample((1000,))
     bounds = []
-    for level in (0.0, 12.0):
+    for shift in (0.0, 12.0):
         likelihood = GammaLikelihood().double()
         likelihood.shape = 4.0
         fix(likelihood)
         model = make_small(x, ConstantMean())
         # In units of the mean, so that the bounds are the same.
-        bounds.append(fit_discretized(model, likelihood, [(x, noise * (f + level).exp())])[-1] + 1000 * level)
-        assert (model(x).mean - f - level).square().mean().sqrt() < 0.1
+        bounds.append(fit_discretized(model, likelihood, [(x, noise * (f + shift).exp())])[-1] + 1000 * shift)
+        assert (model(x).mean - f - shift).square().mean().sqrt() < 0.1
     assert bounds[1] == pytest.approx(bounds[0], abs=0.3)
 
 
@@ -623,7 +623,7 @@ def test_a_periodic_component_reads_many_periods() -> None:
     assert (model(x).mean - f).square().mean().sqrt() < 0.01
 
 
-def test_components_that_vary_within_levels_are_refused_or_said() -> None:
+def test_components_that_vary_within_bins_are_refused_or_said() -> None:
     x = torch.rand(500, 1).double()
     for size, error in ((1e-4, ValueError), (3e-3, DiscretizationWarning)):
         kernel = ScaleKernel(RBFKernel())

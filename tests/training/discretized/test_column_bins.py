@@ -1,4 +1,4 @@
-"""Levels hold exact values, round others to the nearest, and state the error of that."""
+"""Bins hold exact values, round others to the nearest, and state the error of that."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from gpytorch_gam import AdditivePredictor, ComponentGroup
 from gpytorch_gam.components import regular_grid
 from gpytorch_gam.kernels import ANOVAKernel, Uniform
 from gpytorch_gam.terms import constant, cyclic, smooth
-from gpytorch_gam.training.discretized import ColumnLevels
-from gpytorch_gam.training.discretized.column_levels import Phase
+from gpytorch_gam.training.discretized import ColumnBins
+from gpytorch_gam.training.discretized.column_bins import Phase
 
 
 def make_predictor() -> AdditivePredictor:
@@ -31,20 +31,20 @@ def make_predictor() -> AdditivePredictor:
 def test_few_values_are_kept(dtype: torch.dtype) -> None:
     values = torch.tensor([-3.7, 0.1, 0.3, 1e6], dtype=dtype)
     x = torch.stack([values[torch.randint(4, (200,))], torch.rand(200, dtype=dtype)], dim=-1)
-    levels = ColumnLevels.from_data(x, max_levels=200)
-    assert levels.terms == ((0,), (1,)) and [levels.num_levels(term) for term in levels.terms] == [4, 200]
-    for term, codes in zip(levels.terms, levels.index(x), strict=True):
-        assert levels.is_exact(term)
-        assert torch.equal(levels.values(term)[codes.long()], x[:, term])
+    bins = ColumnBins.from_data(x, max_bins=200)
+    assert bins.terms == ((0,), (1,)) and [bins.num_bins(term) for term in bins.terms] == [4, 200]
+    for term, codes in zip(bins.terms, bins.index(x), strict=True):
+        assert bins.is_exact(term)
+        assert torch.equal(bins.values(term)[codes.long()], x[:, term])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("offset", [0.0, -1000.0])
 def test_others_go_to_the_nearest_of_equidistant_values(dtype: torch.dtype, offset: float) -> None:
     x = (torch.rand(5000, 1, dtype=torch.float64) * 3 + offset).to(dtype)
-    levels = ColumnLevels.from_data(x, max_levels=40)
-    values, (codes,) = levels.values((0,)), levels.index(x)
-    assert not levels.is_exact((0,)) and values.shape == (40, 1)
+    bins = ColumnBins.from_data(x, max_bins=40)
+    values, (codes,) = bins.values((0,)), bins.index(x)
+    assert not bins.is_exact((0,)) and values.shape == (40, 1)
     assert values[0] == x.min() and values[-1] == x.max()
     half = 0.5 * (x.max() - x.min()) / 39
     rounding = 4 * torch.finfo(dtype).eps * x.abs().max()
@@ -54,66 +54,66 @@ def test_others_go_to_the_nearest_of_equidistant_values(dtype: torch.dtype, offs
 
 def test_combinations_are_those_that_occur() -> None:
     x = torch.tensor([[0.0, 1.0], [0.0, 2.0], [5.0, 1.0], [0.0, 1.0]])
-    levels = ColumnLevels.from_data(x, [[0, 1], [1, 0], []])
-    assert [levels.num_levels(term) for term in levels.terms] == [3, 3, 1]
-    for term, codes in zip(levels.terms, levels.index(x), strict=True):
-        assert torch.equal(levels.values(term)[codes.long()], x[:, term])
+    bins = ColumnBins.from_data(x, [[0, 1], [1, 0], []])
+    assert [bins.num_bins(term) for term in bins.terms] == [3, 3, 1]
+    for term, codes in zip(bins.terms, bins.index(x), strict=True):
+        assert torch.equal(bins.values(term)[codes.long()], x[:, term])
     with pytest.raises(ValueError, match=r"1 of 2 rows have combinations of columns \(0, 1\) that did not occur"):
-        levels.index(torch.tensor([[0.0, 1.0], [5.0, 2.0]]))
+        bins.index(torch.tensor([[0.0, 1.0], [5.0, 2.0]]))
 
 
-def test_batches_give_the_levels_of_all_rows() -> None:
+def test_batches_give_the_bins_of_all_rows() -> None:
     x = torch.cat([torch.randint(7, (300, 1)).float(), torch.rand(300, 2)], dim=-1)
     loader = DataLoader(TensorDataset(x, torch.zeros(300)), batch_size=32)
     terms = [[0], [1], [0, 1], [1, 2]]
-    whole = ColumnLevels.from_data(x, terms, max_levels=(20, 6))
-    streamed = ColumnLevels.from_batches(loader, terms, max_levels=(20, 6))
+    whole = ColumnBins.from_data(x, terms, max_bins=(20, 6))
+    streamed = ColumnBins.from_batches(loader, terms, max_bins=(20, 6))
     assert repr(whole) == repr(streamed)
     for term in whole.terms:
         assert torch.equal(whole.values(term), streamed.values(term))
     with pytest.raises(ValueError, match="only once"):
-        ColumnLevels.from_batches(iter(list(loader)), terms, max_levels=(20, 6))
+        ColumnBins.from_batches(iter(list(loader)), terms, max_bins=(20, 6))
 
 
 def test_many_combinations_have_larger_integers() -> None:
     x = torch.rand(100000, 2)
-    levels = ColumnLevels.from_data(x, [[0, 1]], max_levels=(1000, 400))
-    assert levels.num_levels((0, 1)) > 2**15
-    assert levels.index(x)[0].dtype == torch.int32
+    bins = ColumnBins.from_data(x, [[0, 1]], max_bins=(1000, 400))
+    assert bins.num_bins((0, 1)) > 2**15
+    assert bins.index(x)[0].dtype == torch.int32
 
 
 def test_values_that_were_not_there_are_refused() -> None:
     x = torch.stack([torch.arange(50.0) / 49, torch.arange(50.0) % 3], dim=-1)
-    levels = ColumnLevels.from_data(x, max_levels=10)
+    bins = ColumnBins.from_data(x, max_bins=10)
     with pytest.raises(ValueError, match=r"1 of 2 entries \(the first: 1.5\) are outside the range of column 0"):
-        levels.index(torch.tensor([[0.5, 1.0], [1.5, 1.0]]))
-    with pytest.raises(ValueError, match=r"1 of 1 entries \(the first: 0.5\) are not among the 3 levels of column 1"):
-        levels.index(torch.tensor([[0.5, 0.5]]))
+        bins.index(torch.tensor([[0.5, 1.0], [1.5, 1.0]]))
+    with pytest.raises(ValueError, match=r"1 of 1 entries \(the first: 0.5\) are not among the 3 bins of column 1"):
+        bins.index(torch.tensor([[0.5, 0.5]]))
     with pytest.raises(ValueError, match="outside the range"):
-        levels.index(torch.tensor([[float("nan"), 1.0]]))
+        bins.index(torch.tensor([[float("nan"), 1.0]]))
 
 
-def test_coarser_levels_keep_exact_ones() -> None:
+def test_coarser_bins_keep_exact_ones() -> None:
     x = torch.cat([torch.randint(9, (500, 1)).float(), torch.rand(500, 1)], dim=-1)
-    levels = ColumnLevels.from_data(x, [[0], [1], [0, 1]], max_levels=(100, 20)).coarser((8, 4))
-    assert [levels.num_levels(term) for term in levels.terms] == [9, 8, 36]
-    assert levels.is_exact((0,))
-    codes = levels.index(x)
-    assert torch.equal(levels.values((0, 1))[codes[2].long()][:, 0], x[:, 0])
+    bins = ColumnBins.from_data(x, [[0], [1], [0, 1]], max_bins=(100, 20)).coarser((8, 4))
+    assert [bins.num_bins(term) for term in bins.terms] == [9, 8, 36]
+    assert bins.is_exact((0,))
+    codes = bins.index(x)
+    assert torch.equal(bins.values((0, 1))[codes[2].long()][:, 0], x[:, 0])
 
 
 def test_stated_error_bounds_the_actual_one() -> None:
     predictor, x = make_predictor(), torch.rand(2000, 3)
     x[:, 2] = (8 * x[:, 2]).round() / 8
-    levels = ColumnLevels.from_data(x, predictor, max_levels=(20, 8))
-    stated = levels.max_error(predictor)
+    bins = ColumnBins.from_data(x, predictor, max_bins=(20, 8))
+    stated = bins.max_error(predictor)
     assert stated["constant"] == stated["x2"] == 0.0
     for group in predictor.groups[1:]:
         for component, name in enumerate(group.names):
             term = tuple(group.columns[component].tolist())
-            codes = levels.index(x)[levels.terms.index(term)]
+            codes = bins.index(x)[bins.terms.index(term)]
             rounded = x.clone()
-            rounded[:, term] = levels.values(term)[codes.long()]
+            rounded[:, term] = bins.values(term)[codes.long()]
             left, right = (group.select(rows)[component].double() for rows in (x, rounded))
             pairs = torch.stack([left, right], dim=-2).unsqueeze(-3).expand(-1, group.num_components, -1, -1)
             covariance = group.kernel(pairs).to_dense()[:, component].double()
@@ -127,12 +127,12 @@ def test_stated_error_bounds_the_actual_one() -> None:
 
 def test_error_shrinks_with_the_step() -> None:
     predictor, x = make_predictor(), torch.rand(5000, 3)
-    errors = [ColumnLevels.from_data(x, predictor, max_levels=(n, n)).max_error(predictor)["x0"] for n in (50, 100)]
+    errors = [ColumnBins.from_data(x, predictor, max_bins=(n, n)).max_error(predictor)["x0"] for n in (50, 100)]
     assert errors[0] / errors[1] == pytest.approx(99 / 49, rel=0.02)
 
 
 @pytest.mark.parametrize(
-    ("x", "terms", "max_levels", "message"),
+    ("x", "terms", "max_bins", "message"),
     [
         (torch.empty(0, 2), None, 10, "x is empty"),
         (torch.zeros(3), None, 10, r"shape \(n, D\)"),
@@ -140,33 +140,33 @@ def test_error_shrinks_with_the_step() -> None:
         (torch.zeros(3, 2), None, 0, "positive integers"),
         (torch.rand(30, 2), None, 1, "at least 2"),
         (torch.full((3, 1), float("inf")), None, 10, "column 0 of x has NaN or infinity"),
-        (torch.rand(6000, 2), [[0, 1]], 10000, "lower max_levels"),
+        (torch.rand(6000, 2), [[0, 1]], 10000, "lower max_bins"),
     ],
 )
-def test_errors_name_what_is_wrong(x: torch.Tensor, terms: object, max_levels: int, message: str) -> None:
+def test_errors_name_what_is_wrong(x: torch.Tensor, terms: object, max_bins: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        ColumnLevels.from_data(x, terms, max_levels=max_levels)
+        ColumnBins.from_data(x, terms, max_bins=max_bins)
     with pytest.raises(ValueError, match="no rows"):
-        ColumnLevels.from_batches([], terms)
+        ColumnBins.from_batches([], terms)
 
 
 def test_unknown_columns_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"no levels for columns \(1,\)"):
-        ColumnLevels.from_data(torch.rand(5, 2), [[0]]).values((1,))
+    with pytest.raises(ValueError, match=r"no bins for columns \(1,\)"):
+        ColumnBins.from_data(torch.rand(5, 2), [[0]]).values((1,))
 
 
 def test_periodic_components_read_the_phase() -> None:
     x = 1e4 * torch.rand(2000, 2).double() - 3e3
     predictor = AdditivePredictor(cyclic([0, 1], period=[24.0, 7.0]), smooth(0, x)).double()
-    levels = ColumnLevels.from_data(x, predictor, max_levels=100)
-    (hour,), (day,), last = levels.terms
+    bins = ColumnBins.from_data(x, predictor, max_bins=100)
+    (hour,), (day,), last = bins.terms
     assert hour == Phase(0, pytest.approx(24.0)) and day == Phase(1, pytest.approx(7.0)) and last == (0,)
-    assert [levels.positions(group) for group in predictor.groups] == [[0, 1], [2]]
-    for term, codes, period in zip(levels.terms, levels.index(x), (24.0, 7.0), strict=False):
-        phase = levels.coordinates(x, term)
+    assert [bins.positions(group) for group in predictor.groups] == [[0, 1], [2]]
+    for term, codes, period in zip(bins.terms, bins.index(x), (24.0, 7.0), strict=False):
+        phase = bins.coordinates(x, term)
         torch.testing.assert_close(phase, x[:, term[0].column, None].remainder(term[0].period))
-        assert (levels.values(term)[codes.long()] - phase).abs().max() <= 0.51 * period / 99
-    assert max(levels.max_error(predictor).values()) < 0.1
+        assert (bins.values(term)[codes.long()] - phase).abs().max() <= 0.51 * period / 99
+    assert max(bins.max_error(predictor).values()) < 0.1
 
 
 def fixed(kernel: Kernel, period: float) -> Kernel:
@@ -189,13 +189,13 @@ def test_phases_stand_for_columns_only_where_all_of_a_kernel_has_one_fixed_perio
     kernel: Kernel, period: float | None
 ) -> None:
     predictor = AdditivePredictor(ComponentGroup(kernel, [[0]], regular_grid(0.0, 1.0, 4)))
-    ((term,),) = ColumnLevels.from_data(torch.rand(500, 1) * 50, predictor, max_levels=50).terms
+    ((term,),) = ColumnBins.from_data(torch.rand(500, 1) * 50, predictor, max_bins=50).terms
     assert term == 0 if period is None else (term.column == 0 and term.period == pytest.approx(period))
 
 
-def test_components_of_phases_take_levels_of_columns_where_there_are_no_others() -> None:
+def test_components_of_phases_take_bins_of_columns_where_there_are_no_others() -> None:
     x = torch.rand(100, 1) * 0.9
     predictor = AdditivePredictor(cyclic(0, period=1.0))
-    assert ColumnLevels.from_data(x).positions(predictor.groups[0]) == [0]
-    with pytest.raises(ValueError, match="no levels for columns"):
-        ColumnLevels.from_data(x, [[]]).positions(predictor.groups[0])
+    assert ColumnBins.from_data(x).positions(predictor.groups[0]) == [0]
+    with pytest.raises(ValueError, match="no bins for columns"):
+        ColumnBins.from_data(x, [[]]).positions(predictor.groups[0])

@@ -1,5 +1,5 @@
 r"""
-Columns of data as indices of a few levels, so that what a model needs of them is computed at the levels only.
+Columns of data as indices of a few bins, so that what a model needs of them is computed at the bins only.
 
 A column with few distinct values (a factor, an age in years, a rounded measurement) keeps them. Any other is rounded to
 equidistant values over its range, as ``bam(discrete=TRUE)`` of mgcv does. What periodic components see of a column is
@@ -21,13 +21,13 @@ from gpytorch_gam.components.additive_predictor import AdditivePredictor
 from gpytorch_gam.components.component_group import ComponentGroup
 from gpytorch_gam.kernels import ANOVAKernel, CentredKernel, LevelKernel, OrdinalKernel
 
-# Levels of a column that a component reads alone, of each of two that it reads together, and of each of more.
-DEFAULT_MAX_LEVELS = (1000, 100, 25)
+# Bins of a column that a component reads alone, of each of two that it reads together, and of each of more.
+DEFAULT_MAX_BINS = (1000, 100, 25)
 
 # Rows that are looked at together for new values.
 _BLOCK_SIZE = 16384
 
-# Levels of a component that are looked at for errors of rounding.
+# Bins of a component that are looked at for errors of rounding.
 _MAX_CHECKED = 128
 
 # Positions in the grid of a component's columns that a table of occurring combinations may have.
@@ -52,7 +52,7 @@ Coordinate = int | Phase
 
 class Margin(NamedTuple):
     """
-    The levels of one column.
+    The bins of one column.
 
     :ivar values: ascending, ``(u,)``.
     :ivar step: distance between values to which others are rounded; 0 if these are all the values that there are.
@@ -63,29 +63,29 @@ class Margin(NamedTuple):
 
     def codes(self, column: Tensor, name: str) -> Tensor:
         """
-        Index of the level of each entry, in int32.
+        Index of the bin of each entry, in int32.
 
         :param column: ``(n,)``.
         :param name: For messages.
-        :raises ValueError: For entries out of range, or that are not among exact levels.
+        :raises ValueError: For entries out of range, or that are not among exact bins.
         """
         if not self.step:
             codes = torch.searchsorted(self.values, column.contiguous(), out_int32=True).clamp_(
                 max=len(self.values) - 1
             )
-            self._refuse(self.values[codes] != column, column, f"are not among the {len(self.values)} levels of {name}")
+            self._refuse(self.values[codes] != column, column, f"are not among the {len(self.values)} bins of {name}")
             return codes
         low, high = self.values[0].item(), self.values[-1].item()
         smallest, largest = torch.aminmax(column)
         if not (smallest >= low and largest <= high):
             self._refuse(~((column >= low) & (column <= high)), column, f"are outside the range of {name}")
-        scaled = (column - low).mul_(1.0 / self.step).add_(0.5)  # the nearest level: cut off after adding a half
+        scaled = (column - low).mul_(1.0 / self.step).add_(0.5)  # the nearest bin: cut off after adding a half
         return scaled.to(torch.int32).clamp_(max=len(self.values) - 1)
 
     @classmethod
     def regular(cls, low: float, high: float, number: int, like: Tensor) -> Margin:
         """
-        Equidistant levels.
+        Equidistant bins.
 
         :param low: First value.
         :param high: Last value.
@@ -93,14 +93,14 @@ class Margin(NamedTuple):
         :param like: Gives dtype and device.
         """
         if number < 2:
-            raise ValueError(f"max_levels must be at least 2 for columns that are rounded, got {number}")
+            raise ValueError(f"max_bins must be at least 2 for columns that are rounded, got {number}")
         # In float64 first: the ends are the range itself, whatever the dtype.
         values = torch.linspace(low, high, number, dtype=torch.float64, device=like.device).to(like.dtype)
         values[0], values[-1] = low, high
         return cls(values, (high - low) / (number - 1))
 
     def coarser(self, low: float, high: float, number: int) -> Margin:
-        """At most so many levels over a range; exact ones stay."""
+        """At most so many bins over a range; exact ones stay."""
         is_fine = self.step > 0 and len(self.values) > number
         return Margin.regular(low, high, number, self.values) if is_fine else self
 
@@ -108,12 +108,12 @@ class Margin(NamedTuple):
         if bad.any():
             raise ValueError(
                 f"{int(bad.sum())} of {len(column)} entries (the first: {column[bad][0].item()!r}) {what}, "
-                f"[{self.values[0].item()!r}, {self.values[-1].item()!r}]: make levels from all of the data"
+                f"[{self.values[0].item()!r}, {self.values[-1].item()!r}]: make bins from all of the data"
             )
 
 
 class _Term(NamedTuple):
-    """Coordinates that a component reads, and the combinations of their levels that occur."""
+    """Coordinates that a component reads, and the combinations of their bins that occur."""
 
     columns: tuple[Coordinate, ...]
     margins: tuple[Margin, ...]
@@ -121,12 +121,12 @@ class _Term(NamedTuple):
     positions: Tensor | None  # int32: from the grid of the margins to the combinations, -1 for none; None if all occur
 
 
-class ColumnLevels:
+class ColumnBins:
     r"""
-    For each set of columns that a component reads, the places (levels) to which rows are assigned.
+    For each set of columns that a component reads, the places (bins) to which rows are assigned.
 
-    A column that has no more than ``max_levels`` distinct values keeps them, and nothing is lost. Any other gets
-    ``max_levels`` equidistant values over its range, and entries are rounded to the nearest. The levels of several
+    A column that has no more than ``max_bins`` distinct values keeps them, and nothing is lost. Any other gets
+    ``max_bins`` equidistant values over its range, and entries are rounded to the nearest. The bins of several
     columns are the combinations of coarser margins that occur in the data. For a component that is periodic in a
     column, with a period that is not trained, the column stands for its phase, a :class:`Phase` in :attr:`terms`. See
     :meth:`max_error` for what rounding does.
@@ -134,9 +134,9 @@ class ColumnLevels:
     Make one with :meth:`from_data` or :meth:`from_batches`.
 
     Example:
-        >>> levels = ColumnLevels.from_data(x, predictor)
-        >>> codes = levels.index(x)        # one row of integers for each entry of levels.terms
-        >>> levels.values((0,))[codes[0]]  # column 0 of x, rounded
+        >>> bins = ColumnBins.from_data(x, predictor)
+        >>> codes = bins.index(x)        # one row of integers for each entry of bins.terms
+        >>> bins.values((0,))[codes[0]]  # column 0 of x, rounded
     """
 
     def __init__(self, terms: Sequence[_Term], ranges: dict[Coordinate, tuple[float, float]]) -> None:
@@ -149,20 +149,20 @@ class ColumnLevels:
         x: Tensor,
         terms: AdditivePredictor | Sequence[Sequence[Coordinate]] | None = None,
         *,
-        max_levels: int | Sequence[int] = DEFAULT_MAX_LEVELS,
-    ) -> ColumnLevels:
+        max_bins: int | Sequence[int] = DEFAULT_MAX_BINS,
+    ) -> ColumnBins:
         """
-        Levels from data in memory.
+        Bins from data in memory.
 
         :param x: Inputs ``(n, D)``.
         :param terms: Sets of columns that components read, or a predictor that has them; default each column alone.
-        :param max_levels: Of a column alone, of each of two columns that are read together, of each of three, and so
+        :param max_bins: Of a column alone, of each of two columns that are read together, of each of three, and so
             on; the last number holds for all further ones.
         :raises ValueError: If there are no rows, NaN or infinity (missing values are not discretised), combinations of
             too many columns, or categories of a predictor's terms that would be rounded.
         :raises NotImplementedError: If a term reads categories together with a column that would be rounded.
         """
-        return cls.from_batches([x], terms, max_levels=max_levels)
+        return cls.from_batches([x], terms, max_bins=max_bins)
 
     @classmethod
     def from_batches(
@@ -170,18 +170,18 @@ class ColumnLevels:
         batches: Iterable[Tensor | Sequence[Tensor]],
         terms: AdditivePredictor | Sequence[Sequence[Coordinate]] | None = None,
         *,
-        max_levels: int | Sequence[int] = DEFAULT_MAX_LEVELS,
-    ) -> ColumnLevels:
+        max_bins: int | Sequence[int] = DEFAULT_MAX_BINS,
+    ) -> ColumnBins:
         """
-        Levels from batches of rows, gone through once, and a second time if components read several columns together.
+        Bins from batches of rows, gone through once, and a second time if components read several columns together.
 
         :param batches: Inputs ``(b, D)``, or tuples that begin with them, such as a ``DataLoader`` gives.
         :param terms: See :meth:`from_data`.
-        :param max_levels: See :meth:`from_data`.
+        :param max_bins: See :meth:`from_data`.
         :raises ValueError: See :meth:`from_data`.
         :raises NotImplementedError: See :meth:`from_data`.
         """
-        numbers = _validated_max_levels(max_levels)
+        numbers = _validated_max_bins(max_bins)
         columns: list[tuple[Coordinate, ...]] | None = None
         optional = _may_be_missing(terms)
         summaries: dict[Coordinate, _ColumnSummary] = {}
@@ -192,7 +192,7 @@ class ColumnLevels:
                 summary = summaries.setdefault(column, _ColumnSummary(max(numbers)))
                 summary.add(_read(x, column), _index(column), optional)
         if columns is None:
-            raise ValueError("there are no rows to take levels from")
+            raise ValueError("there are no rows to take bins from")
         margins = [
             tuple(summaries[column].margin(_number_for(len(term), numbers)) for column in term) for term in columns
         ]
@@ -215,7 +215,7 @@ class ColumnLevels:
         Which of :attr:`terms` each component of a group reads.
 
         :param group: The components.
-        :raises ValueError: If there are no levels for one.
+        :raises ValueError: If there are no bins for one.
         """
         places = {columns: position for position, columns in enumerate(self._terms)}
         found = []
@@ -240,11 +240,11 @@ class ColumnLevels:
         try:
             return self._terms[tuple(columns)]
         except KeyError:
-            raise ValueError(f"there are no levels for columns {tuple(columns)}, only for {list(self.terms)}") from None
+            raise ValueError(f"there are no bins for columns {tuple(columns)}, only for {list(self.terms)}") from None
 
-    def num_levels(self, columns: Sequence[Coordinate]) -> int:
+    def num_bins(self, columns: Sequence[Coordinate]) -> int:
         """
-        Number of levels.
+        Number of bins.
 
         :param columns: One of :attr:`terms`.
         """
@@ -252,7 +252,7 @@ class ColumnLevels:
 
     def values(self, columns: Sequence[Coordinate]) -> Tensor:
         """
-        The levels, ``(U, d)``.
+        The bins, ``(U, d)``.
 
         :param columns: One of :attr:`terms`.
         """
@@ -260,7 +260,7 @@ class ColumnLevels:
 
     def is_exact(self, columns: Sequence[Coordinate]) -> bool:
         """
-        Whether the data lie on the levels, so that nothing is rounded.
+        Whether the data lie on the bins, so that nothing is rounded.
 
         :param columns: One of :attr:`terms`.
         """
@@ -269,11 +269,11 @@ class ColumnLevels:
     @torch.no_grad()
     def index(self, x: Tensor) -> list[Tensor]:
         """
-        The level of each row, in the smallest of int16 and int32 that holds it.
+        The bin of each row, in the smallest of int16 and int32 that holds it.
 
         :param x: Inputs ``(n, D)``.
         :return: For each of :attr:`terms` ``(n,)``.
-        :raises ValueError: For values outside the range, or that are not among the levels where these are exact.
+        :raises ValueError: For values outside the range, or that are not among the bins where these are exact.
         """
         cache: dict[tuple[Coordinate, int, float], Tensor] = {}
         codes = []
@@ -289,20 +289,20 @@ class ColumnLevels:
                 if (position < 0).any():
                     raise ValueError(
                         f"{int((position < 0).sum())} of {len(x)} rows have combinations of columns {term.columns} "
-                        "that did not occur in the data from which the levels were made"
+                        "that did not occur in the data from which the bins were made"
                     )
             small = len(term.values) <= torch.iinfo(torch.int16).max
             codes.append(position.to(torch.int16) if small else position)
         return codes
 
-    def coarser(self, max_levels: int | Sequence[int]) -> ColumnLevels:
+    def coarser(self, max_bins: int | Sequence[int]) -> ColumnBins:
         """
-        Levels of the same columns with fewer values where these are rounded. Exact ones stay, and all combinations of
+        Bins of the same columns with fewer values where these are rounded. Exact ones stay, and all combinations of
         columns count as occurring.
 
-        :param max_levels: See :meth:`from_data`.
+        :param max_bins: See :meth:`from_data`.
         """
-        numbers = _validated_max_levels(max_levels)
+        numbers = _validated_max_bins(max_bins)
         terms = []
         for term in self._terms.values():
             number = _number_for(len(term.columns), numbers)
@@ -312,55 +312,55 @@ class ColumnLevels:
             )
             is_same = all(new is old for new, old in zip(margins, term.margins, strict=True))
             terms.append(term if is_same else _Term(term.columns, margins, _grid(margins), None))
-        return ColumnLevels(terms, self._ranges)
+        return ColumnBins(terms, self._ranges)
 
     @torch.no_grad()
     def max_error(self, predictor: AdditivePredictor) -> dict[str, float]:
         r"""
         What rounding can do to each component: the prior standard deviation of :math:`f_c(\mathbf x) - f_c(\ell)`, with
-        :math:`\mathbf x` half a step from its level :math:`\ell` in every rounded column and :math:`\ell` where that is
-        largest, relative to the largest prior standard deviation of :math:`f_c` at the levels,
+        :math:`\mathbf x` half a step from its bin :math:`\ell` in every rounded column and :math:`\ell` where that is
+        largest, relative to the largest prior standard deviation of :math:`f_c` at the bins,
 
         .. math::
             \sqrt{\max_\ell \big( k_c(\mathbf x, \mathbf x) + k_c(\ell, \ell) - 2 k_c(\mathbf x, \ell) \big)} .
 
-        It is 0 where levels are exact. Of a component with more than 128 levels, so many are looked at. Of rows that
+        It is 0 where bins are exact. Of a component with more than 128 bins, so many are looked at. Of rows that
         fill the intervals evenly, errors of opposite sign cancel in sums over the data, so fits lose far less, in
         proportion to the square of the step.
 
-        :param predictor: Components whose columns have levels, without multipliers taken into account.
+        :param predictor: Components whose columns have bins, without multipliers taken into account.
         :return: For each component, by name.
         """
         return {name: error for group in predictor.groups for name, error in self._errors(group).items()}
 
     def _errors(self, group: ComponentGroup) -> dict[str, float]:
-        """Of all components of a group together: those with fewer levels repeat their first."""
+        """Of all components of a group together: those with fewer bins repeat their first."""
         terms = [list(self._terms.values())[position] for position in self.positions(group)]
         if all(not margin.step for term in terms for margin in term.margins):
             return dict.fromkeys(group.names, 0.0)
         values = [_thinned(term.values) for term in terms]
         size = max(map(len, values))
-        levels = torch.stack([torch.cat([some, some[:1].expand(size - len(some), -1)]).double() for some in values])
-        halves = levels.new_tensor([[0.5 * margin.step for margin in term.margins] for term in terms]).unsqueeze(-2)
-        bounds = levels.new_tensor([[self._ranges[column] for column in term.columns] for term in terms]).unsqueeze(-3)
-        largest = levels.new_zeros(len(terms))
-        prior = _paired_kernel(group, levels, levels)
-        # Half a step up from a level and half a step down from the next are nearly the same: one direction will do.
-        for signs in itertools.product((1.0,), *[(1.0, -1.0)] * (levels.shape[-1] - 1)):
-            moved = levels + levels.new_tensor(signs) * halves
+        bins = torch.stack([torch.cat([some, some[:1].expand(size - len(some), -1)]).double() for some in values])
+        halves = bins.new_tensor([[0.5 * margin.step for margin in term.margins] for term in terms]).unsqueeze(-2)
+        bounds = bins.new_tensor([[self._ranges[column] for column in term.columns] for term in terms]).unsqueeze(-3)
+        largest = bins.new_zeros(len(terms))
+        prior = _paired_kernel(group, bins, bins)
+        # Half a step up from a bin and half a step down from the next are nearly the same: one direction will do.
+        for signs in itertools.product((1.0,), *[(1.0, -1.0)] * (bins.shape[-1] - 1)):
+            moved = bins + bins.new_tensor(signs) * halves
             moved = torch.minimum(torch.maximum(moved, bounds[..., 0]), bounds[..., 1])
-            variance = prior + _paired_kernel(group, moved, moved) - 2.0 * _paired_kernel(group, moved, levels)
+            variance = prior + _paired_kernel(group, moved, moved) - 2.0 * _paired_kernel(group, moved, bins)
             largest = torch.maximum(largest, variance.amax(-1))
         relative = (largest.clamp_min(0.0) / prior.amax(-1)).sqrt()
         return dict(zip(group.names, relative.tolist(), strict=True))
 
     def __repr__(self) -> str:
-        parts = [f"{term}: {self.num_levels(term)}{' exact' if self.is_exact(term) else ''}" for term in self.terms]
-        return f"ColumnLevels({', '.join(parts)})"
+        parts = [f"{term}: {self.num_bins(term)}{' exact' if self.is_exact(term) else ''}" for term in self.terms]
+        return f"ColumnBins({', '.join(parts)})"
 
 
 def _thinned(values: Tensor) -> Tensor:
-    """Levels from all of their range, in a stride that shares no factor with the sides of a grid of them."""
+    """Bins from all of their range, in a stride that shares no factor with the sides of a grid of them."""
     stride = -(-len(values) // _MAX_CHECKED) | 1
     return values[::stride]
 
@@ -416,19 +416,19 @@ class _ColumnSummary:
         self._distinct = values.unique()
         self._has_few = len(self._distinct) <= self._max_distinct
 
-    def margin(self, max_levels: int) -> Margin:
+    def margin(self, max_bins: int) -> Margin:
         assert self._distinct is not None and self._like is not None
-        if self._has_few and len(self._distinct) <= max_levels:
+        if self._has_few and len(self._distinct) <= max_bins:
             return Margin(self._distinct, 0.0)
-        return Margin.regular(self.low, self.high, max_levels, self._like)
+        return Margin.regular(self.low, self.high, max_bins, self._like)
 
 
-def _validated_max_levels(max_levels: int | Sequence[int]) -> tuple[int, ...]:
-    if isinstance(max_levels, str) or not isinstance(max_levels, Sequence):
-        max_levels = (checks.integer("max_levels", max_levels),)
-    numbers = tuple(checks.integer("max_levels", number) for number in max_levels)
+def _validated_max_bins(max_bins: int | Sequence[int]) -> tuple[int, ...]:
+    if isinstance(max_bins, str) or not isinstance(max_bins, Sequence):
+        max_bins = (checks.integer("max_bins", max_bins),)
+    numbers = tuple(checks.integer("max_bins", number) for number in max_bins)
     if not numbers or any(not isinstance(number, int) or number < 1 for number in numbers):
-        raise ValueError(f"max_levels must hold positive integers, got {max_levels!r}")
+        raise ValueError(f"max_bins must hold positive integers, got {max_bins!r}")
     return numbers
 
 
@@ -440,7 +440,7 @@ def _inputs_of(batch: Tensor | Sequence[Tensor]) -> Tensor:
     x = batch if torch.is_tensor(batch) else batch[0]
     if not torch.is_tensor(x) or x.dim() != 2 or not x.is_floating_point():
         raise ValueError(
-            "levels are made from x or batches, floating point tensors of shape (n, D) or tuples that begin with one, "
+            "bins are made from x or batches, floating point tensors of shape (n, D) or tuples that begin with one, "
             f"got {checks.shown(x)}"
         )
     if not len(x):
@@ -486,7 +486,7 @@ def _refuse_rounded_categories(
             if set(rounded) & set(categories):
                 raise ValueError(
                     f"component {name!r} reads categories in columns {categories}, which have more distinct values "
-                    f"than max_levels allows for {len(row)} column(s): raise max_levels, or use fit and polish"
+                    f"than max_bins allows for {len(row)} column(s): raise max_bins, or use fit and polish"
                 )
             if rounded and categories:
                 raise NotImplementedError(
@@ -570,7 +570,7 @@ def _occurring(
     grids = [torch.Size([len(margin.values) for margin in margins_of]).numel() for margins_of in margins]
     for names, size in zip(columns, grids, strict=True):
         if size > _MAX_GRID:
-            raise ValueError(f"columns {names} have {size} combinations of levels: lower max_levels for {len(names)}")
+            raise ValueError(f"columns {names} have {size} combinations of bins: lower max_bins for {len(names)}")
     seen = {
         index: torch.zeros(grids[index], dtype=torch.bool, device=margins[index][0].values.device)
         for index, names in enumerate(columns)
