@@ -15,32 +15,32 @@ class RowsWithResponse(NamedTuple):
 
     :ivar x: inputs ``(m, D)``.
     :ivar y: responses ``(m,)`` or ``(m, k)``.
-    :ivar row_parameters: row-wise arguments of the likelihood, tensors ``(m, ...)``; scalars as they were.
+    :ivar row_arguments: row-wise arguments of the likelihood, tensors ``(m, ...)``; scalars as they were.
     :ivar num_dropped: number of rows that were dropped.
     """
 
     x: Tensor
     y: Tensor
-    row_parameters: dict[str, Any]
+    row_arguments: dict[str, Any]
     num_dropped: int
 
 
-def drop_missing(x: Tensor, y: Tensor, **row_parameters: Tensor | float) -> RowsWithResponse:
+def drop_missing(x: Tensor, y: Tensor, **row_arguments: Tensor | float) -> RowsWithResponse:
     """
     Drop the rows whose response is missing: NaN, in any column of ``y``. Infinity stays, and is an error later on; so
     are missing inputs, unless components are declared ``missing="marginal"``.
 
     :param x: Inputs ``(n, D)``.
     :param y: Responses ``(n,)``, or several a row ``(n, k)``.
-    :param row_parameters: Row-wise arguments of the likelihood, such as ``offset`` or ``weights``: tensors with n rows
+    :param row_arguments: Row-wise arguments of the likelihood, such as ``offset`` or ``weights``: tensors with n rows
         ``(n, ...)``, or scalars.
     :return: The rows that are left, and how many are not. If none is missing, the tensors themselves.
     :raises TypeError: If ``x`` or ``y`` is not a tensor, or a row-wise argument neither a tensor nor a number.
     :raises ValueError: If numbers of rows differ, or no row is left.
 
     Example:
-        >>> x, y, parameters, num_dropped = drop_missing(x, y, offset=offset)
-        >>> mll(model(x), y, **parameters)
+        >>> x, y, row_arguments, num_dropped = drop_missing(x, y, offset=offset)
+        >>> mll(model(x), y, **row_arguments)
     """
     for name, value in (("x", x), ("y", y)):
         if not torch.is_tensor(value):
@@ -51,10 +51,10 @@ def drop_missing(x: Tensor, y: Tensor, **row_parameters: Tensor | float) -> Rows
         raise ValueError(
             f"y must have shape ({len(x)},) or ({len(x)}, k) beside {len(x)} rows of x, got {tuple(y.shape)}"
         )
-    for name, argument in row_parameters.items():
+    for name, argument in row_arguments.items():
         if not torch.is_tensor(argument) and not isinstance(argument, numbers.Real) and argument is not None:
             raise TypeError(f"{name} must be a torch.Tensor or a number, got {type(argument).__name__}")
-    by_row = {name: value for name, value in row_parameters.items() if torch.is_tensor(value) and value.dim() > 0}
+    by_row = {name: value for name, value in row_arguments.items() if torch.is_tensor(value) and value.dim() > 0}
     for name, value in by_row.items():
         if len(value) != len(x):
             raise ValueError(f"{name} must have {len(x)} rows as x has, or be a scalar, got shape {tuple(value.shape)}")
@@ -64,9 +64,9 @@ def drop_missing(x: Tensor, y: Tensor, **row_parameters: Tensor | float) -> Rows
         found = f"y is missing in {num_dropped} of {len(x)} rows" if len(x) else "x has no rows"
         raise ValueError(f"no row is left: {found}")
     if num_dropped == 0:
-        return RowsWithResponse(x, y, dict(row_parameters), 0)
+        return RowsWithResponse(x, y, dict(row_arguments), 0)
     kept = (~is_missing).nonzero().flatten()
     left = {name: value.index_select(0, kept.to(value.device)) for name, value in by_row.items()}
     return RowsWithResponse(
-        x.index_select(0, kept.to(x.device)), y.index_select(0, kept), {**row_parameters, **left}, num_dropped
+        x.index_select(0, kept.to(x.device)), y.index_select(0, kept), {**row_arguments, **left}, num_dropped
     )

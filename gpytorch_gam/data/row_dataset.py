@@ -15,7 +15,7 @@ class RowDataset(Dataset[tuple[Tensor, Tensor, dict[str, Tensor]]]):
 
     :param x: Inputs ``(n, D)``.
     :param y: Responses ``(n)``.
-    :param row_parameters: Tensors with n rows.
+    :param row_arguments: Tensors with n rows.
     :raises TypeError: If one is not a tensor with rows.
     :raises ValueError: If their numbers of rows differ.
 
@@ -24,16 +24,16 @@ class RowDataset(Dataset[tuple[Tensor, Tensor, dict[str, Tensor]]]):
         >>> fit(model, PoissonLikelihood(), loader)
     """
 
-    def __init__(self, x: Tensor, y: Tensor, **row_parameters: Tensor) -> None:
-        for name, value in {"x": x, "y": y, **row_parameters}.items():
+    def __init__(self, x: Tensor, y: Tensor, **row_arguments: Tensor) -> None:
+        for name, value in {"x": x, "y": y, **row_arguments}.items():
             if not torch.is_tensor(value) or value.dim() == 0:
                 raise TypeError(f"{name} must be a tensor with one row for each row of the data, got {value!r}")
             if len(value) != len(x):
                 raise ValueError(f"{name} has {len(value)} rows, but x has {len(x)}")
-        self.x, self.y, self.row_parameters = x, y, row_parameters
+        self.x, self.y, self.row_arguments = x, y, row_arguments
 
     def __len__(self) -> int:
         return len(self.x)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        return self.x[index], self.y[index], {name: value[index] for name, value in self.row_parameters.items()}
+        return self.x[index], self.y[index], {name: value[index] for name, value in self.row_arguments.items()}

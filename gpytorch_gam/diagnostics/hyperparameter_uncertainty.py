@@ -241,7 +241,7 @@ class HyperparameterUncertainty:
         for batch in self._batches:
             for rows in checked_rows(self._strategy, self._likelihood, batch).split(_CHUNK):
                 with gradients_on():
-                    bound = mll(self._model(rows.x), rows.y, **rows.parameters)
+                    bound = mll(self._model(rows.x), rows.y, **rows.row_arguments)
                     bound = bound * len(rows.y)  # the divergence adds up to one
                 found = torch.autograd.grad(bound, list(parameters.values()), allow_unused=True)
                 for key, gradient in zip(parameters, found, strict=True):

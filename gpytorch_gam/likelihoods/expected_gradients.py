@@ -34,7 +34,7 @@ def expected_gradients(
     y: Tensor,
     mean: Tensor,
     variance: Tensor,
-    row_parameters: Mapping[str, Tensor] | None = None,
+    row_arguments: Mapping[str, Tensor] | None = None,
 ) -> ExpectedGradients:
     """
     Differentiate the expected log-likelihood in the marginals of the predictor.
@@ -43,12 +43,12 @@ def expected_gradients(
     :param y: Responses, ``(*batch, n)``.
     :param mean: Of the predictor, ``(*batch, n)``.
     :param variance: Of the predictor, ``(*batch, n)``.
-    :param row_parameters: Further arguments of the likelihood, such as offsets and weights.
+    :param row_arguments: Further arguments of the likelihood, such as offsets and weights.
     """
     with torch.enable_grad():
         mean, variance = mean.detach().requires_grad_(), variance.detach().requires_grad_()
         rows = MultivariateNormal(mean, DiagLinearOperator(variance))
-        expected = likelihood.expected_log_prob(y, rows, **(row_parameters or {}))
+        expected = likelihood.expected_log_prob(y, rows, **(row_arguments or {}))
         _check_one_a_row(likelihood, expected, mean.dim())
         by_mean, by_variance = torch.autograd.grad(expected.sum(), (mean, variance))
     return ExpectedGradients(expected.detach().double(), by_mean.double(), (-2 * by_variance.double()).clamp_min(0.0))
@@ -59,7 +59,7 @@ def joint_expected_gradients(
     y: Tensor,
     mean: Tensor,
     covariance: Tensor,
-    row_parameters: Mapping[str, Tensor] | None = None,
+    row_arguments: Mapping[str, Tensor] | None = None,
 ) -> ExpectedGradients:
     """
     Differentiate the expected log-likelihood in the moments of several predictors.
@@ -68,12 +68,12 @@ def joint_expected_gradients(
     :param y: Responses, ``(n)``.
     :param mean: Of the predictors, ``(n, P)``.
     :param covariance: Between them in each row, ``(n, P, P)``.
-    :param row_parameters: Further arguments of the likelihood, such as offsets and weights.
+    :param row_arguments: Further arguments of the likelihood, such as offsets and weights.
     """
     with torch.enable_grad():
         mean, covariance = mean.detach().requires_grad_(), covariance.detach().requires_grad_()
         joint = independent_rows(PredictorMoments(mean, covariance))
-        expected = likelihood.expected_log_prob(y, joint, **(row_parameters or {}))
+        expected = likelihood.expected_log_prob(y, joint, **(row_arguments or {}))
         _check_one_a_row(likelihood, expected, mean.dim() - 1)
         by_mean, by_covariance = torch.autograd.grad(expected.sum(), (mean, covariance))
     return ExpectedGradients(expected.detach().double(), by_mean.double(), curvature_of(by_covariance, scale=-2.0))

@@ -87,10 +87,10 @@ class GraphedStep:
         :param rows: Without arguments of the likelihood.
         :raises NotImplementedError: If they have some.
         """
-        if rows.parameters:
+        if rows.row_arguments:
             raise NotImplementedError(
-                f"cuda_graph=True takes no row-wise arguments of the likelihood, got {sorted(rows.parameters)}: leave "
-                "out cuda_graph"
+                f"cuda_graph=True takes no row-wise arguments of the likelihood, got {sorted(rows.row_arguments)}: "
+                "leave out cuda_graph"
             )
         return self(rows.x, rows.y)
 

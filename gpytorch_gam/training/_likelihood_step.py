@@ -58,7 +58,7 @@ def fit_likelihood(
         predictor = model(rows.x)
 
     def objective() -> Tensor:
-        expected = likelihood.expected_log_prob(rows.y, predictor, **rows.parameters).double().sum()
+        expected = likelihood.expected_log_prob(rows.y, predictor, **rows.row_arguments).double().sum()
         if not processes.is_alone:
             expected = _of_all(processes, expected, parameters)
         return num_data / num_rows * expected + _log_prior(likelihood)

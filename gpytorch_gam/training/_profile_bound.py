@@ -172,7 +172,7 @@ class ProfileBound:
         for part in self._rows:
             for rows in part.split(_CHUNK):
                 with torch.enable_grad():
-                    value = len(rows.y) * mll(self._model(rows.x), rows.y, **rows.parameters)
+                    value = len(rows.y) * mll(self._model(rows.x), rows.y, **rows.row_arguments)
                     found = torch.autograd.grad(value, self._parameters, allow_unused=True)
                 bound += value.detach()
                 totals = [total if new is None else total + new for total, new in zip(totals, found, strict=True)]

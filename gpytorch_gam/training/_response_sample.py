@@ -45,8 +45,8 @@ def sampled_responses(
                 break
     if not rows:
         return []
-    names = set.intersection(*(set(part.parameters) for part in rows))
-    arguments = {name: torch.cat([part.parameters[name] for part in rows]) for name in names}
+    names = set.intersection(*(set(part.row_arguments) for part in rows))
+    arguments = {name: torch.cat([part.row_arguments[name] for part in rows]) for name in names}
     y = torch.cat([part.y for part in rows])
     means = torch.cat([strategy.read(part.x).means.mT for part in rows])  # (n, P)
     arguments, y, means = _of_all(processes, arguments, y, means)

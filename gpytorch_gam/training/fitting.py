@@ -356,7 +356,7 @@ class _Loop:
         """Minus the ELBO per row; leaves gradients."""
         if self.adam is not None:
             self.adam.zero_grad()
-        loss = -self.mll(self.mll.model(rows.x), rows.y, **rows.parameters)
+        loss = -self.mll(self.mll.model(rows.x), rows.y, **rows.row_arguments)
         if loss.dim():
             raise ValueError(
                 f"the objective has shape {tuple(loss.shape)} and is no number: {type(self.mll.likelihood).__name__} "

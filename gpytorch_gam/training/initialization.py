@@ -12,7 +12,7 @@ from gpytorch_gam import _checks as checks
 from gpytorch_gam.numerics.grad_mode import gradients_on
 from gpytorch_gam.optim.natural_gradient import NaturalGradient
 from gpytorch_gam.optim.posterior.parameters import StructuredDistribution, modes_kept, validated_strategy
-from gpytorch_gam.optim.rows.likelihood_check import check_number_of_predictors, parameters_with_noise
+from gpytorch_gam.optim.rows.likelihood_check import arguments_with_noise, check_number_of_predictors
 from gpytorch_gam.optim.rows.stream import checked_data
 
 
@@ -22,7 +22,7 @@ def initialize_posterior(
     x: Tensor,
     y: Tensor,
     num_data: int | None = None,
-    **row_parameters: Any,
+    **row_arguments: Any,
 ) -> None:
     """
     Set the posterior to a natural-gradient step on a batch at the present hyperparameters, and settle an automatic
@@ -37,7 +37,7 @@ def initialize_posterior(
     :param x: Inputs of a batch ``(b, D)``; the more rows the better.
     :param y: Responses ``(b)``, or ``(b, T)`` as for :func:`fit`.
     :param num_data: Number N of rows of all the data; default b.
-    :param row_parameters: Further arguments of the likelihood, such as offsets and weights.
+    :param row_arguments: Further arguments of the likelihood, such as offsets and weights.
     :raises TypeError: If an argument is of another kind.
     :raises ValueError: If the data cannot be read, or ``num_data`` is smaller than the batch.
 
@@ -47,8 +47,8 @@ def initialize_posterior(
     """
     strategy = validated_strategy(model, StructuredDistribution, several_predictors=True)
     check_number_of_predictors(strategy, likelihood)
-    given = parameters_with_noise(likelihood, len(checks.tensor("y", y)), row_parameters)
-    x, y, parameters = checked_data(strategy, likelihood, x, y, given)
+    given = arguments_with_noise(likelihood, len(checks.tensor("y", y)), row_arguments)
+    x, y, row_arguments = checked_data(strategy, likelihood, x, y, given)
     num_data = len(y) if num_data is None else checks.integer("num_data", num_data)
     if num_data < len(y):
         raise ValueError(
@@ -61,7 +61,7 @@ def initialize_posterior(
             for parameter, _ in gradients:
                 parameter.grad = None
             mll = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=num_data).train()
-            loss = -mll(model(x), y, **parameters)
+            loss = -mll(model(x), y, **row_arguments)
             loss.backward()
             natural.step()
         finally:

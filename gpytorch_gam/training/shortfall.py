@@ -114,7 +114,7 @@ def _thinned(rows: Rows, most: int) -> Rows:
     """Equally spaced rows."""
     size = len(rows.y)
     chosen = torch.linspace(0, size - 1, min(size, most), dtype=torch.float64, device=rows.y.device).round().long()
-    return Rows(rows.x[chosen], rows.y[chosen], {name: value[chosen] for name, value in rows.parameters.items()})
+    return Rows(rows.x[chosen], rows.y[chosen], {name: value[chosen] for name, value in rows.row_arguments.items()})
 
 
 def _shortfall_of_rows(
@@ -131,12 +131,12 @@ def _curvatures(strategy: AdditiveVariationalStrategy, likelihood: Likelihood, r
     """Those of each predictor, ``(n, P)``."""
     if strategy.predictor.num_predictors == 1 and is_gaussian(likelihood):  # they are the same everywhere
         zeros = torch.zeros_like(rows.y)
-        return expected_gradients(likelihood, rows.y, zeros, zeros + 1, rows.parameters).curvatures.unsqueeze(-1)
+        return expected_gradients(likelihood, rows.y, zeros, zeros + 1, rows.row_arguments).curvatures.unsqueeze(-1)
     moments = strategy.predictor_moments(rows.x)
     if strategy.predictor.num_predictors == 1:
         mean, variance = moments.mean.squeeze(-1), moments.covariance.flatten(-3)
-        return expected_gradients(likelihood, rows.y, mean, variance, rows.parameters).curvatures.unsqueeze(-1)
-    found = joint_expected_gradients(likelihood, rows.y, moments.mean, moments.covariance, rows.parameters)
+        return expected_gradients(likelihood, rows.y, mean, variance, rows.row_arguments).curvatures.unsqueeze(-1)
+    found = joint_expected_gradients(likelihood, rows.y, moments.mean, moments.covariance, rows.row_arguments)
     return found.curvatures.diagonal(dim1=-2, dim2=-1).clamp_min(0.0)
 
 

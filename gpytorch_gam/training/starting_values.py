@@ -99,17 +99,17 @@ def start_from_responses(model: gpytorch.models.ApproximateGP, likelihood: Likel
 
 
 def null_predictor(
-    likelihood: Likelihood, y: Tensor, row_parameters: Mapping[str, Tensor] | None = None
+    likelihood: Likelihood, y: Tensor, row_arguments: Mapping[str, Tensor] | None = None
 ) -> Tensor | None:
     """
     The predictor of the model without effects, ``(P,)`` in float64, roughly.
 
     :param likelihood: Any.
     :param y: Responses ``(n,)``.
-    :param row_parameters: Further arguments of the likelihood, such as offsets and weights.
+    :param row_arguments: Further arguments of the likelihood, such as offsets and weights.
     :return: None if the likelihood is not known, or no response is finite.
     """
-    responses = Responses(y, row_parameters or {})
+    responses = Responses(y, row_arguments or {})
     null = null_model(unwrapped(likelihood), responses) if len(responses) else None
     return None if null is None else torch.tensor(null.mean, dtype=torch.float64)
 

@@ -24,10 +24,10 @@ def test_rows_without_a_response_go_with_all_that_belongs_to_them() -> None:
     assert left.num_dropped == 2
     assert torch.equal(left.x, x[[0, 2]])
     assert torch.equal(left.y, torch.tensor([1.0, 3.0]))
-    assert torch.equal(left.row_parameters["offset"], torch.tensor([0.0, 2.0]))
-    assert torch.equal(left.row_parameters["weights"], several[[0, 2]])
-    assert left.row_parameters["exposure"] == 2.0
-    assert left.row_parameters["trials"] == 5
+    assert torch.equal(left.row_arguments["offset"], torch.tensor([0.0, 2.0]))
+    assert torch.equal(left.row_arguments["weights"], several[[0, 2]])
+    assert left.row_arguments["exposure"] == 2.0
+    assert left.row_arguments["trials"] == 5
     assert torch.equal(y.isnan(), torch.tensor([False, True, False, True]))  # what was given is as it was
     x_left, y_left, parameters, num_dropped = left
     assert (len(x_left), len(y_left), len(parameters), num_dropped) == (2, 2, 4, 2)
@@ -51,7 +51,7 @@ def test_missing_inputs_and_infinite_responses_stay() -> None:
 def test_integers_are_never_missing() -> None:
     y = torch.tensor([0, 1, 2])
     assert drop_missing(torch.rand(3, 1), y).y is y
-    assert drop_missing(torch.rand(3, 1), y, offset=None).row_parameters == {"offset": None}
+    assert drop_missing(torch.rand(3, 1), y, offset=None).row_arguments == {"offset": None}
 
 
 ERRORS = {
@@ -70,7 +70,7 @@ def test_errors_say_what_does_not_fit(message: str) -> None:
         drop_missing(*ERRORS[message])
 
 
-def test_row_parameters_must_have_the_rows_of_the_data() -> None:
+def test_row_arguments_must_have_the_rows_of_the_data() -> None:
     with pytest.raises(ValueError, match=r"offset must have 3 rows as x has, or be a scalar, got shape \(2,\)"):
         drop_missing(torch.rand(3, 1), torch.rand(3), offset=torch.rand(2))
     with pytest.raises(TypeError, match=r"y must be a torch\.Tensor, got list"):
@@ -108,6 +108,6 @@ def test_arguments_that_could_not_be_dropped_along_are_refused() -> None:
 def test_row_datasets_make_batches_of_triples() -> None:
     x, y, exposure = torch.rand(5, 2), torch.arange(5.0), torch.arange(5.0) + 1
     loader = DataLoader(RowDataset(x, y, exposure=exposure), batch_size=3)
-    (first_x, first_y, row_parameters), _ = loader
+    (first_x, first_y, row_arguments), _ = loader
     assert torch.equal(first_x, x[:3]) and torch.equal(first_y, y[:3])
-    assert torch.equal(row_parameters["exposure"], exposure[:3])
+    assert torch.equal(row_arguments["exposure"], exposure[:3])

@@ -266,7 +266,7 @@ def test_a_level_that_something_holds_is_not_warned_of(case: str) -> None:
     x, y = make_rows(60)
     y = 3 + y - y.mean()
     groups, options = [smooth(0, x, num_inducing=6)], {}
-    likelihood, row_parameters = GaussianLikelihood().double(), {}
+    likelihood, row_arguments = GaussianLikelihood().double(), {}
     if case == "plain kernel":
         groups = [smooth(0, x, num_inducing=6, anova=False)]
     elif case == "line through the origin":
@@ -275,7 +275,7 @@ def test_a_level_that_something_holds_is_not_warned_of(case: str) -> None:
         options = {"mean": ConstantMean()}
     elif case == "offset":
         likelihood = ours.RowwiseLikelihood(likelihood)
-        row_parameters = {"offset": torch.full_like(y, 3.0)}
+        row_arguments = {"offset": torch.full_like(y, 3.0)}
     else:
         y = y - 3
-    start_from_responses(make_model(x, *groups, **options), likelihood, [(x, y, row_parameters)])
+    start_from_responses(make_model(x, *groups, **options), likelihood, [(x, y, row_arguments)])

@@ -96,7 +96,7 @@ def with_noise_by_row(likelihood: Likelihood, batches: Iterable[Any]) -> Iterabl
     """
     The batches of a :class:`~gpytorch.likelihoods.FixedNoiseGaussianLikelihood` with the noise of each row. One that
     holds all rows in memory is in the order of the noises that the likelihood holds; of others nobody knows, so that
-    they have to bring theirs, as :func:`check_row_parameters` demands.
+    they have to bring theirs, as :func:`check_row_arguments` demands.
 
     :param likelihood: Any; batches of another likelihood are left as they are.
     :param batches: Any.
@@ -110,10 +110,10 @@ def with_noise_by_row(likelihood: Likelihood, batches: Iterable[Any]) -> Iterabl
     if not isinstance(batch, list | tuple) or len(batch) not in (2, 3) or not torch.is_tensor(batch[1]):
         return batches  # what is wrong is told where they are read
     given = batch[2] if len(batch) == 3 and isinstance(batch[2], Mapping) else {}
-    return [(*batch[:2], {**parameters_with_noise(likelihood, len(batch[1]), given)})]
+    return [(*batch[:2], {**arguments_with_noise(likelihood, len(batch[1]), given)})]
 
 
-def parameters_with_noise(likelihood: Likelihood, num_rows: int, given: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+def arguments_with_noise(likelihood: Likelihood, num_rows: int, given: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """
     Row-wise arguments, to which the noises are added that the likelihood holds, if it does and they are not among them.
 
@@ -148,7 +148,7 @@ def _stored_noise(likelihood: Likelihood) -> Tensor | None:
     return noise
 
 
-def check_row_parameters(likelihood: Likelihood, names: Collection[str]) -> None:
+def check_row_arguments(likelihood: Likelihood, names: Collection[str]) -> None:
     """
     Raise an error for row-wise arguments that the likelihood would swallow without reading them, and for missing
     noises, in place of which it would take those of other rows.

@@ -17,7 +17,7 @@ from gpytorch_gam.numerics.precision import CovarianceFactors, split_groups
 from gpytorch_gam.operators.posterior_covariance import covariance_in_rows, keep_positive
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 
-from .likelihood_check import check_response_values, check_row_parameters, is_gaussian, responses_in_a_row
+from .likelihood_check import check_response_values, check_row_arguments, is_gaussian, responses_in_a_row
 from .predictors import predictor_segments, seen_by_rows
 from .sums import FeatureChunk, Totals, WeightedFeatures
 
@@ -112,8 +112,10 @@ class DataStream(WeightedFeatures):
         mean, covariance = _moments(self._strategy, self._factors, reading, features)
         mean, covariance = mean.to(rows.x.dtype), covariance.to(rows.x.dtype)
         if self._strategy.predictor.num_predictors > 1:
-            return joint_expected_gradients(self._likelihood, rows.y, mean, covariance, rows.parameters)
-        return expected_gradients(self._likelihood, rows.y, mean.squeeze(-1), covariance.flatten(-3), rows.parameters)
+            return joint_expected_gradients(self._likelihood, rows.y, mean, covariance, rows.row_arguments)
+        return expected_gradients(
+            self._likelihood, rows.y, mean.squeeze(-1), covariance.flatten(-3), rows.row_arguments
+        )
 
 
 def _moments(
@@ -149,12 +151,12 @@ class Rows(NamedTuple):
 
     :ivar x: inputs ``(b, D)``.
     :ivar y: responses ``(b)``, or of some likelihoods ``(b, T)``.
-    :ivar parameters: further arguments of the likelihood, each with b rows, such as offsets and weights.
+    :ivar row_arguments: further arguments of the likelihood, each with b rows, such as offsets and weights.
     """
 
     x: Tensor
     y: Tensor
-    parameters: dict[str, Tensor]
+    row_arguments: dict[str, Tensor]
 
     def split(self, size: int) -> Iterator[Rows]:
         """
@@ -164,7 +166,7 @@ class Rows(NamedTuple):
         """
         for start in range(0, len(self.x), size):
             part = slice(start, start + size)
-            yield Rows(self.x[part], self.y[part], {name: value[part] for name, value in self.parameters.items()})
+            yield Rows(self.x[part], self.y[part], {name: value[part] for name, value in self.row_arguments.items()})
 
 
 def joined(parts: Sequence[Rows]) -> list[Rows]:
@@ -173,11 +175,11 @@ def joined(parts: Sequence[Rows]) -> list[Rows]:
 
     :param parts: In memory.
     """
-    names = parts[0].parameters.keys()
-    if any(part.parameters.keys() != names for part in parts):
+    names = parts[0].row_arguments.keys()
+    if any(part.row_arguments.keys() != names for part in parts):
         return list(parts)
-    parameters = {name: torch.cat([part.parameters[name] for part in parts]) for name in names}
-    return [Rows(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]), parameters)]
+    row_arguments = {name: torch.cat([part.row_arguments[name] for part in parts]) for name in names}
+    return [Rows(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]), row_arguments)]
 
 
 def checked_rows(strategy: AdditiveVariationalStrategy, likelihood: Likelihood | None, batch: Any) -> Rows:
@@ -200,7 +202,7 @@ def checked_rows(strategy: AdditiveVariationalStrategy, likelihood: Likelihood |
 
 
 def checked_data(
-    strategy: AdditiveVariationalStrategy, likelihood: Likelihood | None, x: Any, y: Any, parameters: Any = None
+    strategy: AdditiveVariationalStrategy, likelihood: Likelihood | None, x: Any, y: Any, row_arguments: Any = None
 ) -> Rows:
     """
     Inputs ``(b, D)``, responses ``(b)``, or ``(b, T)`` where the likelihood takes T in a row, and row-wise arguments.
@@ -210,7 +212,7 @@ def checked_data(
     :param likelihood: That reads the others; None if nobody does.
     :param x: Inputs.
     :param y: Responses.
-    :param parameters: A mapping from names to further arguments of the likelihood that have b rows.
+    :param row_arguments: A mapping from names to further arguments of the likelihood that have b rows.
     :raises ValueError: If shapes, dtypes or devices do not fit.
     :raises TypeError: If one is no tensor, or the likelihood does not read an argument.
     """
@@ -218,13 +220,13 @@ def checked_data(
     if x.dim() != 2:
         raise ValueError(f"x must be inputs of shape (b, D), got {tuple(x.shape)}")
     _check_responses(likelihood, checks.tensor("y", y), x)
-    parameters = {} if parameters is None else _checked_parameters(parameters, x)
+    row_arguments = {} if row_arguments is None else _checked_arguments(row_arguments, x)
     if likelihood is not None:
-        check_row_parameters(likelihood, parameters)
+        check_row_arguments(likelihood, row_arguments)
         check_response_values(likelihood, y)
         if is_gaussian(likelihood):  # of which GPyTorch differentiates with the responses
             y = y.to(x.dtype)
-    return Rows(trainable(x), trainable(y), {name: trainable(value) for name, value in parameters.items()})
+    return Rows(trainable(x), trainable(y), {name: trainable(value) for name, value in row_arguments.items()})
 
 
 def _check_responses(likelihood: Likelihood | None, y: Tensor, x: Tensor) -> None:
@@ -240,16 +242,16 @@ def _check_responses(likelihood: Likelihood | None, y: Tensor, x: Tensor) -> Non
         raise ValueError(f"y is {y.dtype} on {y.device}, but x is {x.dtype} on {x.device}: pass y.to(x)")
 
 
-def _checked_parameters(parameters: Any, x: Tensor) -> dict[str, Tensor]:
-    if not isinstance(parameters, Mapping):
+def _checked_arguments(row_arguments: Any, x: Tensor) -> dict[str, Tensor]:
+    if not isinstance(row_arguments, Mapping):
         raise ValueError(
             f"the third entry of a batch must map names to row-wise arguments of the likelihood, such as "
-            f'{{"weights": w}}, got {type(parameters).__name__}'
+            f'{{"weights": w}}, got {type(row_arguments).__name__}'
         )
-    for name, value in parameters.items():
+    for name, value in row_arguments.items():
         if not torch.is_tensor(value) or value.dim() == 0 or len(value) != len(x):
             shape = f"shape {tuple(value.shape)}" if torch.is_tensor(value) else type(value).__name__
             raise ValueError(f"{name} must be a tensor with one entry for each of the {len(x)} rows, got {shape}")
         if value.device != x.device:
             raise ValueError(f"{name} is on {value.device}, but x is on {x.device}: move it with .to(...)")
-    return dict(parameters)
+    return dict(row_arguments)
