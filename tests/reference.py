@@ -21,6 +21,8 @@ from gpytorch_gam import (
 )
 
 FIXTURE = Path(__file__).parent / "fixtures" / "cases.json"
+# How far a quantity may be from its value in 50 digits, relative to its largest entry.
+RTOL = {torch.float64: 1e-8, torch.float32: 1e-4}
 FAMILIES = ("low_rank_precision", "block_low_rank_precision", "mean_field", "gaussian_optimum")
 
 
@@ -35,6 +37,14 @@ def cases() -> list[dict]:
 
 def tensor(values: object, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64).to(dtype)
+
+
+def assert_matches(actual: torch.Tensor, expected: object) -> None:
+    """Relative to the largest entry of each quantity, which is what rounding in sums of its terms scales with."""
+    wanted = tensor(expected)
+    assert actual.shape == wanted.shape
+    error = (actual.detach().double() - wanted).abs().max() / wanted.abs().max()
+    assert error <= RTOL[actual.dtype], f"relative error {error:.2e}"
 
 
 def make_predictor(case: dict, dtype: torch.dtype = torch.float64, two_predictors: bool = False) -> AdditivePredictor:

@@ -1,4 +1,4 @@
-"""GPyTorch's own conformance tests, run on the likelihoods of one predictor."""
+"""GPyTorch's own conformance tests, run on the likelihoods of one predictor and of several."""
 
 from __future__ import annotations
 
@@ -8,24 +8,27 @@ from typing import Any
 
 import gpytorch
 import torch
-from gpytorch.distributions import MultivariateNormal
+from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from gpytorch.likelihoods import Likelihood
 from gpytorch.test.base_likelihood_test_case import BaseLikelihoodTestCase
+from torch.distributions import Distribution
 
 import gpytorch_gam.likelihoods
 from gpytorch_gam.likelihoods import (
     BinomialLikelihood,
     GammaLikelihood,
+    GaussianLocationScaleLikelihood,
     NegativeBinomialLikelihood,
+    NegativeBinomialMeanDispersionLikelihood,
     OrdinalLikelihood,
     PoissonLikelihood,
     QuantileLikelihood,
     RowwiseLikelihood,
+    SoftmaxLikelihood,
     StudentTLikelihood,
+    StudentTLocationScaleLikelihood,
     ZeroInflatedPoissonLikelihood,
 )
-
-from . import test_joint_likelihoods
 
 NO_BATCH = torch.Size()
 
@@ -120,16 +123,85 @@ class TestRowwiseBernoulli(BinaryTestCase, unittest.TestCase):
         return RowwiseLikelihood(gpytorch.likelihoods.BernoulliLikelihood())
 
 
+class JointLikelihoodTestCase(BaseLikelihoodTestCase):
+    """Inputs are (5, P) and responses (5); otherwise GPyTorch's."""
+
+    num_predictors = 2
+
+    def _create_conditional_input(self, batch_shape: torch.Size = NO_BATCH) -> torch.Tensor:
+        return torch.randn(*batch_shape, 5, self.num_predictors)
+
+    def _create_marginal_input(self, batch_shape: torch.Size = NO_BATCH) -> MultitaskMultivariateNormal:
+        size = 5 * self.num_predictors
+        root = 0.1 * torch.randn(*batch_shape, size, size)
+        covariance = root @ root.mT + 0.1 * torch.eye(size)
+        return MultitaskMultivariateNormal(torch.randn(*batch_shape, 5, self.num_predictors), covariance)
+
+    def _test_conditional(self, batch_shape: torch.Size) -> None:
+        output = self.create_likelihood()(self._create_conditional_input(batch_shape))
+        assert isinstance(output, Distribution)
+        assert output.sample().shape == (*batch_shape, 5)
+
+    def _test_marginal(self, batch_shape: torch.Size) -> None:
+        likelihood, dist = self.create_likelihood(), self._create_marginal_input(batch_shape)
+        output = likelihood(dist)
+        assert isinstance(output, Distribution)
+        assert output.sample().shape == (*batch_shape, 5)
+        with torch.no_grad(), gpytorch.settings.num_likelihood_samples(30000):
+            default = Likelihood.marginal(likelihood, dist)
+        self.assertAllClose(self.summary(default).mean(0), self.summary(output), rtol=0.1, atol=0.1)
+
+    @staticmethod
+    def summary(output: Distribution) -> torch.Tensor:
+        return output.mean
+
+
+class TestGaussianLocationScale(JointLikelihoodTestCase, unittest.TestCase):
+    seed = 1
+
+    def create_likelihood(self) -> GaussianLocationScaleLikelihood:
+        return GaussianLocationScaleLikelihood()
+
+
+class TestStudentTLocationScale(JointLikelihoodTestCase, unittest.TestCase):
+    seed = 2
+
+    def create_likelihood(self) -> StudentTLocationScaleLikelihood:
+        return StudentTLocationScaleLikelihood()
+
+
+class TestNegativeBinomialMeanDispersion(JointLikelihoodTestCase, unittest.TestCase):
+    seed = 3
+
+    def create_likelihood(self) -> NegativeBinomialMeanDispersionLikelihood:
+        return NegativeBinomialMeanDispersionLikelihood()
+
+    def _create_targets(self, batch_shape: torch.Size = NO_BATCH) -> torch.Tensor:
+        return torch.randint(0, 5, (*batch_shape, 5)).float()
+
+
+class TestSoftmax(JointLikelihoodTestCase, unittest.TestCase):
+    seed = 4
+    num_predictors = 6
+
+    def create_likelihood(self) -> SoftmaxLikelihood:
+        return SoftmaxLikelihood(num_classes=6)
+
+    def _create_targets(self, batch_shape: torch.Size = NO_BATCH) -> torch.Tensor:
+        return torch.randint(0, 6, (*batch_shape, 5))
+
+    @staticmethod
+    def summary(output: Distribution) -> torch.Tensor:
+        return output.probs
+
+
 def test_every_public_likelihood_is_tested() -> None:
-    tested = set()
-    for module in (inspect.getmodule(test_every_public_likelihood_is_tested), test_joint_likelihoods):
-        for case in vars(module).values():
-            if inspect.isclass(case) and issubclass(case, unittest.TestCase):
-                tested.add(type(case("test_nonbatch").create_likelihood()))
+    cases = [value for value in globals().values() if inspect.isclass(value) and issubclass(value, unittest.TestCase)]
+    tested = {type(case("test_nonbatch").create_likelihood()) for case in cases}
     public = [getattr(gpytorch_gam.likelihoods, name) for name in gpytorch_gam.likelihoods.__all__]
     missing = {cls for cls in public if inspect.isclass(cls) and issubclass(cls, Likelihood)} - tested
     assert not missing, f"no conformance test for {missing}"
 
 
 # pytest would collect the abstract bases as well
-del OnePredictorTestCase, CountTestCase, BinaryTestCase
+del OnePredictorTestCase, CountTestCase, BinaryTestCase, JointLikelihoodTestCase

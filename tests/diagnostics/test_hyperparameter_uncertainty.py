@@ -15,7 +15,7 @@ from gpytorch_gam.components import regular_grid
 from gpytorch_gam.diagnostics import HyperparameterUncertainty
 from gpytorch_gam.mlls import CollapsedELBO
 from gpytorch_gam.training import polish
-from tests.optim.test_natural_gradient import effect, make_inputs
+from tests.problems import effect, make_inputs
 
 
 def make_problem(family: str = "coupled", rank: int | None = None):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gpytorch_gam import AdditiveGP
-from tests.optim.test_natural_gradient import elbo, gaussian_likelihood, gaussian_problem, make_model, train
+from tests.problems import elbo, gaussian_likelihood, gaussian_problem, make_model, train
 
 
 def trained(family: str, rank: int | None) -> tuple[AdditiveGP, torch.nn.Module, torch.Tensor, torch.Tensor]:

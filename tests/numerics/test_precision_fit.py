@@ -17,21 +17,7 @@ from gpytorch_gam.numerics.precision_fit import (
     truncation_gap,
 )
 from gpytorch_gam.warnings import RankWarning
-
-
-def random_excess(generator: torch.Generator, sizes: list[int]) -> torch.Tensor:
-    """A data precision of random rank and spread, with strong and weak directions."""
-    total = sum(sizes)
-    rank = int(torch.randint(1, 2 * total, (), generator=generator))
-    scale = 10.0 ** torch.empty(rank, dtype=torch.float64).uniform_(-2, 3, generator=generator)
-    features = torch.randn(total, rank, dtype=torch.float64, generator=generator) * scale.sqrt()
-    return features @ features.mT
-
-
-def gap(precision: torch.Tensor, covariance: torch.Tensor) -> torch.Tensor:
-    """KL in nats of the fitted Gaussian to the target of the same mean: what the ELBO loses."""
-    size = precision.shape[-1]
-    return 0.5 * ((precision @ covariance).diagonal().sum() - size - torch.logdet(precision) - torch.logdet(covariance))
+from tests.problems import gap, random_excess
 
 
 def fitted_covariance(distribution: object, precision: torch.Tensor) -> torch.Tensor:

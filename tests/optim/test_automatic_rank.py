@@ -19,13 +19,14 @@ from gpytorch_gam.mlls import CollapsedELBO
 from gpytorch_gam.optim import NaturalGradient
 from gpytorch_gam.training import initialize_posterior, polish
 from gpytorch_gam.warnings import RankWarning
-from tests.optim.test_natural_gradient import (
+from tests.problems import (
     backward,
     elbo,
     gaussian_likelihood,
     gaussian_problem,
     make_inputs,
     make_model,
+    set_to_optimum,
     train,
 )
 
@@ -79,8 +80,7 @@ def test_the_rank_suffices_and_is_not_wasteful(family: str, tolerance: float, no
     if how == "polish":
         polish(model, likelihood, [(x, y)])
     elif how == "set":
-        optimum = CollapsedELBO(likelihood, model).optimum(x, y)
-        model.variational_strategy.set_whitened_posterior(optimum.mean, optimum.precision)
+        set_to_optimum(model, likelihood, x, y)
     elif how == "full batch":
         train(model, likelihood, x, y, steps=1, batch_size=len(x))
     else:

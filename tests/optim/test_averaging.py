@@ -7,19 +7,19 @@ import warnings
 import gpytorch
 import pytest
 import torch
-from gpytorch.likelihoods import BernoulliLikelihood, Likelihood, PoissonLikelihood, StudentTLikelihood
+from gpytorch.likelihoods import BernoulliLikelihood, Likelihood, StudentTLikelihood
 
-from gpytorch_gam.mlls import CollapsedELBO
+from gpytorch_gam.likelihoods import PoissonLikelihood
 from gpytorch_gam.optim import NaturalGradient
 from gpytorch_gam.warnings import CurvatureWarning
-from tests.optim.test_natural_gradient import (
-    LogPoissonLikelihood,
+from tests.problems import (
     effect,
     elbo,
     gaussian_likelihood,
     gaussian_problem,
     make_inputs,
     make_model,
+    set_to_optimum,
     train,
 )
 
@@ -29,8 +29,7 @@ def test_averaging_comes_closer_than_the_default(family: str, rank: int | None) 
     x, y = gaussian_problem(500)
     likelihood, gaps = gaussian_likelihood(), []
     best = make_model(family, rank)
-    optimum = CollapsedELBO(likelihood, best).optimum(x, y)
-    best.variational_strategy.set_whitened_posterior(optimum.mean, optimum.precision)
+    set_to_optimum(best, likelihood, x, y)
     for averaging in (False, True):
         model = make_model(family, rank)
         train(model, likelihood, x, y, steps=30, batch_size=20, averaging=averaging)
@@ -82,8 +81,8 @@ def likelihoods() -> dict[str, tuple[Likelihood, torch.Tensor, torch.Tensor]]:
     return {
         "gaussian": (gaussian_likelihood(), x, signal + 0.3 * torch.randn(400).to(x)),
         "bernoulli": (BernoulliLikelihood(), x, (signal > 0).to(x)),
-        "poisson": (PoissonLikelihood(), x, torch.poisson((signal + 1).exp())),
-        "log poisson": (LogPoissonLikelihood(), x, torch.poisson((signal + 1).exp())),
+        "poisson": (gpytorch.likelihoods.PoissonLikelihood(), x, torch.poisson((signal + 1).exp())),
+        "log poisson": (PoissonLikelihood(), x, torch.poisson((signal + 1).exp())),
         "student": (student, x, signal + 0.2 * tails),
     }
 

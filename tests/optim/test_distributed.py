@@ -26,7 +26,7 @@ from gpytorch_gam.optim import NaturalGradient
 from gpytorch_gam.optim.processes import average_gradients, row_weighted
 from gpytorch_gam.training import fit, polish
 from gpytorch_gam.warnings import CurvatureWarning, RankWarning, TrainingLoopWarning
-from tests.optim.test_natural_gradient import gaussian_likelihood, gaussian_problem, make_model, precision_and_mean
+from tests.problems import gaussian_likelihood, gaussian_problem, make_model, precision_and_mean
 
 NUM_ROWS = 400
 Group = Any  # of processes; None for one process with all rows

@@ -11,34 +11,19 @@ from linear_operator.operators import DiagLinearOperator
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
 from gpytorch_gam.components import regular_grid
+from gpytorch_gam.likelihoods import PoissonLikelihood
 from gpytorch_gam.mlls import CollapsedELBO
 from gpytorch_gam.optim import NaturalGradient
 from gpytorch_gam.training import polish
-from tests.optim.test_natural_gradient import (
-    LogPoissonLikelihood,
+from tests.problems import (
     backward,
+    corrected_gradients,
     effect,
     gaussian_likelihood,
     gaussian_problem,
     make_model,
+    predictor_gradients,
 )
-
-
-def gradients(model: AdditiveGP) -> torch.Tensor:
-    parameters = [p for p in model.predictor.parameters() if p.requires_grad]
-    return torch.cat([p.grad.flatten() if p.grad is not None else torch.zeros(p.numel()).to(p) for p in parameters])
-
-
-def corrected(model: AdditiveGP, likelihood: Likelihood, x: torch.Tensor, y: torch.Tensor, num_data: int, **options):
-    """Gradients of the loss after a step; the posterior is put back."""
-    q = model.variational_strategy._variational_distribution
-    before = {name: value.clone() for name, value in q.state_dict().items()}
-    natural = NaturalGradient(model, num_data=num_data, lr=0.5, **options)
-    backward(model, likelihood, x, y, num_data)
-    natural.step()
-    natural.detach()
-    q.load_state_dict(before)
-    return gradients(model)
 
 
 def fixed_posterior_bound(
@@ -70,7 +55,7 @@ def test_gradients_are_those_at_a_fixed_posterior_of_the_inducing_variables(
     if kind == "labels":
         y, likelihood = (y > 0).double(), BernoulliLikelihood().double()
     elif kind == "counts":
-        y, likelihood = torch.poisson(effect(x).exp()), LogPoissonLikelihood()
+        y, likelihood = torch.poisson(effect(x).exp()), PoissonLikelihood()
     model = make_model(family, rank)
     model.predictor.groups[0].kernel.base_kernel.lengthscale = 0.3
     q = model.variational_strategy._variational_distribution
@@ -78,7 +63,7 @@ def test_gradients_are_those_at_a_fixed_posterior_of_the_inducing_variables(
     with torch.no_grad():  # any posterior, not only the optimal one
         for parameter in q.parameters():
             parameter.copy_(0.5 * torch.randn_like(parameter))
-    found = corrected(model, likelihood, x[:50], y[:50], 200)
+    found = corrected_gradients(model, likelihood, x[:50], y[:50], 200)
     parameters = [p for p in model.predictor.parameters() if p.requires_grad]
     bound = fixed_posterior_bound(model, likelihood, x[:50], y[:50], 4.0)
     expected = torch.autograd.grad(-bound / 200, parameters, allow_unused=True)
@@ -95,8 +80,10 @@ def test_at_the_optimum_they_are_those_of_the_collapsed_bound_with_little_noise(
     exact = torch.cat([gradient.flatten() for gradient in exact])
     model.train()
     batches = list(zip(x.split(100), y.split(100), strict=True))
-    with_control = torch.stack([corrected(model, likelihood, *rows, 1000) for rows in batches])
-    without = torch.stack([corrected(model, likelihood, *rows, 1000, variance_reduction=False) for rows in batches])
+    with_control = torch.stack([corrected_gradients(model, likelihood, *rows, 1000) for rows in batches])
+    without = torch.stack(
+        [corrected_gradients(model, likelihood, *rows, 1000, variance_reduction=False) for rows in batches]
+    )
     torch.testing.assert_close(with_control.mean(0), exact, rtol=1e-6, atol=1e-8)
     torch.testing.assert_close(without.mean(0), exact, rtol=1e-6, atol=1e-8)
     assert (with_control.std(0) < 0.2 * without.std(0)).all()
@@ -106,15 +93,15 @@ def test_large_batches_in_chunks_and_accumulated_halves_have_the_same_gradients(
     x, y = gaussian_problem(100)
     model, likelihood = make_model("block_low_rank", 4), gaussian_likelihood()
     model(x[:1])
-    whole = corrected(model, likelihood, x, y, 100)
-    torch.testing.assert_close(corrected(model, likelihood, x, y, 100, chunk_size=13), whole)
+    whole = corrected_gradients(model, likelihood, x, y, 100)
+    torch.testing.assert_close(corrected_gradients(model, likelihood, x, y, 100, chunk_size=13), whole)
     natural = NaturalGradient(model, num_data=100, lr=0.5)
     mll = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=100)
     model.zero_grad()
     for rows in (slice(None, 50), slice(50, None)):
         (-mll(model(x[rows]), y[rows]) / 2).backward()
     natural.step()
-    torch.testing.assert_close(gradients(model), whole)
+    torch.testing.assert_close(predictor_gradients(model), whole)
 
 
 def test_only_what_is_learnt_gets_a_gradient_inducing_points_included() -> None:
@@ -128,7 +115,7 @@ def test_only_what_is_learnt_gets_a_gradient_inducing_points_included() -> None:
     model, likelihood = AdditiveGP(predictor, "block_low_rank", 3).double().train(), gaussian_likelihood()
     fixed = predictor.groups[1].kernel.raw_lengthscale.requires_grad_(False)
     model(x[:1])
-    corrected(model, likelihood, x, y, 50)
+    corrected_gradients(model, likelihood, x, y, 50)
     bound = fixed_posterior_bound(model, likelihood, x, y, 1.0)
     moving = predictor.groups[0].inducing_points
     (expected,) = torch.autograd.grad(-bound / 50, [moving])

@@ -5,125 +5,37 @@ from __future__ import annotations
 import copy
 import gc
 import itertools
-import math
 import pickle
 
 import gpytorch
 import pytest
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
-from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood, StudentTLikelihood
-from linear_operator.operators import DiagLinearOperator
+from gpytorch.likelihoods import BernoulliLikelihood, StudentTLikelihood
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
 from gpytorch_gam.components import regular_grid
+from gpytorch_gam.likelihoods import PoissonLikelihood
 from gpytorch_gam.mlls import CollapsedELBO
 from gpytorch_gam.numerics.capacitance import add_identity
-from gpytorch_gam.numerics.matrix_free_fit import fit_afresh, fit_round, leading_factor, mixed_product, remainder_roots
 from gpytorch_gam.numerics.precision_fit import diagonal_blocks
 from gpytorch_gam.optim import NaturalGradient
 from gpytorch_gam.optim.posterior.posterior import Posterior, transported
-from gpytorch_gam.terms import constant
 from gpytorch_gam.variational import BlockLowRankPrecisionVariationalDistribution
 from gpytorch_gam.warnings import TrainingLoopWarning
-from tests.numerics.test_precision_fit import gap, random_excess
-
-
-def make_predictor(columns: list[list[int]], size: int = 7) -> AdditivePredictor:
-    """Ragged: one group of unequal size to the other, and a constant."""
-    batch = torch.Size([len(columns)])
-    kernel = ScaleKernel(RBFKernel(batch_shape=batch), batch_shape=batch)
-    kernel.base_kernel.lengthscale = 0.4
-    last = ScaleKernel(RBFKernel(batch_shape=torch.Size([1])), batch_shape=torch.Size([1]))
-    last.base_kernel.lengthscale = 0.5
-    return AdditivePredictor(
-        ComponentGroup(kernel, columns, regular_grid(0.0, 1.0, size), names=[f"f{i}" for i in range(len(columns))]),
-        ComponentGroup(last, [[2]], regular_grid(0.0, 1.0, 5), names=["last"]),
-        constant(variance=4.0),
-    )
-
-
-def make_model(
-    family: str, rank: int | None = None, columns: list[list[int]] | None = None, dtype: torch.dtype = torch.float64
-) -> AdditiveGP:
-    torch.manual_seed(1)
-    return AdditiveGP(make_predictor(columns or [[0], [1]]), family, rank).to(dtype).train()
-
-
-def make_inputs(num_rows: int, correlation: float = 0.0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    shared, own = torch.randn(num_rows, 1, dtype=dtype), torch.randn(num_rows, 3, dtype=dtype)
-    return torch.special.ndtr(math.sqrt(correlation) * shared + math.sqrt(1 - correlation) * own)
-
-
-def effect(x: torch.Tensor) -> torch.Tensor:
-    return torch.sin(6 * x[:, 0]) + 2 * (x[:, 1] - 0.5) ** 2 - x[:, 2]
-
-
-def gaussian_problem(num_rows: int = 400, correlation: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
-    torch.manual_seed(0)
-    x = make_inputs(num_rows, correlation)
-    return x, effect(x) + 0.3 * torch.randn(num_rows, dtype=x.dtype)
-
-
-def gaussian_likelihood(noise: float = 0.09) -> GaussianLikelihood:
-    likelihood = GaussianLikelihood().double()
-    likelihood.noise = noise
-    return likelihood
-
-
-def backward(model: AdditiveGP, likelihood: object, x: torch.Tensor, y: torch.Tensor, num_data: int) -> float:
-    model.zero_grad()
-    loss = -gpytorch.mlls.VariationalELBO(likelihood, model, num_data=num_data)(model(x), y)
-    loss.backward()
-    return loss.item()
-
-
-@torch.no_grad()
-def elbo(model: AdditiveGP, likelihood: object, x: torch.Tensor, y: torch.Tensor) -> float:
-    return gpytorch.mlls.VariationalELBO(likelihood, model, num_data=len(x))(model(x), y).item() * len(x)
-
-
-def train(
-    model: AdditiveGP,
-    likelihood: object,
-    x: torch.Tensor,
-    y: torch.Tensor,
-    steps: int,
-    batch_size: int,
-    **options: object,
-) -> NaturalGradient:
-    natural = NaturalGradient(model, num_data=len(x), **options)
-    generator, done = torch.Generator().manual_seed(0), 0
-    while done < steps:
-        for rows in torch.randperm(len(x), generator=generator).split(batch_size):
-            backward(model, likelihood, x[rows], y[rows], len(x))
-            natural.step()
-            done += 1
-    return natural
-
-
-def dense_optimum(model: AdditiveGP, likelihood: object, x: torch.Tensor, y: torch.Tensor) -> float:
-    """The bound of the best dense Gaussian, by damped natural-gradient steps on mean and precision."""
-    strategy = model.variational_strategy
-    with torch.no_grad():
-        features = strategy.features(x)
-        unexplained = sum(group.prior_variance(x).sum(-2) for group in model.predictor.groups)
-        unexplained = unexplained - features.square().sum(0)
-    mean, precision = torch.zeros(len(features)).to(x), torch.eye(len(features)).to(x)
-    for _ in range(60):
-        covariance = torch.linalg.inv(precision)
-        location = (mean @ features).requires_grad_()
-        variance = (unexplained + (features * (covariance @ features)).sum(0)).requires_grad_()
-        output = gpytorch.distributions.MultivariateNormal(location, DiagLinearOperator(variance))
-        expected = likelihood.expected_log_prob(y, output).sum()
-        by_mean, by_variance = torch.autograd.grad(expected, [location, variance])
-        target = add_identity((features * (-2 * by_variance)) @ features.mT)
-        precision = 0.3 * precision + 0.7 * target
-        mean = mean + 0.7 * torch.linalg.solve(precision, features @ by_mean - mean)
-    size = len(mean)
-    divergence = 0.5 * (mean @ mean + covariance.trace() - size - torch.logdet(covariance))
-    return (expected - divergence).item()
-
+from tests.problems import (
+    backward,
+    dense_optimum,
+    effect,
+    elbo,
+    gaussian_likelihood,
+    gaussian_problem,
+    make_inputs,
+    make_model,
+    precision_and_mean,
+    set_to_optimum,
+    train,
+)
 
 # ------------------------------------------------------------------------------------- one step, Gaussian, all rows
 
@@ -159,11 +71,6 @@ def test_large_batches_in_chunks_equal_whole_ones() -> None:
         torch.testing.assert_close(chunked, whole, rtol=1e-7, atol=1e-7)
 
 
-def precision_and_mean(model: AdditiveGP) -> tuple[torch.Tensor, torch.Tensor]:
-    distribution = model.variational_strategy.variational_distribution
-    return torch.linalg.inv(distribution.covariance_matrix.detach()), distribution.mean.detach().clone()
-
-
 @pytest.mark.parametrize("family", ["block_low_rank", "low_rank", "mean_field"])
 def test_a_step_moves_the_mean_and_the_blocks_by_the_formula(family: str) -> None:
     x, y = gaussian_problem()
@@ -186,67 +93,6 @@ def test_a_step_moves_the_mean_and_the_blocks_by_the_formula(family: str) -> Non
     direction = torch.linalg.solve(expected, gradient)
     scale = (gradient @ direction) / (direction @ direction + curvature * (features.mT @ direction).square().sum())
     torch.testing.assert_close(new_mean, mean + 0.25 * scale.clamp_max(1) * direction, rtol=1e-6, atol=1e-6)
-
-
-# ------------------------------------------------------------------------------------------------- the precision fit
-
-
-def fit_covariance(directions: torch.Tensor, roots: list[torch.Tensor], rank: int) -> torch.Tensor:
-    blocks = torch.block_diag(*(root @ root.mT for run in roots for root in run))
-    return torch.linalg.inv(add_identity(blocks + directions[:, :rank] @ directions[:, :rank].mT))
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_a_thousand_random_fits_are_semidefinite_and_no_worse_than_mean_field(seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    for _ in range(100):
-        sizes = torch.randint(1, 6, (int(torch.randint(1, 5, (), generator=generator)),), generator=generator).tolist()
-        total = sum(sizes)
-        rank = int(torch.randint(1, total + 1, (), generator=generator))
-        shapes = [(1, size) for size in sizes]
-        excess = random_excess(generator, sizes)
-        precision, totals = add_identity(excess), diagonal_blocks(excess, shapes)
-        start = torch.randn(total, min(rank + 2, total), dtype=torch.float64, generator=generator)
-        fit = fit_afresh(lambda columns, g=excess: g @ columns, totals, start, rank, 2)
-        assert_blocks_are_those_of(excess, fit, rank, shapes)
-        mean_field = fit_covariance(start[:, :0], remainder_roots(totals, None), 0)
-        reference = gap(precision, mean_field)
-        assert gap(precision, fit_covariance(fit.directions, fit.block_roots, rank)) <= reference * (1 + 1e-8) + 1e-8
-
-        # A step of 0.2 towards other data.
-        other, factor = random_excess(generator, sizes), fit.directions[:, :rank]
-        own = [0.8 * root @ root.mT for root in fit.block_roots]
-        target = 0.8 * factor @ factor.mT + torch.block_diag(*(b for run in own for b in run)) + 0.2 * other
-        apply = mixed_product(lambda columns, g=other: g @ columns, factor, 0.2)
-        fit = fit_round(apply, own, diagonal_blocks(target, shapes), fit.directions, rank, 2)
-        assert_blocks_are_those_of(target, fit, rank, shapes)
-
-
-def assert_blocks_are_those_of(excess: torch.Tensor, fit: object, rank: int, shapes: list[tuple[int, int]]) -> None:
-    """That E E' equals the remainder says that the remainder is positive semidefinite up to the tolerance."""
-    shared = diagonal_blocks(fit.directions[:, :rank] @ fit.directions[:, :rank].mT, shapes)
-    for total, inner, root in zip(diagonal_blocks(excess, shapes), shared, fit.block_roots, strict=True):
-        tolerance = 1e-9 * (1 + total.diagonal(dim1=-2, dim2=-1).amax())
-        assert torch.linalg.eigvalsh(total - inner).min() >= -tolerance
-        assert ((root @ root.mT) - (total - inner)).abs().max() <= 1000 * tolerance
-
-
-def test_a_factor_from_a_poor_subspace_leaves_a_semidefinite_remainder() -> None:
-    matrix = random_excess(torch.Generator().manual_seed(3), [5, 5])
-    factor, _ = leading_factor(lambda columns: matrix @ columns, torch.randn(10, 4, dtype=torch.float64), 1)
-    for columns in range(5):
-        remainder = matrix - factor[:, :columns] @ factor[:, :columns].mT
-        assert torch.linalg.eigvalsh(remainder).min() >= -1e-10 * matrix.trace()
-
-
-def test_a_precision_of_the_family_is_its_own_fit() -> None:
-    factor, roots = torch.randn(10, 2, dtype=torch.float64) * 5, [torch.randn(2, 5, 5, dtype=torch.float64)]
-    own = [roots[0] @ roots[0].mT]
-    totals = [own[0] + torch.stack([part @ part.mT for part in factor.split(5)])]
-    start = torch.cat([factor, torch.randn(10, 2, dtype=torch.float64)], dim=1)
-    fit = fit_round(mixed_product(torch.zeros_like, factor, 0.0), own, totals, start, 2, 2)
-    torch.testing.assert_close(fit.directions[:, :2] @ fit.directions[:, :2].mT, factor @ factor.mT)
-    torch.testing.assert_close(fit.block_roots[0] @ fit.block_roots[0].mT, own[0])
 
 
 def test_transport_keeps_what_the_data_say_of_the_inducing_variables() -> None:
@@ -285,8 +131,7 @@ def test_minibatches_of_a_gaussian_come_close_to_the_optimum(family: str, rank: 
     reached = elbo(model, likelihood, x, y)
     assert reached <= bound + 1e-6
     if family == "mean_field":
-        optimum = CollapsedELBO(likelihood, model).optimum(x, y)
-        model.variational_strategy.set_whitened_posterior(optimum.mean, optimum.precision)
+        set_to_optimum(model, likelihood, x, y)
         bound = elbo(model, likelihood, x, y)
     # Blocks alone precondition the mean poorly where inputs are correlated.
     assert bound - reached < (25.0 if family == "mean_field" else 1.5)
@@ -327,16 +172,6 @@ def test_degenerate_columns(family: str, columns: list[list[int]]) -> None:
 # --------------------------------------------------------------------------------------------------- robustness
 
 
-class LogPoissonLikelihood(gpytorch.likelihoods.likelihood._OneDimensionalLikelihood):
-    """Counts with a log link, where a Newton step from afar overflows."""
-
-    def forward(self, function_samples: torch.Tensor, **kwargs: object) -> torch.distributions.Poisson:
-        return torch.distributions.Poisson(function_samples.exp(), validate_args=False)
-
-    def expected_log_prob(self, y: torch.Tensor, output: object, **kwargs: object) -> torch.Tensor:
-        return y * output.mean - (output.mean + output.variance / 2).exp() - torch.lgamma(y + 1)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kind", ["log counts", "student", "separable"])
@@ -347,7 +182,7 @@ def test_hard_likelihoods_do_not_diverge(
     torch.manual_seed(seed)
     x = make_inputs(500, 0.5, dtype)
     if kind == "log counts":
-        y, likelihood = torch.poisson((effect(x) * 3 + 8).exp()), LogPoissonLikelihood()
+        y, likelihood = torch.poisson((effect(x) * 3 + 8).exp()), PoissonLikelihood()
         assert y.max() > 1e5
     elif kind == "student":
         y, likelihood = (
@@ -663,7 +498,7 @@ def test_steps_with_a_closure_never_raise_its_loss(
     monkeypatch.setattr("gpytorch_gam.optim.posterior.posterior.REACH", 12.0)
     torch.manual_seed(0)
     x = make_inputs(300)
-    y, likelihood = torch.poisson((effect(x) * 2 + 6).exp()), LogPoissonLikelihood()
+    y, likelihood = torch.poisson((effect(x) * 2 + 6).exp()), PoissonLikelihood()
     model = make_model(family, rank)
     natural = NaturalGradient(model, num_data=len(x))
     losses = [natural.step(closure_of(model, likelihood, x, y)) for _ in range(25)]

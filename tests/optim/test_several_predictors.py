@@ -29,7 +29,7 @@ from gpytorch_gam.optim.rows.predictors import positive_part, predictor_segments
 from gpytorch_gam.optim.rows.sums import BatchFeatures
 from gpytorch_gam.terms import constant
 from gpytorch_gam.training import fit, initialize_posterior, polish
-from tests.optim.test_hyperparameter_gradient import corrected
+from tests.problems import corrected_gradients
 
 
 def smooth(predictor: int) -> ComponentGroup:
@@ -156,7 +156,7 @@ def test_gradients_are_those_at_a_fixed_posterior_of_the_inducing_variables(fami
     with torch.no_grad():  # any posterior, not only the optimal one
         for parameter in strategy._variational_distribution.parameters():
             parameter.copy_(0.3 * torch.randn_like(parameter))
-    found = corrected(model, likelihood, x, y, 240)
+    found = corrected_gradients(model, likelihood, x, y, 240)
 
     posterior = strategy.variational_distribution
     mean, covariance = posterior.mean.detach(), posterior.covariance_matrix.detach()

@@ -23,7 +23,7 @@ from gpytorch_gam.mlls import CollapsedELBO
 from gpytorch_gam.optim import NaturalGradient
 from gpytorch_gam.training import polish
 from gpytorch_gam.warnings import TrainingLoopWarning
-from tests.optim.test_natural_gradient import (
+from tests.problems import (
     elbo,
     gaussian_likelihood,
     gaussian_problem,

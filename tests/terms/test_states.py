@@ -30,7 +30,7 @@ from gpytorch_gam.terms import (
     tensor,
 )
 from gpytorch_gam.variational import FullAdditiveVariationalStrategy, TiedAdditiveVariationalStrategy
-from tests.terms.test_terms import SITES, TERMS, inputs
+from tests.terms.term_cases import SITES, TERMS, inputs
 
 # What stands for the training inputs where there are none.
 RANGE = {"low": 0.0, "high": 1.0}

@@ -7,26 +7,13 @@ import sys
 import gpytorch
 import pytest
 import torch
-from gpytorch.kernels import RBFKernel, ScaleKernel
 from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
-from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
-from gpytorch_gam.components import regular_grid
+from gpytorch_gam import AdditiveGP
 from gpytorch_gam.mlls import CollapsedELBO
-from gpytorch_gam.terms import constant
 from gpytorch_gam.training import Epoch, fit, polish
 from gpytorch_gam.training.fitting import _has_diverged
-
-
-def make_problem() -> tuple[AdditiveGP, gpytorch.likelihoods.GaussianLikelihood, torch.Tensor, torch.Tensor]:
-    size = torch.Size([2])
-    kernel = ScaleKernel(RBFKernel(batch_shape=size), batch_shape=size)
-    kernel.base_kernel.lengthscale = 0.3
-    group = ComponentGroup(kernel, [[0], [1]], regular_grid(0.0, 1.0, 8).double())
-    model = AdditiveGP(AdditivePredictor(group, constant()), "block_low_rank", 4).double()
-    x = torch.rand(600, 2).double()
-    y = torch.sin(6 * x[:, 0]) + x[:, 1] + 0.2 * torch.randn(600).double()
-    return model, gpytorch.likelihoods.GaussianLikelihood().double(), x, y
+from tests.problems import fit_problem
 
 
 def make_loader(x: torch.Tensor, y: torch.Tensor) -> DataLoader:
@@ -34,7 +21,7 @@ def make_loader(x: torch.Tensor, y: torch.Tensor) -> DataLoader:
 
 
 def test_fit_learns_posterior_and_hyperparameters() -> None:
-    model, likelihood, x, y = make_problem()
+    model, likelihood, x, y = fit_problem()
     history = fit(model, likelihood, make_loader(x, y), num_epochs=40, lr=0.1)
     assert [epoch.number for epoch in history] == list(range(1, 42))  # and the optimum of all rows
     assert history[-1].smoothed_elbo > history[0].elbo + 50
@@ -48,7 +35,7 @@ def test_fit_learns_posterior_and_hyperparameters() -> None:
 
 
 def test_fixed_hyperparameters_stay_and_full_batches_need_no_loader() -> None:
-    model, likelihood, x, y = make_problem()
+    model, likelihood, x, y = fit_problem()
     for parameter in (*model.hyperparameters(), *likelihood.parameters()):
         parameter.requires_grad_(False)
     before = [p.clone() for p in model.hyperparameters()]
@@ -59,7 +46,7 @@ def test_fixed_hyperparameters_stay_and_full_batches_need_no_loader() -> None:
 
 
 def test_patience_stops_and_the_callback_hears_of_every_epoch() -> None:
-    model, likelihood, x, y = make_problem()
+    model, likelihood, x, y = fit_problem()
     heard: list[Epoch] = []
     history = fit(model, likelihood, make_loader(x, y), num_epochs=500, lr=0.1, patience=3, callback=heard.append)
     assert heard == history[:-1]
@@ -67,14 +54,14 @@ def test_patience_stops_and_the_callback_hears_of_every_epoch() -> None:
 
 
 def test_a_second_fit_goes_on_from_the_first() -> None:
-    model, likelihood, x, y = make_problem()
+    model, likelihood, x, y = fit_problem()
     first = fit(model, likelihood, make_loader(x, y), num_epochs=20, lr=0.1)
     second = fit(model, likelihood, make_loader(x, y), num_epochs=1, lr=0.01, warm_start=True)
     assert second[0].elbo > first[-1].elbo - 10.0
 
 
 def test_an_interrupted_fit_leaves_the_model_usable() -> None:
-    model, likelihood, x, y = make_problem()
+    model, likelihood, x, y = fit_problem()
 
     def interrupt(_: Epoch) -> None:
         raise KeyboardInterrupt
@@ -87,7 +74,7 @@ def test_an_interrupted_fit_leaves_the_model_usable() -> None:
 
 
 def test_errors_name_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, likelihood, x, y = make_problem()
+    model, likelihood, x, y = fit_problem()
     with pytest.raises(ValueError, match="num_epochs must be at least 1, got 0"):
         fit(model, likelihood, make_loader(x, y), num_epochs=0)
     with pytest.raises(ValueError, match="batches is empty"):
@@ -105,7 +92,7 @@ def bound_of(model: AdditiveGP, likelihood: gpytorch.likelihoods.Likelihood, x: 
 
 @pytest.mark.parametrize("rank", [4, "auto"])
 def test_polishing_at_the_end_is_exact_and_keeps_all_rows(rank: int | str) -> None:
-    model, likelihood, x, y = make_problem()
+    model, likelihood, x, y = fit_problem()
     model = AdditiveGP(model.predictor, "block_low_rank", rank).double()
     loader = DataLoader(TensorDataset(x, y), batch_size=110, shuffle=True, drop_last=True)  # 50 rows are dropped
     heard: list[Epoch] = []
@@ -120,7 +107,7 @@ def test_polishing_at_the_end_is_exact_and_keeps_all_rows(rank: int | str) -> No
 
 
 def test_polishing_sees_the_rows_of_a_sampler_only() -> None:
-    model, likelihood, x, y = make_problem()
+    model, likelihood, x, y = fit_problem()
     y[300:] += 100.0  # held out
     loader = DataLoader(TensorDataset(x, y), batch_size=110, sampler=SubsetRandomSampler(range(300)), drop_last=True)
     history = fit(model, likelihood, loader, num_data=300, num_epochs=4, lr=0.1, polish_passes=2)
@@ -128,7 +115,7 @@ def test_polishing_sees_the_rows_of_a_sampler_only() -> None:
 
 
 def test_polishing_passes_are_validated_before_training() -> None:
-    model, likelihood, x, y = make_problem()
+    model, likelihood, x, y = fit_problem()
     heard: list[Epoch] = []
     with pytest.raises(ValueError, match="polish_passes must not be negative, got -1"):
         fit(model, likelihood, make_loader(x, y), polish_passes=-1, callback=heard.append)
@@ -136,7 +123,7 @@ def test_polishing_passes_are_validated_before_training() -> None:
 
 
 def test_what_is_no_pair_of_rows_is_an_error_that_says_so() -> None:
-    model, likelihood, x, y = make_problem()
+    model, likelihood, x, y = fit_problem()
     with pytest.raises(ValueError, match=r"pass \[\(x, y\)\] for a single one"):
         fit(model, likelihood, (x, y), num_data=len(y))
     with pytest.raises(ValueError, match=r"responses of shape \(\d+,\) beside"):
@@ -150,7 +137,7 @@ def test_what_is_no_pair_of_rows_is_an_error_that_says_so() -> None:
 
 
 def test_rows_count_alike_in_the_elbo_of_an_epoch() -> None:
-    model, likelihood, x, y = make_problem()
+    model, likelihood, x, y = fit_problem()
     polish(model, likelihood, [(x, y)])
     for parameter in (*model.hyperparameters(), *likelihood.parameters()):
         parameter.requires_grad_(False)

@@ -11,14 +11,14 @@ import torch
 from gpytorch_gam import AdditiveGP
 from gpytorch_gam.optim import NaturalGradient
 from gpytorch_gam.training import initialize_posterior
-from tests.optim.test_natural_gradient import (
+from tests.problems import (
     backward,
     elbo,
     gaussian_likelihood,
     gaussian_problem,
     make_model,
+    moderate_problem,
 )
-from tests.training.test_polish import moderate_problem
 
 families = pytest.mark.parametrize(
     ("family", "rank"),

@@ -20,13 +20,14 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
 from gpytorch_gam.components import regular_grid
+from gpytorch_gam.likelihoods import PoissonLikelihood
 from gpytorch_gam.mlls import CollapsedELBO
 from gpytorch_gam.optim import NaturalGradient
 from gpytorch_gam.terms import constant
 from gpytorch_gam.training import polish
 from gpytorch_gam.variational import BlockLowRankPrecisionVariationalDistribution, TiedAdditiveVariationalStrategy
-from tests.optim.test_natural_gradient import (
-    LogPoissonLikelihood,
+from tests.problems import (
+    SiteModel,
     backward,
     dense_optimum,
     effect,
@@ -35,11 +36,12 @@ from tests.optim.test_natural_gradient import (
     gaussian_problem,
     make_inputs,
     make_model,
+    moderate_problem,
     precision_and_mean,
+    set_to_optimum,
     train,
+    varying_predictor,
 )
-from tests.variational.sites.test_site_strategies import Model as SiteModel
-from tests.variational.sites.test_site_strategies import make_predictor as make_predictor_with_mean_and_by
 
 Rows = tuple[torch.Tensor, torch.Tensor]
 KINDS = ("log counts", "student", "separable")
@@ -70,25 +72,13 @@ def collapsed_bound(model: AdditiveGP, likelihood: GaussianLikelihood, x: torch.
     return CollapsedELBO(likelihood, model).optimum(x, y).bound.item()
 
 
-def moderate_problem(kind: str, num_rows: int = 300) -> tuple[torch.Tensor, torch.Tensor, Likelihood]:
-    torch.manual_seed(0)
-    x = make_inputs(num_rows, 0.5)
-    if kind == "labels":
-        return x, (torch.rand(num_rows).to(x) < torch.special.ndtr(2 * effect(x))).to(x), BernoulliLikelihood()
-    if kind == "counts":
-        return x, torch.poisson((effect(x) + 1).exp()), LogPoissonLikelihood()
-    likelihood = StudentTLikelihood().double()
-    likelihood.noise, likelihood.deg_free = 0.04, 4.0
-    return x, effect(x) + 0.2 * torch.distributions.StudentT(4.0).sample((num_rows,)).to(x), likelihood
-
-
 def hard_problem(kind: str, dtype: torch.dtype, num_rows: int = 200) -> tuple[torch.Tensor, torch.Tensor, Likelihood]:
     torch.manual_seed(0)
     x = make_inputs(num_rows, 0.5, dtype)
     if kind == "log counts":
         y = torch.poisson((effect(x) * 3 + 8).exp())
         assert y.max() > 1e5
-        return x, y, LogPoissonLikelihood()
+        return x, y, PoissonLikelihood()
     if kind == "separable":
         return x, (effect(x) > 0).to(x), BernoulliLikelihood().to(dtype)
     likelihood = StudentTLikelihood().to(dtype)
@@ -132,8 +122,7 @@ def test_structured_families_take_the_fit_of_the_closed_form(
         model.variational_strategy._variational_distribution = q.double()
     other = copy.deepcopy(model)
     history = polish(model, likelihood, [(x, y)])
-    optimum = CollapsedELBO(likelihood, other).optimum(x, y)
-    other.variational_strategy.set_whitened_posterior(optimum.mean, optimum.precision)
+    set_to_optimum(other, likelihood, x, y)
     assert len(history) == 2
     for actual, expected in zip(precision_and_mean(model), precision_and_mean(other), strict=True):
         torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
@@ -141,7 +130,7 @@ def test_structured_families_take_the_fit_of_the_closed_form(
 
 
 def test_a_mean_module_and_multipliers_are_respected() -> None:
-    predictor = make_predictor_with_mean_and_by().double()
+    predictor = varying_predictor().double()
     with torch.no_grad():
         predictor.means[0].raw_constant.fill_(100.0)
     x = torch.rand(200, 3).double()

@@ -19,7 +19,7 @@ from torch.utils.data import (
 from gpytorch_gam.mlls import CollapsedELBO
 from gpytorch_gam.training import fit, initialize_posterior, polish
 from gpytorch_gam.warnings import TrainingLoopWarning
-from tests.training.test_fit import make_problem
+from tests.problems import fit_problem
 
 x = torch.rand(60, 2, generator=torch.Generator().manual_seed(0)).double()
 y = torch.sin(6 * x[:, 0])
@@ -46,7 +46,7 @@ class Half(Sampler):
 
 def train(batches: Any, num_data: int | None = None) -> Any:
     """A fit with hyperparameters that stand still, so that the posterior is all there is to it."""
-    model, likelihood, *_ = make_problem()
+    model, likelihood, *_ = fit_problem()
     for parameter in (*model.hyperparameters(), *likelihood.parameters()):
         parameter.requires_grad_(False)
     fit(model, likelihood, batches, num_data, num_epochs=1)
@@ -63,7 +63,7 @@ def test_a_number_of_rows_that_is_not_that_of_the_batches_is_refused(batches: An
 def test_a_number_of_rows_below_that_of_a_batch_is_refused() -> None:
     with pytest.raises(ValueError, match="num_data is 20, but a batch has 30 rows"):
         train(Stream(), 20)
-    model, likelihood, *_ = make_problem()
+    model, likelihood, *_ = fit_problem()
     with pytest.raises(ValueError, match="num_data is 20, but the batch has 60 rows"):
         initialize_posterior(model, likelihood, x, y, num_data=20)
 
@@ -75,7 +75,7 @@ def test_batches_that_do_not_say_how_many_rows_they_have_need_the_number() -> No
 
 @pytest.mark.parametrize("num_data", [30, 600])
 def test_other_rows_in_an_epoch_of_unknown_length_are_warned_of_once(num_data: int) -> None:
-    model, likelihood, *_ = make_problem()
+    model, likelihood, *_ = fit_problem()
     with pytest.warns(TrainingLoopWarning, match=f"gave 60 rows, but num_data is {num_data}") as caught:
         fit(model, likelihood, Stream(), num_data, num_epochs=1)
     assert len(caught) == 1
@@ -114,7 +114,7 @@ def test_the_default_is_what_a_pass_gives() -> None:
 
 
 def test_passes_that_need_each_row_once_refuse_samplers_that_draw() -> None:
-    model, likelihood, *_ = make_problem()
+    model, likelihood, *_ = fit_problem()
     for sampler in (
         WeightedRandomSampler(torch.ones(60), 60),
         RandomSampler(dataset, replacement=True),

@@ -11,9 +11,9 @@ import torch
 
 from gpytorch_gam import AdditivePredictor, ComponentGroup, LowRankPrecisionVariationalDistribution
 from tests import reference
+from tests.reference import assert_matches
 
 CASES = reference.cases()
-RTOL = {torch.float64: 1e-8, torch.float32: 1e-4}
 
 
 @pytest.fixture(params=range(len(CASES)), ids=lambda index: f"case{index}")
@@ -29,14 +29,6 @@ def family(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(params=[torch.float64, torch.float32], ids=["float64", "float32"])
 def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     return request.param
-
-
-def assert_matches(actual: torch.Tensor, expected: object) -> None:
-    """Relative to the largest entry of each quantity, which is what rounding in sums of its terms scales with."""
-    wanted = reference.tensor(expected)
-    assert actual.shape == wanted.shape
-    error = (actual.detach().double() - wanted).abs().max() / wanted.abs().max()
-    assert error <= RTOL[actual.dtype], f"relative error {error:.2e}"
 
 
 def test_posterior_of_the_inducing_variables(case: dict, family: str, dtype: torch.dtype) -> None:

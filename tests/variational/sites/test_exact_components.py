@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor
 from gpytorch_gam.terms import constant, factor, smooth
-from gpytorch_gam.variational.sites import exact_effects as exact_components
+from gpytorch_gam.variational import exact_components
 
 
 def data(n: int = 25) -> tuple[Tensor, Tensor]:

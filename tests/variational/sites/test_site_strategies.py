@@ -19,7 +19,6 @@ from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood, Studen
 from gpytorch.test.variational_test_case import VariationalTestCase
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
-from gpytorch_gam.components import regular_grid
 from gpytorch_gam.mlls import CollapsedELBO
 from gpytorch_gam.terms import constant, smooth
 from gpytorch_gam.variational import (
@@ -28,43 +27,13 @@ from gpytorch_gam.variational import (
     TiedAdditiveVariationalStrategy,
 )
 from tests import reference
-from tests.optim.test_natural_gradient import dense_optimum
-from tests.variational.test_reference_cases import RTOL, assert_matches
+from tests.problems import SiteModel, dense_optimum, varying_predictor
+from tests.reference import RTOL, assert_matches
 
 STRATEGIES = [FullAdditiveVariationalStrategy, TiedAdditiveVariationalStrategy]
 CASES = reference.cases()
 both = pytest.mark.parametrize("strategy", STRATEGIES, ids=["full", "tied"])
 every_case = pytest.mark.parametrize("case", CASES, ids=[f"case{index}" for index in range(len(CASES))])
-
-
-class Model(gpytorch.models.ApproximateGP):
-    def __init__(self, strategy: type, *args: object, **kwargs: object) -> None:
-        super().__init__(strategy(self, *args, **kwargs))
-
-    def forward(self, x: torch.Tensor) -> gpytorch.distributions.MultivariateNormal:
-        return self.predictor(x)
-
-    @property
-    def predictor(self) -> AdditivePredictor:
-        return self.variational_strategy.predictor
-
-
-def make_predictor(size: int = 6, batch: tuple[int, ...] = (), points: torch.Tensor | None = None) -> AdditivePredictor:
-    """Two smooths, a varying coefficient, a constant and a mean."""
-
-    def kernel(num: int, lengthscale: float) -> ScaleKernel:
-        shape = torch.Size([*batch, num])
-        kernel = ScaleKernel(RBFKernel(batch_shape=shape), batch_shape=shape)
-        kernel.base_kernel.lengthscale = lengthscale
-        return kernel
-
-    grid = regular_grid(0.0, 1.0, size).expand(*batch, 1, size, 1)
-    return AdditivePredictor(
-        ComponentGroup(kernel(2, 0.3), [[0], [1]], grid.expand(*batch, 2, size, 1) if points is None else points[:2]),
-        ComponentGroup(kernel(1, 0.5), [[1]], grid if points is None else points[2:], by=2),
-        constant(variance=2.0, batch_shape=batch),
-        mean=gpytorch.means.ConstantMean(batch_shape=torch.Size(batch)),
-    )
 
 
 def make_inputs(n: int = 12) -> torch.Tensor:
@@ -73,10 +42,10 @@ def make_inputs(n: int = 12) -> torch.Tensor:
     return x
 
 
-def make_model(strategy: type, n: int = 12, dtype: torch.dtype = torch.float64, **kwargs: object) -> Model:
+def make_model(strategy: type, n: int = 12, dtype: torch.dtype = torch.float64, **kwargs: object) -> SiteModel:
     """A posterior with non-trivial sites."""
-    predictor = make_predictor(**kwargs).to(dtype)
-    model = Model(strategy, predictor, make_inputs(n).to(dtype))
+    predictor = varying_predictor(**kwargs).to(dtype)
+    model = SiteModel(strategy, predictor, make_inputs(n).to(dtype))
     shape = model.variational_strategy._variational_distribution.shape()
     model.variational_strategy.set_sites(0.5 * torch.randn(shape), 0.5 + torch.rand(shape))
     with torch.no_grad():
@@ -107,9 +76,9 @@ def elbo(model: gpytorch.models.ApproximateGP, likelihood: object, x: torch.Tens
 # -------------------- the reference cases
 
 
-def reference_model(case: dict, strategy: type, dtype: torch.dtype = torch.float64, jitter: float = 1e-8) -> Model:
+def reference_model(case: dict, strategy: type, dtype: torch.dtype = torch.float64, jitter: float = 1e-8) -> SiteModel:
     predictor = reference.make_predictor(case, dtype)
-    return Model(strategy, predictor, reference.tensor(case["X"], dtype), jitter)
+    return SiteModel(strategy, predictor, reference.tensor(case["X"], dtype), jitter)
 
 
 @every_case
@@ -173,7 +142,7 @@ def test_tied_by_hand_is_the_gaussian_optimum_of_the_reference(case: dict) -> No
 
 
 def prior_parts(predictor: AdditivePredictor, x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
-    """Prior covariance of the four components of :func:`make_predictor`, written out; (4, n, m)."""
+    """Prior covariance of the four components of :func:`varying_predictor`, written out; (4, n, m)."""
 
     def rbf(kernel: ScaleKernel, column: int, index: int) -> torch.Tensor:
         distance = (x[:, None, column] - z[None, :, column]) / kernel.base_kernel.lengthscale[index]
@@ -281,8 +250,8 @@ def test_samples_follow_the_joint_posterior(strategy: type) -> None:
 
 
 def test_samples_of_the_full_form_at_the_data_follow_jitter_and_batches() -> None:
-    predictor, inputs = make_predictor(batch=(2,)).double(), make_inputs(6).double()
-    model = Model(FullAdditiveVariationalStrategy, predictor, inputs, jitter_val=0.1)
+    predictor, inputs = varying_predictor(batch=(2,)).double(), make_inputs(6).double()
+    model = SiteModel(FullAdditiveVariationalStrategy, predictor, inputs, jitter_val=0.1)
     model.variational_strategy.set_sites(torch.zeros(2, 6), torch.full((2, 6), 2.0))
     parts = model.variational_strategy.components(inputs.expand(3, 1, 6, 3))
     draws = parts.rsample(torch.Size([4000]))
@@ -328,7 +297,7 @@ LIKELIHOODS: dict[str, Callable] = {
 
 def fitted(
     strategy: type, likelihood: object, n: int = 30, **kwargs: object
-) -> tuple[Model, torch.Tensor, list[float]]:
+) -> tuple[SiteModel, torch.Tensor, list[float]]:
     model = make_model(strategy, n, **kwargs)
     y = responses(likelihood, model.variational_strategy.inputs)
     return model, y, model.variational_strategy.fit_sites(likelihood, y, tolerance=1e-12)
@@ -398,14 +367,14 @@ def test_full_form_agrees_with_inducing_points_at_the_data(name: str) -> None:
     likelihood, jitter = LIKELIHOODS[name](), 1e-9
     inputs = make_inputs(8).double()
     points = torch.stack([inputs[:, [0]], inputs[:, [1]], inputs[:, [1]]])
-    predictor = make_predictor(points=points).double()
+    predictor = varying_predictor(points=points).double()
     y = responses(likelihood, inputs)
-    full = Model(FullAdditiveVariationalStrategy, predictor, inputs)
+    full = SiteModel(FullAdditiveVariationalStrategy, predictor, inputs)
     bound = full.variational_strategy.fit_sites(likelihood, y, tolerance=1e-12)[-1]
     coupled = AdditiveGP(predictor, "coupled", jitter_val=jitter).double()
     # The jitter of the inducing points costs about as much as it shifts each row's log-likelihood.
     assert bound == pytest.approx(dense_optimum(coupled, likelihood, inputs, y), abs=1e-6)
-    tied = Model(TiedAdditiveVariationalStrategy, predictor, inputs, jitter)
+    tied = SiteModel(TiedAdditiveVariationalStrategy, predictor, inputs, jitter)
     assert bound == pytest.approx(tied.variational_strategy.fit_sites(likelihood, y, tolerance=1e-12)[-1], abs=1e-6)
     x = make_inputs(5).double()
     ours, theirs = full.variational_strategy.components(x), tied.variational_strategy.components(x)
@@ -416,7 +385,7 @@ def test_full_form_agrees_with_inducing_points_at_the_data(name: str) -> None:
 def test_jitter_of_the_full_form_is_that_of_inducing_points_at_the_data() -> None:
     jitter, inputs, x = 1e-3, make_inputs(8).double(), make_inputs(5).double()
     points = torch.stack([inputs[:, [0]], inputs[:, [1]], inputs[:, [1]]])
-    full = Model(FullAdditiveVariationalStrategy, make_predictor(points=points).double(), inputs, jitter)
+    full = SiteModel(FullAdditiveVariationalStrategy, varying_predictor(points=points).double(), inputs, jitter)
     low_rank = AdditiveGP(full.predictor, "low_rank", rank=8, jitter_val=jitter).double()
     weights, scales = torch.randn(8).double(), 1 + torch.rand(8).double()
     full.variational_strategy.set_sites(weights, scales)
@@ -473,7 +442,7 @@ def test_likelihoods_that_are_not_log_concave_keep_precisions_at_zero_or_more(st
 def test_full_bound_is_above_the_tied_one() -> None:
     likelihood = BernoulliLikelihood()
     full, y, history = fitted(FullAdditiveVariationalStrategy, likelihood)
-    tied = Model(TiedAdditiveVariationalStrategy, full.predictor, full.variational_strategy.inputs)
+    tied = SiteModel(TiedAdditiveVariationalStrategy, full.predictor, full.variational_strategy.inputs)
     sparse = tied.variational_strategy.fit_sites(likelihood, y)[-1]
     assert 0 < history[-1] - sparse < 5
 
@@ -482,14 +451,14 @@ def test_full_bound_is_above_the_tied_one() -> None:
 def test_batches_of_models_are_fitted_together(strategy: type) -> None:
     inputs, likelihood = make_inputs(9).double(), gaussian()
     y = torch.randn(2, 9).double()
-    batched = Model(strategy, make_predictor(batch=(2,)).double(), inputs)
+    batched = SiteModel(strategy, varying_predictor(batch=(2,)).double(), inputs)
     total = batched.variational_strategy.fit_sites(likelihood, y)[-1]
-    single = [Model(strategy, make_predictor().double(), inputs) for _ in range(2)]
+    single = [SiteModel(strategy, varying_predictor().double(), inputs) for _ in range(2)]
     bounds = [model.variational_strategy.fit_sites(likelihood, row)[-1] for model, row in zip(single, y, strict=True)]
     assert total == pytest.approx(sum(bounds), rel=1e-10)
     x = make_inputs(4).double()
     torch.testing.assert_close(batched.eval()(x).mean, torch.stack([model.eval()(x).mean for model in single]))
-    shared = Model(strategy, make_predictor(batch=(2,)).double(), inputs, batch_shape=torch.Size([]))
+    shared = SiteModel(strategy, varying_predictor(batch=(2,)).double(), inputs, batch_shape=torch.Size([]))
     with pytest.raises(NotImplementedError, match="sites of each model's own"):
         shared.variational_strategy.fit_sites(likelihood, y)
 
@@ -501,7 +470,7 @@ def test_batches_of_models_are_fitted_together(strategy: type) -> None:
 @both
 def test_training_by_adam_on_minibatches(strategy: type, dtype: torch.dtype) -> None:
     inputs = make_inputs(40).to(dtype)
-    model = Model(strategy, make_predictor().to(dtype), inputs)
+    model = SiteModel(strategy, varying_predictor().to(dtype), inputs)
     likelihood = GaussianLikelihood().to(dtype)
     y = responses(likelihood, inputs)
     mll = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=40)
@@ -537,7 +506,7 @@ def test_state_copies_and_pickles(strategy: type) -> None:
     model, x = make_model(strategy), make_inputs(5).double()
     elbo(model, gaussian(), model.variational_strategy.inputs, torch.randn(12).double()).backward()
     expected = model.eval()(x)
-    other = Model(strategy, make_predictor().double(), make_inputs().double())
+    other = SiteModel(strategy, varying_predictor().double(), make_inputs().double())
     buffer = io.BytesIO()
     torch.save(model.state_dict(), buffer)
     buffer.seek(0)
@@ -546,7 +515,7 @@ def test_state_copies_and_pickles(strategy: type) -> None:
         posterior = restored.eval()(x)
         torch.testing.assert_close(posterior.mean, expected.mean, rtol=0, atol=0)
         torch.testing.assert_close(posterior.covariance_matrix, expected.covariance_matrix, rtol=0, atol=0)
-    fewer = Model(strategy, make_predictor().double(), make_inputs(7).double())
+    fewer = SiteModel(strategy, varying_predictor().double(), make_inputs(7).double())
     with pytest.raises(RuntimeError, match="size mismatch"):
         fewer.load_state_dict(model.state_dict())
 
@@ -592,7 +561,7 @@ class _SiteTestCase(VariationalTestCase):
         strategy_cls: type = TiedAdditiveVariationalStrategy,
         distribution_cls: object = None,
         constant_mean: bool = True,
-    ) -> tuple[Model, object]:
+    ) -> tuple[SiteModel, object]:
         torch.manual_seed(0)
         size = torch.Size([2])
         univariate = ComponentGroup(
@@ -603,7 +572,7 @@ class _SiteTestCase(VariationalTestCase):
         mean = gpytorch.means.ConstantMean() if constant_mean else None
         predictor = AdditivePredictor(univariate, constant(), mean=mean)
         inputs = torch.randn(*inducing_batch_shape, num_inducing, 2)
-        return Model(strategy_cls, predictor, inputs, batch_shape=batch_shape), self.likelihood_cls()
+        return SiteModel(strategy_cls, predictor, inputs, batch_shape=batch_shape), self.likelihood_cls()
 
     def test_fantasy_call(self, *args: object, **kwargs: object) -> None:
         with self.assertRaises(NotImplementedError):
@@ -642,7 +611,7 @@ class WithoutForward(gpytorch.models.ApproximateGP):
 
 @both
 def test_construction_errors(strategy: type) -> None:
-    predictor, x = make_predictor(), make_inputs(4)
+    predictor, x = varying_predictor(), make_inputs(4)
     name = strategy.__name__
     for wrong, message in (
         (x.numpy(), "must be a torch.Tensor, got ndarray"),
@@ -657,21 +626,21 @@ def test_construction_errors(strategy: type) -> None:
             WithoutForward(strategy, predictor, wrong)
         # What a forward of the model's own makes of the inputs is known when it runs.
         with pytest.raises((TypeError, ValueError), match=f"inputs of {name} cannot be used: "):
-            Model(strategy, predictor, wrong)(x)
+            SiteModel(strategy, predictor, wrong)(x)
     with pytest.raises(ValueError, match="must be an AdditivePredictor, got str"):
-        Model(strategy, "x", x)
+        SiteModel(strategy, "x", x)
     with pytest.raises(ValueError, match="jitter_val must not be negative"):
-        Model(strategy, predictor, x, -1.0)
+        SiteModel(strategy, predictor, x, -1.0)
     with pytest.raises(ValueError, match=r"predictor's is \(2,\), that of inputs \(\), batch_shape is \(3,\)"):
-        Model(strategy, make_predictor(batch=(2,)), x, batch_shape=(3,))
+        SiteModel(strategy, varying_predictor(batch=(2,)), x, batch_shape=(3,))
     with pytest.raises(ValueError, match=r"predictor's is \(2,\), that of inputs \(3,\), batch_shape is None"):
-        Model(strategy, make_predictor(batch=(2,)), x.expand(3, 4, 3))
-    two = AdditivePredictor(make_predictor().groups[0], constant(predictor=1))
+        SiteModel(strategy, varying_predictor(batch=(2,)), x.expand(3, 4, 3))
+    two = AdditivePredictor(varying_predictor().groups[0], constant(predictor=1))
     with pytest.raises(NotImplementedError, match="serves one predictor; this one has 2"):
-        Model(strategy, two, x)
+        SiteModel(strategy, two, x)
     marginal = AdditivePredictor(smooth(0, low=0.0, high=1.0, missing="marginal"))
     with pytest.raises(NotImplementedError, match=r"no components with missing=\"marginal\", as \['x0'\] have"):
-        Model(strategy, marginal, x)
+        SiteModel(strategy, marginal, x)
 
 
 @both
