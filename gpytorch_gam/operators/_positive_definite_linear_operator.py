@@ -1,3 +1,5 @@
+"""Positive definite operators with an exact root, and that root."""
+
 from __future__ import annotations
 
 from abc import abstractmethod
@@ -6,20 +8,57 @@ from typing import Any
 
 import torch
 from linear_operator import settings
-from linear_operator.operators import LinearOperator, RootLinearOperator
+from linear_operator.operators import (
+    AddedDiagLinearOperator,
+    DenseLinearOperator,
+    DiagLinearOperator,
+    LinearOperator,
+    RootLinearOperator,
+)
 from linear_operator.utils.broadcasting import _matmul_broadcast_shape
+from linear_operator.utils.getitem import IndexType, _is_noop_index
 from linear_operator.utils.memoize import cached
 from torch import Tensor
 
-from ._exact_root_linear_operator import ExactRootLinearOperator
-from ._indexing import PlainlyIndexed
+
+class _PlainLinearOperator(LinearOperator):
+    """A square operator without lazy kernels, whose rows, columns and elements are read without expanding it."""
+
+    def matmul(self, other: Tensor | LinearOperator) -> Tensor | LinearOperator:
+        r"""
+        :math:`\mathbf A \mathbf X`.
+
+        :param other: ``(*batch, Q, k)`` or ``(Q)``; a :class:`~linear_operator.LinearOperator` gives a lazy product.
+        """
+        return super().matmul(other) if isinstance(other, LinearOperator) else self._matmul(other)
+
+    def evaluate_kernel(self) -> LinearOperator:
+        """The operator itself: it holds no lazy kernel, and a copy would factorise again."""
+        return self
+
+    def _get_indices(self, row_index: Tensor, col_index: Tensor, *batch_indices: Tensor) -> Tensor:
+        # Upstream's default expands the operator to one copy, hence one capacitance, for every element asked for.
+        return self.to_dense()[(*batch_indices, row_index, col_index)]
+
+    def _getitem(self, row_index: IndexType, col_index: IndexType, *batch_indices: IndexType) -> LinearOperator:
+        if _is_noop_index(row_index) and _is_noop_index(col_index):
+            return super()._getitem(row_index, col_index, *batch_indices)
+        # Upstream's default interpolates with sparse matrices and evaluates the whole operator to do so. A product
+        # with as many columns as there are of the fewer does.
+        batch = super()._getitem(slice(None), slice(None), *batch_indices)
+        identity = torch.eye(batch.shape[-1], dtype=batch.dtype, device=batch.device)
+        rows, columns = identity[:, row_index], identity[:, col_index]
+        if rows.shape[-1] <= columns.shape[-1]:
+            return DenseLinearOperator(batch._t_matmul(rows).mT[..., col_index])
+        return DenseLinearOperator(batch._matmul(columns)[..., row_index, :])
 
 
-class PositiveDefiniteLinearOperator(PlainlyIndexed):
-    r"""Common ground of this package's operators: symmetric positive definite, with an exact and cheap root.
+class PositiveDefiniteLinearOperator(_PlainLinearOperator):
+    r"""
+    Common ground of this package's operators: symmetric positive definite, with an exact and cheap root.
 
-    A subclass describes its matrix :math:`\mathbf A = \mathbf T \mathbf T^\top` by the ``_exact_*`` methods below,
-    all in one dtype; this class turns them into the interface of :class:`~linear_operator.LinearOperator`:
+    A subclass describes its matrix :math:`\mathbf A = \mathbf T \mathbf T^\top` by the abstract methods below, all in
+    one dtype; this class turns them into the interface of :class:`~linear_operator.LinearOperator`:
 
     - nothing switches to conjugate gradients, Lanczos or a stochastic log-determinant at any size;
     - everything is computed in the larger of the operator's dtype and
@@ -30,8 +69,8 @@ class PositiveDefiniteLinearOperator(PlainlyIndexed):
 
     The factorisation is memoised in the operator, so make a new one after changing its tensors in place.
 
-    What has no structured form (``cholesky``, ``eigh``, ``svd``, ``sqrt_inv_matmul``, sums with other operators) is
-    upstream's.
+    What has no structured form (``cholesky``, ``eigh``, ``svd``, ``sqrt_inv_matmul``, sums with operators other than a
+    positive diagonal) is upstream's.
     """
 
     ####
@@ -70,6 +109,10 @@ class PositiveDefiniteLinearOperator(PlainlyIndexed):
         r""":math:`c \mathbf A` for positive ``constant`` of shape ``(*batch)`` or ``()``."""
 
     @abstractmethod
+    def _plus_diagonal(self, diagonal: Tensor) -> PositiveDefiniteLinearOperator:
+        r""":math:`\mathbf A` with a positive ``diagonal`` of shape ``(*batch, Q)`` added to it."""
+
+    @abstractmethod
     def inverse(self) -> PositiveDefiniteLinearOperator:
         r""":math:`\mathbf A^{-1}` as an operator, with root :math:`\mathbf T^{-\top}`; nothing is computed."""
 
@@ -77,11 +120,8 @@ class PositiveDefiniteLinearOperator(PlainlyIndexed):
         # x' A^-1 x = || T^-1 x ||^2, which cannot turn negative and loses half the digits that x' (A^-1 x) would
         return self._exact_root_solve(x).square().sum(-2)
 
-    def _exact_trace(self) -> Tensor:
-        return self._exact_diagonal().sum(-1)
-
     ####
-    # Precision
+    # The dtype in which to compute
     ####
     def _promoted(self) -> PositiveDefiniteLinearOperator:
         dtype = torch.promote_types(self.dtype, settings._linalg_dtype_cholesky.value())
@@ -107,8 +147,8 @@ class PositiveDefiniteLinearOperator(PlainlyIndexed):
     # The root
     ####
     def root_matmul(self, x: Tensor) -> Tensor:
-        r""":math:`\mathbf T \mathbf x` for the exact root :math:`\mathbf T`,
-        :math:`\mathbf T \mathbf T^\top = \mathbf A`.
+        r"""
+        :math:`\mathbf T \mathbf x` for the exact root :math:`\mathbf T`, :math:`\mathbf T \mathbf T^\top = \mathbf A`.
 
         :param x: ``(*batch, Q, k)``, or ``(Q)``.
         :return: Same shape, broadcast against the operator's batch.
@@ -128,9 +168,9 @@ class PositiveDefiniteLinearOperator(PlainlyIndexed):
         return self._apply("_exact_root_solve", x, transpose=True)
 
     def root_decomposition(self, method: str | None = None) -> LinearOperator:
-        r"""The exact root, lazily.
-
-        ``operator.root_decomposition().root`` is square and costs as much to apply as :meth:`root_matmul`.
+        r"""
+        The exact root, lazily: ``operator.root_decomposition().root`` is square and costs as much to apply as
+        :meth:`root_matmul`.
 
         :param method: ``None`` for the exact root; any of upstream's methods to have that one instead.
         """
@@ -144,7 +184,8 @@ class PositiveDefiniteLinearOperator(PlainlyIndexed):
         test_vectors: Tensor | None = None,
         method: str | None = None,
     ) -> LinearOperator:
-        r"""The exact root :math:`\mathbf T^{-\top}` of the inverse, lazily.
+        r"""
+        The exact root :math:`\mathbf T^{-\top}` of the inverse, lazily.
 
         :param initial_vectors: Only used by upstream's Lanczos.
         :param test_vectors: Only used by upstream's Lanczos.
@@ -155,7 +196,8 @@ class PositiveDefiniteLinearOperator(PlainlyIndexed):
         return self.inverse().root_decomposition()
 
     def zero_mean_mvn_samples(self, num_samples: int) -> Tensor:
-        r"""Draw from :math:`N(\mathbf 0, \mathbf A)` as :math:`\mathbf T \boldsymbol \epsilon`.
+        r"""
+        Draw from :math:`N(\mathbf 0, \mathbf A)` as :math:`\mathbf T \boldsymbol \epsilon`.
 
         :param num_samples: Number of draws.
         :return: ``(num_samples, *batch, Q)``; reproducible under :func:`torch.manual_seed`.
@@ -166,15 +208,9 @@ class PositiveDefiniteLinearOperator(PlainlyIndexed):
     ####
     # Linear algebra
     ####
-    def matmul(self, other: Tensor | LinearOperator) -> Tensor | LinearOperator:
-        r""":math:`\mathbf A \mathbf X`.
-
-        :param other: ``(*batch, Q, k)`` or ``(Q)``; a :class:`~linear_operator.LinearOperator` gives a lazy product.
-        """
-        return super().matmul(other) if isinstance(other, LinearOperator) else self._matmul(other)
-
     def solve(self, right_tensor: Tensor, left_tensor: Tensor | None = None) -> Tensor:
-        r""":math:`\mathbf A^{-1} \mathbf X`, or :math:`\mathbf Y \mathbf A^{-1} \mathbf X`, without iteration.
+        r"""
+        :math:`\mathbf A^{-1} \mathbf X`, or :math:`\mathbf Y \mathbf A^{-1} \mathbf X`, without iteration.
 
         :param right_tensor: :math:`\mathbf X`, ``(*batch, Q, k)`` or ``(Q)``.
         :param left_tensor: :math:`\mathbf Y`, ``(*batch, l, Q)``.
@@ -183,7 +219,8 @@ class PositiveDefiniteLinearOperator(PlainlyIndexed):
         return result if left_tensor is None else left_tensor @ result
 
     def inv_quad(self, inv_quad_rhs: Tensor, reduce_inv_quad: bool = True) -> Tensor:
-        r""":math:`\mathbf x^\top \mathbf A^{-1} \mathbf x` for every column of ``inv_quad_rhs``; never negative.
+        r"""
+        :math:`\mathbf x^\top \mathbf A^{-1} \mathbf x` for every column of ``inv_quad_rhs``; never negative.
 
         :param inv_quad_rhs: ``(*batch, Q, k)`` or ``(Q)``.
         :param reduce_inv_quad: Whether to sum over the columns.
@@ -207,7 +244,8 @@ class PositiveDefiniteLinearOperator(PlainlyIndexed):
         logdet: bool | None = False,
         reduce_inv_quad: bool | None = True,
     ) -> tuple[Tensor | None, Tensor | None]:
-        """:meth:`inv_quad` and :meth:`logdet`.
+        """
+        :meth:`inv_quad` and :meth:`logdet`.
 
         :param inv_quad_rhs: As in :meth:`inv_quad`; ``None`` to leave that term out.
         :param logdet: Whether to compute the log-determinant.
@@ -219,18 +257,34 @@ class PositiveDefiniteLinearOperator(PlainlyIndexed):
 
     def trace(self) -> Tensor:
         r"""Sum of the diagonal; shape ``(*batch)``."""
-        return self._promoted()._exact_trace().to(self.dtype)
+        return self._promoted()._exact_diagonal().sum(-1).to(self.dtype)
 
     def to_dense(self) -> Tensor:
         """The matrix, ``(*batch, Q, Q)``."""
         return self._promoted()._exact_dense().to(self.dtype)
 
     def diagonalization(self, method: str | None = None) -> tuple[Tensor, LinearOperator | None]:
-        """Eigenvalues and eigenvectors; dense and exact unless ``method`` says ``"lanczos"``, whatever the size.
+        """
+        Eigenvalues and eigenvectors; dense and exact unless ``method`` says ``"lanczos"``, whatever the size.
 
         :param method: ``"symeig"`` (the default) or ``"lanczos"``.
         """
         return super().diagonalization(method=method or "symeig")
+
+    def add_diagonal(self, diag: Tensor) -> LinearOperator:
+        """
+        The sum with a diagonal matrix, of this class and thus exact if the diagonal is positive.
+
+        :param diag: ``(*batch, Q)``, ``(*batch, 1)`` or ``()``.
+        """
+        total = super().add_diagonal(diag)  # which looks at the shape
+        return self + total._diag_tensor if isinstance(total, AddedDiagLinearOperator) else total
+
+    def __add__(self, other: Tensor | LinearOperator | float) -> LinearOperator | Tensor:
+        if isinstance(other, DiagLinearOperator) and bool((other._diagonal() > 0).all()):
+            operator = self._promoted()
+            return operator._plus_diagonal(other._diagonal().to(operator.dtype)).to(self.dtype)
+        return super().__add__(other)
 
     ####
     # LinearOperator's inner interface
@@ -271,10 +325,60 @@ class PositiveDefiniteLinearOperator(PlainlyIndexed):
             return self._scaled(constant)
         return super()._mul_constant(constant)
 
-    def evaluate_kernel(self) -> PositiveDefiniteLinearOperator:
-        """The operator itself: it holds no lazy kernel, and a copy would factorise again."""
-        return self
-
     def __getstate__(self) -> dict[str, Any]:
         # Memoised values may hold a graph, which can be neither copied nor pickled.
         return {name: value for name, value in self.__dict__.items() if name != "_memoize_cache"}
+
+
+class ExactRootLinearOperator(_PlainLinearOperator):
+    r"""
+    The exact root :math:`\mathbf T` of an operator of this package, :math:`\mathbf T \mathbf T^\top = \mathbf A`.
+
+    What ``operator.root_decomposition().root`` gives. Square, neither symmetric nor triangular, and never formed unless
+    :meth:`to_dense` is called.
+
+    :param operator: The operator :math:`\mathbf A`, ``(*batch, Q, Q)``.
+    :param transpose: Whether this is :math:`\mathbf T^\top`.
+    """
+
+    def __init__(self, operator: PositiveDefiniteLinearOperator, transpose: bool = False) -> None:
+        super().__init__(operator, transpose=transpose)
+        self.operator = operator
+        self.is_transpose = transpose
+
+    def _size(self) -> torch.Size:
+        return self.operator.shape
+
+    def _transpose_nonbatch(self) -> ExactRootLinearOperator:
+        return ExactRootLinearOperator(self.operator, transpose=not self.is_transpose)
+
+    def _expand_batch(self, batch_shape: torch.Size | list[int]) -> ExactRootLinearOperator:
+        return ExactRootLinearOperator(self.operator._expand_batch(batch_shape), transpose=self.is_transpose)
+
+    def _matmul(self, rhs: Tensor) -> Tensor:
+        return self.operator.root_transpose_matmul(rhs) if self.is_transpose else self.operator.root_matmul(rhs)
+
+    def _t_matmul(self, rhs: Tensor) -> Tensor:
+        return self._transpose_nonbatch()._matmul(rhs)
+
+    def _diagonal(self) -> Tensor:
+        return self.to_dense().diagonal(dim1=-2, dim2=-1)
+
+    def solve(self, right_tensor: Tensor, left_tensor: Tensor | None = None) -> Tensor:
+        r"""
+        :math:`\mathbf T^{-1} \mathbf X`, or :math:`\mathbf Y \mathbf T^{-1} \mathbf X`.
+
+        :param right_tensor: :math:`\mathbf X`, ``(*batch, Q, k)`` or ``(Q)``.
+        :param left_tensor: :math:`\mathbf Y`, ``(*batch, l, Q)``.
+        """
+        solve = self.operator.root_transpose_solve if self.is_transpose else self.operator.root_solve
+        result = solve(right_tensor)
+        return result if left_tensor is None else left_tensor @ result
+
+    def inverse(self) -> ExactRootLinearOperator:
+        r""":math:`\mathbf T^{-1}`, the transposed root of the inverse operator."""
+        return ExactRootLinearOperator(self.operator.inverse(), transpose=not self.is_transpose)
+
+    def to_dense(self) -> Tensor:
+        """The matrix, ``(*batch, Q, Q)``."""
+        return self._matmul(torch.eye(self.shape[-1], dtype=self.dtype, device=self.device))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import torch
-from linear_operator.operators import LinearOperator, TriangularLinearOperator, to_dense
+from linear_operator.operators import TriangularLinearOperator
+from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
 from gpytorch_gam.numerics.blocks import (
@@ -12,6 +13,7 @@ from gpytorch_gam.numerics.blocks import (
     block_log_determinant,
     block_product,
     block_solve,
+    split_rows,
     total_size,
 )
 
@@ -19,7 +21,8 @@ from ._positive_definite_linear_operator import PositiveDefiniteLinearOperator
 
 
 class BlockDiagonalCholeskyLinearOperator(PositiveDefiniteLinearOperator):
-    r"""A positive definite block-diagonal matrix, or its inverse, from the Cholesky factors of its blocks.
+    r"""
+    A positive definite block-diagonal matrix, or its inverse, from the Cholesky factors of its blocks.
 
     .. math::
 
@@ -35,11 +38,13 @@ class BlockDiagonalCholeskyLinearOperator(PositiveDefiniteLinearOperator):
 
     With C blocks of size M, products, solves and samples cost :math:`O(C M^2)` a column, ``logdet`` :math:`O(C M)`,
     the diagonal :math:`O(C M^2)`, or :math:`O(C M^3)` for the inverse. ``cholesky()`` returns a dense
-    :math:`Q \times Q` factor, computed block by block.
+    :math:`Q \times Q` factor, computed block by block. A positive diagonal that is added (``add_jitter`` included)
+    stays in the blocks, at :math:`O(C M^3)`; with a low-rank term the sum is a :class:`LowRankPrecisionLinearOperator`.
 
     :param factors: Lower-triangular factors, each ``(*batch, C_g, M_g, M_g)``; batch shapes are broadcast. Entries
         above the diagonal are not read.
     :param inverse: Whether the operator is :math:`\mathbf K^{-1}` instead of :math:`\mathbf K`.
+    :raises TypeError: If a factor is not a tensor of floating-point numbers.
     :raises ValueError: If there is no factor, if one is not a stack of square matrices, or if dtypes, devices or batch
         shapes do not agree.
 
@@ -59,25 +64,25 @@ class BlockDiagonalCholeskyLinearOperator(PositiveDefiniteLinearOperator):
     def _check_args(self, *factors: Tensor, inverse: bool = False) -> str | None:
         name = type(self).__name__
         if not factors:
-            return f"{name} needs at least one factor of shape (*batch, C, M, M)."
+            return f"{name} needs at least one factor of shape (*batch, C, M, M)"
         for position, factor in enumerate(factors):
             if not torch.is_tensor(factor):
-                return f"{name} takes tensors as factors, but factor {position} is a {type(factor).__name__}."
+                raise TypeError(f"{name} takes tensors as factors, but factor {position} is a {type(factor).__name__}")
             if factor.ndim < 3 or factor.shape[-1] != factor.shape[-2]:
                 return (
                     f"{name} takes factors of shape (*batch, C, M, M), but factor {position} has shape "
                     f"{tuple(factor.shape)}. A single M x M block is factor.unsqueeze(0)."
                 )
             if not factor.is_floating_point():
-                return f"{name} takes floating-point factors, but factor {position} has dtype {factor.dtype}."
+                raise TypeError(f"{name} takes floating-point factors, but factor {position} has dtype {factor.dtype}")
         if len({(factor.dtype, factor.device) for factor in factors}) > 1:
             found = ", ".join(f"{factor.dtype} on {factor.device}" for factor in factors)
-            return f"{name} needs all factors in one dtype and on one device, but got {found}."
+            return f"{name} needs all factors in one dtype and on one device, but got {found}"
         try:
             torch.broadcast_shapes(*(factor.shape[:-3] for factor in factors))
         except RuntimeError:
             found = ", ".join(str(tuple(factor.shape[:-3])) for factor in factors)
-            return f"{name} cannot broadcast the batch shapes of its factors: {found}."
+            return f"{name} cannot broadcast the batch shapes of its factors: {found}"
         return None
 
     @property
@@ -88,23 +93,6 @@ class BlockDiagonalCholeskyLinearOperator(PositiveDefiniteLinearOperator):
     def inverse(self) -> BlockDiagonalCholeskyLinearOperator:
         """The inverse: the same factors with the flag flipped; nothing is computed."""
         return BlockDiagonalCholeskyLinearOperator(*self.factors, inverse=not self.is_inverse)
-
-    def add_low_rank(
-        self,
-        low_rank_mat: Tensor | LinearOperator,
-        root_decomp_method: str | None = None,
-        root_inv_decomp_method: str | None = None,
-        generate_roots: bool | None = True,
-        **root_decomp_kwargs: object,
-    ) -> LinearOperator:
-        r""":math:`\mathbf K + \mathbf B \mathbf B^\top` as a :class:`LowRankPrecisionLinearOperator`.
-
-        :param low_rank_mat: :math:`\mathbf B`, ``(*batch, Q, R)``.
-        :param root_decomp_method: Not used, nor are the arguments that follow: the sum has an exact root of its own.
-        """
-        from .low_rank_precision_linear_operator import LowRankPrecisionLinearOperator
-
-        return LowRankPrecisionLinearOperator(self, to_dense(low_rank_mat))
 
     def _size(self) -> torch.Size:
         size = total_size(self.factors)
@@ -118,6 +106,12 @@ class BlockDiagonalCholeskyLinearOperator(PositiveDefiniteLinearOperator):
         scale = constant.rsqrt() if self.is_inverse else constant.sqrt()
         factors = (factor * scale[..., None, None, None] for factor in self.factors)
         return BlockDiagonalCholeskyLinearOperator(*factors, inverse=self.is_inverse)
+
+    def _plus_diagonal(self, diagonal: Tensor) -> BlockDiagonalCholeskyLinearOperator:
+        parts = split_rows(diagonal.unsqueeze(-1), self.factors)
+        blocks = zip(self._root_blocks(), parts, strict=True)
+        sums = (root @ root.mT + torch.diag_embed(part.squeeze(-1)) for root, part in blocks)
+        return BlockDiagonalCholeskyLinearOperator(*(psd_safe_cholesky(total) for total in sums))
 
     def _exact_root_product(self, x: Tensor, transpose: bool = False) -> Tensor:
         # T = L, or T = L^-T

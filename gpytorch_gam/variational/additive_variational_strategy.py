@@ -39,7 +39,7 @@ from gpytorch_gam.numerics.autocast import without_autocast
 from gpytorch_gam.numerics.precision import CovarianceFactors, split_groups
 from gpytorch_gam.numerics.precision_fit import inverse_cholesky
 from gpytorch_gam.numerics.transforms import is_transformed
-from gpytorch_gam.operators import BlockDiagonalCholeskyLinearOperator, LowRankPrecisionInverseLinearOperator
+from gpytorch_gam.operators import BlockDiagonalCholeskyLinearOperator, LowRankPrecisionLinearOperator
 from gpytorch_gam.operators.deferred_linear_operator import DeferredLinearOperator
 from gpytorch_gam.operators.posterior_covariance import (
     PosteriorCovariance,
@@ -312,7 +312,7 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
         q = self._variational_distribution
         if isinstance(q, LowRankPrecisionVariationalDistribution) and q.precision_factor is not None:
             base = BlockDiagonalCholeskyLinearOperator(*(chol.to(dtype) for chol in choleskys), inverse=True)
-            covariance = LowRankPrecisionInverseLinearOperator(base, self.paper_parameters()[1])
+            covariance = LowRankPrecisionLinearOperator(base, self.paper_parameters()[1], inverse=True)
             return MultivariateNormal(mean, covariance)
         if isinstance(distribution, Delta):
             return MultivariateNormal(

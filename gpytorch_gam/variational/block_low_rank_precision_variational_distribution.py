@@ -13,7 +13,7 @@ from gpytorch_gam import _checks as checks
 from gpytorch_gam.numerics.capacitance import add_identity
 from gpytorch_gam.numerics.precision_fit import fit_block_low_rank, rank_for_tolerance
 from gpytorch_gam.numerics.triangular import cholesky
-from gpytorch_gam.operators import BlockDiagonalCholeskyLinearOperator, LowRankPrecisionInverseLinearOperator
+from gpytorch_gam.operators import BlockDiagonalCholeskyLinearOperator, LowRankPrecisionLinearOperator
 
 from ._precision_variational_distribution import _PrecisionVariationalDistribution
 
@@ -137,5 +137,5 @@ class BlockLowRankPrecisionVariationalDistribution(_PrecisionVariationalDistribu
         if self.precision_factor is None:
             return MultivariateNormal(self.variational_mean, blocks.inverse())
         return MultivariateNormal(
-            self.variational_mean, LowRankPrecisionInverseLinearOperator(blocks, self.precision_factor)
+            self.variational_mean, LowRankPrecisionLinearOperator(blocks, self.precision_factor, inverse=True)
         )

@@ -11,7 +11,7 @@ from linear_operator.operators import IdentityLinearOperator
 from torch import Tensor
 
 from gpytorch_gam.numerics.precision_fit import leading_root, rank_for_tolerance, truncation_gap
-from gpytorch_gam.operators import LowRankPrecisionInverseLinearOperator
+from gpytorch_gam.operators import LowRankPrecisionLinearOperator
 from gpytorch_gam.warnings import RankWarning
 
 from ._precision_variational_distribution import _PrecisionVariationalDistribution
@@ -111,5 +111,5 @@ class LowRankPrecisionVariationalDistribution(_PrecisionVariationalDistribution)
         if self.precision_factor is None:
             return MultivariateNormal(self.variational_mean, base)
         return MultivariateNormal(
-            self.variational_mean, LowRankPrecisionInverseLinearOperator(base, self.precision_factor)
+            self.variational_mean, LowRankPrecisionLinearOperator(base, self.precision_factor, inverse=True)
         )

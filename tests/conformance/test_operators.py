@@ -10,10 +10,9 @@ from linear_operator.test.linear_operator_test_case import LinearOperatorTestCas
 from gpytorch_gam import operators
 from gpytorch_gam.operators import (
     BlockDiagonalCholeskyLinearOperator,
-    LowRankPrecisionInverseLinearOperator,
     LowRankPrecisionLinearOperator,
 )
-from gpytorch_gam.operators._exact_root_linear_operator import ExactRootLinearOperator
+from gpytorch_gam.operators._positive_definite_linear_operator import ExactRootLinearOperator
 
 SIZE = 7
 
@@ -100,6 +99,8 @@ class TestSingleBlock(BlockDiagonalCase, unittest.TestCase):
 
 
 class LowRankCase(ExactTestCase):
+    operator_class = LowRankPrecisionLinearOperator
+    inverse = False
     batch_shape: tuple = ()
     # With R < Q - 1 on an identity eigenvalues repeat, and the gradients that the kit asks of eigh do not exist.
     rank = SIZE
@@ -113,12 +114,11 @@ class LowRankCase(ExactTestCase):
         )
 
     def create_linear_op(self):
-        return self.operator_class(self.make_base(), low_rank_factor(*self.batch_shape, rank=self.rank))
+        factor = low_rank_factor(*self.batch_shape, rank=self.rank)
+        return LowRankPrecisionLinearOperator(self.make_base(), factor, inverse=self.inverse)
 
 
 class PrecisionCase(LowRankCase):
-    operator_class = LowRankPrecisionLinearOperator
-
     def evaluate_linear_op(self, linear_op):
         return dense_precision(linear_op)
 
@@ -148,7 +148,7 @@ class TestPrecisionOnBlocksRankZero(PrecisionCase, unittest.TestCase):
 
 
 class PrecisionInverseCase(LowRankCase):
-    operator_class = LowRankPrecisionInverseLinearOperator
+    inverse = True
 
     def evaluate_linear_op(self, linear_op):
         return torch.linalg.inv(dense_precision(linear_op))
@@ -180,7 +180,7 @@ class ExactRootCase(RectangularLinearOperatorTestCase):
 
     def create_linear_op(self):
         base = BlockDiagonalCholeskyLinearOperator(*ragged_factors(*self.batch_shape))
-        operator = LowRankPrecisionInverseLinearOperator(base, low_rank_factor(*self.batch_shape, rank=2))
+        operator = LowRankPrecisionLinearOperator(base, low_rank_factor(*self.batch_shape, rank=2), inverse=True)
         return ExactRootLinearOperator(operator, transpose=self.transpose)
 
     def evaluate_linear_op(self, linear_op):

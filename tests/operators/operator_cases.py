@@ -9,7 +9,6 @@ from linear_operator.operators import IdentityLinearOperator
 
 from gpytorch_gam.operators import (
     BlockDiagonalCholeskyLinearOperator,
-    LowRankPrecisionInverseLinearOperator,
     LowRankPrecisionLinearOperator,
 )
 
@@ -65,7 +64,7 @@ class Case:
         dense = dense + factor.double() @ factor.double().mT
         if self.kind == "precision":
             return LowRankPrecisionLinearOperator(base, factor), dense
-        return LowRankPrecisionInverseLinearOperator(base, factor), torch.linalg.inv(dense)
+        return LowRankPrecisionLinearOperator(base, factor, inverse=True), torch.linalg.inv(dense)
 
 
 BLOCK_CASES = [

@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-from linear_operator.operators import IdentityLinearOperator, RootLinearOperator
+from linear_operator.operators import DiagLinearOperator, IdentityLinearOperator, RootLinearOperator
 
 from gpytorch_gam.operators import (
     BlockDiagonalCholeskyLinearOperator,
-    LowRankPrecisionInverseLinearOperator,
     LowRankPrecisionLinearOperator,
 )
 
@@ -214,24 +213,57 @@ def test_sums_with_other_operators(made, close):
     eye = torch.eye(SIZE, dtype=torch.double)
     close((operator + operator).to_dense(), 2 * dense)
     close((operator - operator.inverse()).to_dense(), dense - torch.linalg.inv(dense))
-    close(operator.add_jitter(0.1).to_dense(), dense + 0.1 * eye)
-    close((operator + IdentityLinearOperator(SIZE, operator.batch_shape, dtype=operator.dtype)).to_dense(), dense + eye)
+    close((operator + operator.to_dense()).to_dense(), 2 * dense)
+    close(operator.add_jitter(-0.001).to_dense(), dense - 0.001 * eye)
 
 
-@pytest.mark.parametrize("case", [case for case in ALL_CASES if case.kind != "inverse"], ids=str)
+def test_a_positive_diagonal_keeps_the_structure(made, dtype, close):
+    operator, dense = made
+    diagonal = torch.rand(4, *operator.shape[:-1], dtype=dtype)
+    eye = torch.eye(SIZE, dtype=torch.double)
+    for total, added in (
+        (operator.add_jitter(0.1), 0.1 * eye),
+        (operator.add_jitter(1e-7), 1e-7 * eye),
+        (operator.add_jitter(1e5) / 1e5, (dense + 1e5 * eye) / 1e5 - dense),
+        (operator.add_diagonal(diagonal[0]), torch.diag_embed(diagonal[0].double())),
+        (operator + DiagLinearOperator(diagonal), torch.diag_embed(diagonal.double())),
+        (operator + IdentityLinearOperator(SIZE, operator.batch_shape, dtype=dtype), eye),
+    ):
+        assert type(total) is type(operator)
+        close(total.to_dense(), dense + added)
+        close(total.logdet(), torch.logdet(dense + added))
+
+
+def test_a_diagonal_of_the_wrong_size_is_refused(case):
+    with pytest.raises(RuntimeError, match="invalid diagonal"):
+        case.make()[0].add_diagonal(torch.ones(SIZE + 1, dtype=torch.double))
+
+
+def test_jitter_on_a_nearly_certain_posterior_loses_no_digits():
+    torch.manual_seed(0)
+    factor = 1e4 * torch.randn(SIZE, SIZE, dtype=torch.double)  # variances of 1e-8 beside the prior's of 1
+    operator = LowRankPrecisionLinearOperator(IdentityLinearOperator(SIZE, dtype=torch.double), factor, inverse=True)
+    jittered = operator.add_jitter(1e-9)
+    eigenvalues, vectors = torch.linalg.eigh(factor @ factor.mT)
+    inverse_eigenvalues = 1 / (1 / (1 + eigenvalues) + 1e-9)
+    expected = vectors @ torch.diag(inverse_eigenvalues) @ vectors.mT
+    torch.testing.assert_close(jittered.inverse().to_dense(), expected, rtol=1e-6, atol=0.1)
+    torch.testing.assert_close(jittered.logdet(), -inverse_eigenvalues.log().sum())
+
+
+@pytest.mark.parametrize("case", [case for case in LOW_RANK_CASES if case.kind == "precision"], ids=str)
 def test_adding_a_low_rank_term_keeps_the_structure(case, dtype, close):
     operator, dense = case.make(dtype)
     columns = torch.randn(4, *operator.shape[:-1], 2, dtype=dtype)
     for total in (operator.add_low_rank(columns), operator + RootLinearOperator(columns)):
-        assert isinstance(total, LowRankPrecisionLinearOperator)
+        assert isinstance(total, LowRankPrecisionLinearOperator) and not total.is_inverse
         close(total.to_dense(), dense + columns.double() @ columns.double().mT)
 
 
 @pytest.mark.parametrize("case", LOW_RANK_CASES, ids=str)
 def test_low_rank_operators_are_each_others_inverse(case):
     operator, _ = case.make()
-    kinds = {LowRankPrecisionLinearOperator, LowRankPrecisionInverseLinearOperator}
-    assert {type(operator), type(operator.inverse())} == kinds
+    assert operator.inverse().is_inverse is not operator.is_inverse
     assert operator.inverse().factor is operator.factor
 
 
@@ -268,14 +300,14 @@ def test_batch_shapes_of_the_arguments_are_broadcast():
     assert operator.shape == (3, 2, 7, 7)
     torch.testing.assert_close(operator.to_dense(), expected)
     torch.testing.assert_close(operator.inverse().to_dense(), torch.linalg.inv(expected))
-    on_identity = LowRankPrecisionInverseLinearOperator(IdentityLinearOperator(7, dtype=torch.double), factor)
+    on_identity = LowRankPrecisionLinearOperator(IdentityLinearOperator(7, dtype=torch.double), factor, inverse=True)
     assert on_identity.shape == (2, 7, 7)
 
 
 def test_rank_zero_is_the_base():
     torch.manual_seed(0)
     base = BlockDiagonalCholeskyLinearOperator(*make_factors(), inverse=True)
-    operator = LowRankPrecisionInverseLinearOperator(base, torch.zeros(SIZE, 0, dtype=torch.double))
+    operator = LowRankPrecisionLinearOperator(base, torch.zeros(SIZE, 0, dtype=torch.double), inverse=True)
     x = torch.randn(SIZE, 2, dtype=torch.double)
     torch.testing.assert_close(operator @ x, base.solve(x))
     torch.testing.assert_close(operator.logdet(), -base.logdet())

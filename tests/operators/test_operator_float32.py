@@ -9,7 +9,6 @@ from linear_operator.operators import IdentityLinearOperator
 
 from gpytorch_gam.operators import (
     BlockDiagonalCholeskyLinearOperator,
-    LowRankPrecisionInverseLinearOperator,
     LowRankPrecisionLinearOperator,
 )
 
@@ -26,7 +25,7 @@ def badly_scaled_factor(rank):
 @pytest.mark.parametrize("rank", [5, SIZE, 2 * SIZE])
 def test_variances_stay_positive_and_accurate(rank):
     factor = badly_scaled_factor(rank)
-    operator = LowRankPrecisionInverseLinearOperator(IdentityLinearOperator(SIZE), factor)
+    operator = LowRankPrecisionLinearOperator(IdentityLinearOperator(SIZE), factor, inverse=True)
     dense = torch.linalg.inv(torch.eye(SIZE, dtype=torch.double) + factor.double() @ factor.double().mT)
     assert operator.diagonal().dtype == torch.float
     assert (operator.diagonal() > 0).all()
@@ -41,7 +40,7 @@ def test_variances_on_a_nearly_singular_prior_stay_positive():
     factor = badly_scaled_factor(10)
     dense = torch.linalg.inv(dense_blocks((lower.float(),), inverse=True) + factor.double() @ factor.double().mT)
     prior_precision = BlockDiagonalCholeskyLinearOperator(lower.float(), inverse=True)
-    operator = LowRankPrecisionInverseLinearOperator(prior_precision, factor)
+    operator = LowRankPrecisionLinearOperator(prior_precision, factor, inverse=True)
     assert (operator.diagonal() > 0).all()
     assert (operator.diagonal() <= prior_precision.inverse().diagonal()).all()
     torch.testing.assert_close(operator.diagonal().double(), dense.diagonal(), rtol=1e-3, atol=1e-9)
@@ -63,7 +62,7 @@ def test_the_capacitance_is_factorised_in_the_dtype_that_linear_operator_is_set_
         seen.append(matrix.dtype)
         return original(matrix, *args, **kwargs)
 
-    operator = LowRankPrecisionInverseLinearOperator(IdentityLinearOperator(SIZE), torch.randn(SIZE, 3))
+    operator = LowRankPrecisionLinearOperator(IdentityLinearOperator(SIZE), torch.randn(SIZE, 3), inverse=True)
     operator.logdet()  # what is memoised under one setting must not serve another
     with linear_operator.settings.linalg_dtypes(default=setting), patch("torch.linalg.cholesky_ex", new=record):
         fresh = operator.clone()
@@ -86,7 +85,7 @@ def test_conversions_keep_base_and_factor_together(base):
     factors = make_factors(dtype=torch.float)
     size = 12
     made = IdentityLinearOperator(size) if base == "identity" else BlockDiagonalCholeskyLinearOperator(*factors)
-    operator = LowRankPrecisionInverseLinearOperator(made, torch.randn(size, 2))
+    operator = LowRankPrecisionLinearOperator(made, torch.randn(size, 2), inverse=True)
     for converted in (operator.double(), operator.to(torch.double), operator.to(dtype=torch.double, device="cpu")):
         assert converted.dtype == converted.base.dtype == converted.factor.dtype == torch.double
         torch.testing.assert_close(converted.to_dense().float(), operator.to_dense())
@@ -105,7 +104,7 @@ def test_operators_move_to_a_gpu_and_agree_there(base):
     torch.manual_seed(0)
     factors = make_factors(dtype=torch.float)
     made = IdentityLinearOperator(size) if base == "identity" else BlockDiagonalCholeskyLinearOperator(*factors)
-    operator = LowRankPrecisionInverseLinearOperator(made, torch.randn(size, 2))
+    operator = LowRankPrecisionLinearOperator(made, torch.randn(size, 2), inverse=True)
     for moved in (operator.cuda(), operator.to(torch.device("cuda")), operator.cuda().double()):
         assert moved.device.type == moved.base.device.type == "cuda"
         torch.testing.assert_close(moved.to_dense().float().cpu(), operator.to_dense())

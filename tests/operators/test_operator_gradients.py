@@ -9,7 +9,6 @@ from linear_operator.operators import IdentityLinearOperator
 
 from gpytorch_gam.operators import (
     BlockDiagonalCholeskyLinearOperator,
-    LowRankPrecisionInverseLinearOperator,
     LowRankPrecisionLinearOperator,
 )
 
@@ -48,11 +47,11 @@ KINDS = {
     "precision": lambda factors, low_rank: LowRankPrecisionLinearOperator(
         BlockDiagonalCholeskyLinearOperator(*factors, inverse=True), low_rank
     ),
-    "inverse": lambda factors, low_rank: LowRankPrecisionInverseLinearOperator(
-        BlockDiagonalCholeskyLinearOperator(*factors), low_rank
+    "inverse": lambda factors, low_rank: LowRankPrecisionLinearOperator(
+        BlockDiagonalCholeskyLinearOperator(*factors), low_rank, inverse=True
     ),
-    "inverse on the identity": lambda factors, low_rank: LowRankPrecisionInverseLinearOperator(
-        IdentityLinearOperator(SIZE, dtype=low_rank.dtype), low_rank
+    "inverse on the identity": lambda factors, low_rank: LowRankPrecisionLinearOperator(
+        IdentityLinearOperator(SIZE, dtype=low_rank.dtype), low_rank, inverse=True
     ),
 }
 
@@ -94,7 +93,7 @@ def test_gradient_with_rank_zero_is_the_bases():
     torch.manual_seed(0)
     factors = [factor.requires_grad_() for factor in make_factors(groups=GROUPS)]
     low_rank = torch.zeros(SIZE, 0, dtype=torch.double, requires_grad=True)
-    operator = LowRankPrecisionInverseLinearOperator(BlockDiagonalCholeskyLinearOperator(*factors), low_rank)
+    operator = LowRankPrecisionLinearOperator(BlockDiagonalCholeskyLinearOperator(*factors), low_rank, inverse=True)
     base = BlockDiagonalCholeskyLinearOperator(*factors, inverse=True)
     found = torch.autograd.grad(operator.logdet() + operator.trace() + seeded_sample(operator).sum(), factors)
     expected = torch.autograd.grad(base.logdet() + base.trace() + seeded_sample(base).sum(), factors)
@@ -106,7 +105,7 @@ def test_gradient_with_rank_zero_is_the_bases():
 def test_a_call_without_gradients_does_not_cut_the_graph_of_later_ones(dtype):
     torch.manual_seed(0)
     low_rank = torch.randn(SIZE, 2, dtype=dtype, requires_grad=True)
-    operator = LowRankPrecisionInverseLinearOperator(IdentityLinearOperator(SIZE, dtype=dtype), low_rank)
+    operator = LowRankPrecisionLinearOperator(IdentityLinearOperator(SIZE, dtype=dtype), low_rank, inverse=True)
     with torch.no_grad():
         operator.logdet()
         operator.zero_mean_mvn_samples(1)

@@ -11,7 +11,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpytorch_gam.operators import (
     BlockDiagonalCholeskyLinearOperator,
-    LowRankPrecisionInverseLinearOperator,
     LowRankPrecisionLinearOperator,
 )
 
@@ -64,7 +63,7 @@ def make(kind):
     dense = dense + low_rank @ low_rank.mT
     if kind == "precision":
         return LowRankPrecisionLinearOperator(base, low_rank), dense
-    return LowRankPrecisionInverseLinearOperator(base, low_rank), torch.linalg.inv(dense)
+    return LowRankPrecisionLinearOperator(base, low_rank, inverse=True), torch.linalg.inv(dense)
 
 
 KINDS = ["blocks", "inverse blocks", "precision", "inverse", "inverse on the identity"]
@@ -84,6 +83,14 @@ def distributions(made):
     mean = torch.linspace(-1, 1, SIZE, dtype=torch.double)
     dense = (dense + dense.mT) / 2  # torch checks symmetry to a tighter tolerance than inv leaves
     return MultivariateNormal(mean, operator), torch.distributions.MultivariateNormal(mean, dense)
+
+
+@pytest.fixture
+def jittered(distributions):
+    """The dense Gaussian with jitter, made before anything is patched."""
+    dense = distributions[1]
+    eye = torch.eye(SIZE, dtype=torch.double)
+    return torch.distributions.MultivariateNormal(dense.mean, dense.covariance_matrix + 0.1 * eye)
 
 
 @pytest.fixture
@@ -146,6 +153,11 @@ def test_scaled_distribution_stays_exact(distributions, no_fallback):
     expected = dense.log_prob(value / 2) - SIZE * torch.tensor(2.0, dtype=torch.double).log()
     # (2 y) has density p(y) / 2^Q
     torch.testing.assert_close((structured * 2.0).log_prob(value), expected, **CLOSE)
+
+
+def test_jitter_stays_exact(distributions, jittered, no_fallback):
+    value = torch.randn(SIZE, dtype=torch.double)
+    torch.testing.assert_close(distributions[0].add_jitter(0.1).log_prob(value), jittered.log_prob(value), **CLOSE)
 
 
 class LargestTensor(TorchDispatchMode):

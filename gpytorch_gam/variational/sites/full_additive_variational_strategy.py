@@ -19,7 +19,7 @@ from gpytorch_gam.effects.component_source import ComponentProjections, GroupPos
 from gpytorch_gam.numerics.autocast import without_autocast
 from gpytorch_gam.numerics.capacitance import add_identity, capacitance_log_determinant
 from gpytorch_gam.numerics.precision import CovarianceFactors
-from gpytorch_gam.operators import LowRankPrecisionInverseLinearOperator
+from gpytorch_gam.operators import LowRankPrecisionLinearOperator
 from gpytorch_gam.operators.posterior_covariance import PosteriorCovariance, keep_positive, posterior_covariance
 
 from ._site_variational_strategy import _SiteVariationalStrategy, features_in_dtype_of, scale_by_multipliers
@@ -189,7 +189,7 @@ class FullAdditiveVariationalStrategy(_SiteVariationalStrategy):
         factor = root.mT * scales.unsqueeze(-2)
         dtype = self._variational_distribution.dtype
         base = IdentityLinearOperator(mean.shape[-1], mean.shape[:-1], dtype=dtype, device=mean.device)
-        return MultivariateNormal(mean.to(dtype), LowRankPrecisionInverseLinearOperator(base, factor.to(dtype)))
+        return MultivariateNormal(mean.to(dtype), LowRankPrecisionLinearOperator(base, factor.to(dtype), inverse=True))
 
     def _check_prior(self) -> None:
         """There are no inducing variables; factorisations over the data wait and add jitter."""

@@ -8,7 +8,7 @@ from linear_operator.operators import DiagLinearOperator, IdentityLinearOperator
 from torch import Tensor
 
 from gpytorch_gam.numerics.precision import CovarianceFactors, kl_from_standard_normal, precision_covariance_factors
-from gpytorch_gam.operators import LowRankPrecisionInverseLinearOperator
+from gpytorch_gam.operators import LowRankPrecisionLinearOperator
 
 from ._site_variational_strategy import _SiteVariationalStrategy, features_in_dtype_of
 
@@ -95,7 +95,7 @@ class TiedAdditiveVariationalStrategy(_SiteVariationalStrategy):
         mean, factor = self._mean_and_precision_factor()
         dtype = self._variational_distribution.dtype
         base = IdentityLinearOperator(mean.shape[-1], mean.shape[:-1], dtype=dtype, device=mean.device)
-        return MultivariateNormal(mean.to(dtype), LowRankPrecisionInverseLinearOperator(base, factor.to(dtype)))
+        return MultivariateNormal(mean.to(dtype), LowRankPrecisionLinearOperator(base, factor.to(dtype), inverse=True))
 
     @property
     def prior_distribution(self) -> MultivariateNormal:
