@@ -163,7 +163,7 @@ def hourly_terms(x: Tensor) -> list[ComponentGroup]:
     """Those that simulated and real cyclists share. Each effect has mean zero, the constant has the level."""
     return [
         cyclic(HOUR, period=24.0, by=DAY_TYPE, levels=DAY_TYPES, num_inducing=24, names=HOURS),
-        factor(WEEKDAY, WEEKDAYS, names="weekday", variance=1.0),
+        factor(WEEKDAY, WEEKDAYS, name="weekday", variance=1.0),
         smooth(TEMPERATURE, x, names="temperature", missing="marginal"),
         constant(),
     ]
@@ -305,9 +305,9 @@ def read_bicycles(folder: Path, is_quick: bool) -> Study:
         return [
             *hourly_terms(rows.x),
             cyclic(SEASON, period=365.0, names="day of the year"),
-            factor(STATION, stations, names="station", variance=1.0),
+            factor(STATION, stations, name="station", variance=1.0),
             # What the hours of a date share: rain, holidays. A date that is held out is a new level, with the prior.
-            random_effect(DATE, Levels.from_values(train.x[:, DATE]), variance=0.1, names="date"),
+            random_effect(DATE, Levels.from_values(train.x[:, DATE]), variance=0.1, name="date"),
         ]
 
     notes = [

@@ -197,9 +197,9 @@ def effects(levels: Levels) -> list[ComponentGroup]:
     return [
         constant(),
         smooth(WEEK, low=0.0, high=NUM_WEEKS, names="week"),
-        random_effect(PLANT, levels, variance=0.2, names="plant"),
-        # anova=True: each curve has mean zero over the weeks, and its level is the random intercept
-        factor_smooth(WEEK, PLANT, levels, low=0.0, high=NUM_WEEKS, num_inducing=8, anova=True, names="week|plant"),
+        random_effect(PLANT, levels, variance=0.2, name="plant"),
+        # centred=True: each curve has mean zero over the weeks, and its level is the random intercept
+        factor_smooth(WEEK, PLANT, levels, low=0.0, high=NUM_WEEKS, num_inducing=8, centred=True, name="week|plant"),
     ]
 
 

@@ -89,7 +89,7 @@ def make_model(case: dict, family: str, dtype: torch.dtype = torch.float64, two_
         distribution = LowRankPrecisionVariationalDistribution(total, rank=case["rank"])
     else:
         rank = case["rank"] if family == "block_low_rank_precision" else 0
-        distribution = BlockLowRankPrecisionVariationalDistribution(predictor.num_inducing, rank=rank)
+        distribution = BlockLowRankPrecisionVariationalDistribution(predictor.num_inducing_per_component, rank=rank)
     model = Model(predictor, distribution.to(dtype), case["jitter_on_Kuu"])
     set_posterior(model, case, family, dtype)
     return model.eval()

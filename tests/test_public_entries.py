@@ -6,6 +6,7 @@ TypeError or ValueError that names the argument, before any work.
 from __future__ import annotations
 
 import functools
+import inspect
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -82,11 +83,12 @@ def model() -> AdditiveGP:
 
 
 def term(name: str, required: Mapping[str, Any], wrong: Mapping[str, tuple[Any, ...]]) -> Entry:
+    is_single = "name" in inspect.signature(getattr(terms, name)).parameters
     shared = {
         "variance": (*OPTIONAL_POSITIVE, 0.0, [1.0]),
         "predictor": INDEX,
         "missing": CHOICE,
-        "names": COLUMN_NAMES,
+        **({"name": (3, ["a"])} if is_single else {"names": COLUMN_NAMES}),
     }
     return getattr(terms, name), required, {**shared, **wrong}
 
@@ -283,7 +285,7 @@ ENTRIES: dict[str, Entry] = {
             "x": (None, "x", X[:0], X[:, :0], 3),
             "num_inducing": POINTS,
             "kernel": CHOICE,
-            "anova": ("no", 1, []),
+            "centred": ("no", 1, []),
             "measure": (3, "uniform"),
             "by": (1.5, "x", True, -1),
             "low": ("a", NAN, 5.0),
@@ -298,7 +300,7 @@ ENTRIES: dict[str, Entry] = {
             "period": ("1", NAN, -1.0, 0.0, None),
             "start": ("a", NAN),
             "num_inducing": POINTS,
-            "anova": ("no", 1),
+            "centred": ("no", 1),
         },
     ),
     "linear": term("linear", {"columns": 0, "x": X}, {"columns": INDEX, "scale": ("a", NAN, 0.0, -1.0)}),
@@ -313,7 +315,13 @@ ENTRIES: dict[str, Entry] = {
     "tensor": term(
         "tensor",
         {"columns": [0, 1], "x": X},
-        {"columns": INDEX, "kernel": CHOICE, "num_inducing": POINTS, "pure": SWITCH},
+        {
+            "columns": INDEX,
+            "kernel": CHOICE,
+            "num_inducing": POINTS,
+            "centred": SWITCH,
+            "measure": (3, "uniform", [3, 4]),
+        },
     ),
     **{
         name: term(

@@ -87,7 +87,7 @@ class AdditivePredictor(gpytorch.Module):
             )
 
     def _validate_predictors(self) -> None:
-        used = sorted({group.predictor for group in self.groups})
+        used = sorted({group.predictor_index for group in self.groups})
         if used != list(range(len(used))):
             raise ValueError(f"predictors must be numbered 0, 1, ... without gaps, the groups name {used}")
 
@@ -114,7 +114,7 @@ class AdditivePredictor(gpytorch.Module):
         """
         if not isinstance(predictor, int) or not 0 <= predictor < self.num_predictors:
             raise ValueError(f"predictor must be an integer from 0 to {self.num_predictors - 1}, got {predictor!r}")
-        return tuple(name for group in self.groups if group.predictor == predictor for name in group.names)
+        return tuple(name for group in self.groups if group.predictor_index == predictor for name in group.names)
 
     def group_of(self, name: str) -> ComponentGroup:
         """
@@ -134,17 +134,17 @@ class AdditivePredictor(gpytorch.Module):
     @property
     def num_predictors(self) -> int:
         """Number of additive predictors."""
-        return max(group.predictor for group in self.groups) + 1
+        return max(group.predictor_index for group in self.groups) + 1
 
     @property
-    def num_inducing(self) -> tuple[int, ...]:
+    def num_inducing_per_component(self) -> tuple[int, ...]:
         """Number of inducing points of each component."""
         return tuple(group.num_inducing for group in self.groups for _ in range(group.num_components))
 
     @property
     def num_inducing_total(self) -> int:
         """Length :math:`Q` of the inducing vector."""
-        return sum(self.num_inducing)
+        return sum(self.num_inducing_per_component)
 
     @property
     def group_shapes(self) -> tuple[tuple[int, int], ...]:
@@ -162,13 +162,13 @@ class AdditivePredictor(gpytorch.Module):
     @property
     def predictor_of(self) -> tuple[int, ...]:
         """The predictor that each component belongs to."""
-        return tuple(group.predictor for group in self.groups for _ in range(group.num_components))
+        return tuple(group.predictor_index for group in self.groups for _ in range(group.num_components))
 
     @property
     def inducing_slices(self) -> dict[str, slice]:
         """Where the inducing variables of each component stand in the inducing vector."""
         slices, start = {}, 0
-        for name, size in zip(self.names, self.num_inducing, strict=True):
+        for name, size in zip(self.names, self.num_inducing_per_component, strict=True):
             slices[name] = slice(start, start + size)
             start += size
         return slices
@@ -363,8 +363,8 @@ class AdditivePredictor(gpytorch.Module):
         totals: list[LinearOperator | None] = [None] * self.num_predictors
         for group in self.groups:
             covariance = SumBatchLinearOperator(group.prior_covariance(x), block_dim=-3)
-            total = totals[group.predictor]
-            totals[group.predictor] = covariance if total is None else total + covariance
+            total = totals[group.predictor_index]
+            totals[group.predictor_index] = covariance if total is None else total + covariance
         return [total for total in totals if total is not None]
 
     @without_autocast

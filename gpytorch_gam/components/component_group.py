@@ -121,7 +121,7 @@ class ComponentGroup(gpytorch.Module):
             )
         if missing not in ("error", "marginal"):
             raise ValueError(f"missing of {self._label} must be 'error' or 'marginal', got {missing!r}")
-        self.predictor = predictor
+        self.predictor_index = predictor
         self.exact = exact
         self.missing = missing
         self.kernel = kernel
@@ -304,7 +304,7 @@ class ComponentGroup(gpytorch.Module):
     def _structure(self) -> Structure:
         return {
             "names": list(self.names),
-            "predictor": self.predictor,
+            "predictor": self.predictor_index,
             "columns": self._columns_read,
             "by": self._multipliers_read,
             "by_levels": list(self._by_levels),
@@ -579,7 +579,7 @@ class ComponentGroup(gpytorch.Module):
 
     def extra_repr(self) -> str:
         """Names, sizes and predictor of the group."""
-        return f"names={list(self.names)}, num_inducing={self.num_inducing}, predictor={self.predictor}"
+        return f"names={list(self.names)}, num_inducing={self.num_inducing}, predictor={self.predictor_index}"
 
 
 class _DenseKernel(torch.nn.Module):
@@ -657,7 +657,7 @@ def _validated_levels(
         if not isinstance(levels_of, Levels):
             raise ValueError(
                 f"levels must map columns to Levels, got {type(levels_of).__name__} for column {column!r}: use "
-                "as_levels"
+                "Levels.of"
             )
         if column not in used:
             raise ValueError(f"levels names column {column!r}, but the components read only columns {sorted(used)}")

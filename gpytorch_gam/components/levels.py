@@ -81,6 +81,32 @@ class Levels:
         return listed(pairs)
 
     @classmethod
+    def of(cls, levels: Levels | int | Sequence[float] | Sequence[str] | Tensor) -> Levels:
+        """
+        Levels from what is at hand.
+
+        :param levels: Levels; their number L, for codes 0 to L - 1; the codes themselves; or labels, which get the
+            codes 0, 1, ... . The order is kept.
+        :raises ValueError: If levels repeat, are missing, or there are none.
+        :raises TypeError: For anything else.
+        """
+        if isinstance(levels, Levels):
+            return levels
+        if isinstance(levels, bool):
+            raise TypeError(f"levels must be Levels, a number of levels, codes or labels, got {levels!r}")
+        if isinstance(levels, numbers.Integral):
+            if levels < 1:
+                raise ValueError(f"levels must be at least 1 where it is their number, got {levels}")
+            return cls(tuple(map(float, range(int(levels)))))
+        column = _Column.of(levels, "levels")
+        if column.missing.any():
+            raise ValueError(f"levels has {int(column.missing.sum())} missing of {len(column.missing)} entries")
+        if column.texts is not None:
+            return cls(tuple(map(float, range(len(column.texts)))), tuple(column.texts))
+        codes = tuple(column.numbers.tolist())
+        return cls(codes, tuple(str(bool(code)) for code in codes) if column.is_boolean else ())
+
+    @classmethod
     def from_values(cls, values: Iterable[Any]) -> Levels:
         """
         The distinct values of a column of data, sorted.
@@ -160,32 +186,6 @@ class Levels:
         for code in (first, first + len(codes) - 1):
             _validated_code(code)
         return [codes[value] for value in strangers]
-
-
-def as_levels(levels: Levels | int | Sequence[float] | Sequence[str] | Tensor) -> Levels:
-    """
-    Levels from what is at hand.
-
-    :param levels: Levels; their number L, for codes 0 to L - 1; the codes themselves; or labels, which get the codes
-        0, 1, ... . The order is kept.
-    :raises ValueError: If levels repeat, are missing, or there are none.
-    :raises TypeError: For anything else.
-    """
-    if isinstance(levels, Levels):
-        return levels
-    if isinstance(levels, bool):
-        raise TypeError(f"levels must be Levels, a number of levels, codes or labels, got {levels!r}")
-    if isinstance(levels, numbers.Integral):
-        if levels < 1:
-            raise ValueError(f"levels must be at least 1 where it is their number, got {levels}")
-        return Levels(tuple(map(float, range(int(levels)))))
-    column = _Column.of(levels, "levels")
-    if column.missing.any():
-        raise ValueError(f"levels has {int(column.missing.sum())} missing of {len(column.missing)} entries")
-    if column.texts is not None:
-        return Levels(tuple(map(float, range(len(column.texts)))), tuple(column.texts))
-    codes = tuple(column.numbers.tolist())
-    return Levels(codes, tuple(str(bool(code)) for code in codes) if column.is_boolean else ())
 
 
 def listed(values: Sequence[Any]) -> str:
@@ -268,7 +268,7 @@ def _is_missing(entry: Any) -> bool:
 
 def _validated_code(code: Any) -> float:
     if not isinstance(code, numbers.Real | np.bool_):
-        raise ValueError(f"codes must be numbers, got {code!r}; use as_levels for labels")
+        raise ValueError(f"codes must be numbers, got {code!r}; use Levels.of for labels")
     value = float(code) + 0.0  # -0.0 becomes 0.0
     if not math.isfinite(value):
         raise ValueError(f"codes must be finite, got {value}")

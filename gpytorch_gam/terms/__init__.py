@@ -1,4 +1,10 @@
-"""The terms of a generalized additive model, as functions that make groups of components."""
+"""
+The terms of a generalized additive model, as functions that make groups of components.
+
+A term that takes several columns makes a component of each, and has ``names=``: one a component (the name of a single
+one may stand alone). A term that makes one component has ``name=``. Where an effect may have mean zero or not, the
+switch is ``centred=``, and the distribution of its input ``measure=``.
+"""
 
 from .constant_term import constant
 from .cyclic_term import cyclic

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gpytorch_gam import _checks as checks
 from gpytorch_gam.components.component_group import default_names
-from gpytorch_gam.components.levels import Levels, as_levels, listed
+from gpytorch_gam.components.levels import Levels, listed
 from gpytorch_gam.kernels import ANOVAKernel, Measure, Uniform
 from gpytorch_gam.kernels.bounded_kernels import BoundedMaternKernel, BoundedRBFKernel, PrintableInterval
 from gpytorch_gam.parameters.initial_values import note_initial_value
@@ -460,18 +460,18 @@ def open_levels(levels: LevelsLike) -> Levels:
     """
     Levels of a term for which an unseen one is no error.
 
-    :param levels: Anything that :func:`as_levels` takes.
+    :param levels: Anything that :meth:`Levels.of` takes.
     """
-    return replace(as_levels(levels), allows_unseen=True)
+    return replace(Levels.of(levels), allows_unseen=True)
 
 
 def closed_levels(levels: LevelsLike) -> Levels:
     """
     Levels of a term for which any other value is an error.
 
-    :param levels: Anything that :func:`as_levels` takes.
+    :param levels: Anything that :meth:`Levels.of` takes.
     """
-    return replace(as_levels(levels), allows_unseen=False)
+    return replace(Levels.of(levels), allows_unseen=False)
 
 
 def several_levels(term: str, column: int, levels: LevelsLike) -> Levels:
@@ -480,7 +480,7 @@ def several_levels(term: str, column: int, levels: LevelsLike) -> Levels:
 
     :param term: Name of the factory, for messages.
     :param column: The column that they stand in.
-    :param levels: Anything that :func:`as_levels` takes.
+    :param levels: Anything that :meth:`Levels.of` takes.
     :raises ValueError: If there is only one.
     """
     levels = closed_levels(levels)
@@ -514,6 +514,19 @@ def as_names(names: Sequence[str] | str | None) -> Sequence[str] | None:
     :param names: One a component; the name of a single one may stand alone.
     """
     return [names] if isinstance(names, str) else names
+
+
+def single_name(term: str, name: str | None) -> list[str] | None:
+    """
+    Names for :class:`ComponentGroup` of a term with one component.
+
+    :param term: Name of the factory, for messages.
+    :param name: Of the component.
+    :raises TypeError: If it is no string.
+    """
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"name of {term} must be a string, got {checks.shown(name)}")
+    return None if name is None else [name]
 
 
 def multipliers(term: str, columns: Sequence[int], by: int | None, levels: LevelsLike | None) -> Multipliers:

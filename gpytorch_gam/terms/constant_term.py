@@ -10,6 +10,8 @@ from gpytorch_gam.components.component_group import ComponentGroup
 from gpytorch_gam.parameters.initial_values import note_initial_value
 from gpytorch_gam.parameters.positive_constraint import positive
 
+from ._arguments import single_name
+
 
 def constant(
     variance: float | None = None,
@@ -41,5 +43,11 @@ def constant(
     if variance is None:
         note_initial_value(kernel, "raw_constant")
     points = torch.zeros(*batch_shape, 1, 1, 0)
-    names = None if name is None else [name]
-    return ComponentGroup(kernel, columns=[[]], inducing_points=points, names=names, predictor=predictor, exact=True)
+    return ComponentGroup(
+        kernel,
+        columns=[[]],
+        inducing_points=points,
+        names=single_name("constant", name),
+        predictor=predictor,
+        exact=True,
+    )

@@ -41,7 +41,7 @@ def cyclic(
     *,
     start: PerColumn = 0.0,
     num_inducing: int = 12,
-    anova: bool | None = None,
+    centred: bool | None = None,
     by: int | None = None,
     levels: LevelsLike | None = None,
     variance: float | None = None,
@@ -59,8 +59,8 @@ def cyclic(
     quarter of the period at first, and training keeps it between .035 and ten periods. The period is fixed. Inducing
     points divide one period into equal parts; data may lie in any.
 
-    **Identifiability.** With ``anova=True`` an effect has mean zero over a period, and the variance is its mean prior
-    variance: the level is the constant's. With ``anova=False`` effects and constant share one constant.
+    **Identifiability.** With ``centred=True`` an effect has mean zero over a period, and the variance is its mean prior
+    variance: the level is the constant's. With ``centred=False`` effects and constant share one constant.
 
     ``by`` and ``levels`` are those of :func:`smooth`.
 
@@ -68,9 +68,9 @@ def cyclic(
     :param period: The period, or one a column.
     :param start: Where a period starts, or one a column; says where the inducing points are and nothing else.
     :param num_inducing: Number of inducing points of each component.
-    :param anova: Whether effects have mean zero over a period. Default: unless ``by`` is numeric.
+    :param centred: Whether effects have mean zero over a period. Default: unless ``by`` is numeric.
     :param by: Column of a multiplier, or with ``levels`` of a category.
-    :param levels: Its levels: :class:`Levels`, or anything that :func:`as_levels` takes.
+    :param levels: Its levels: :class:`Levels`, or anything that :meth:`Levels.of` takes.
     :param variance: Initial prior variance, which is trained. Default: one, until a fit puts that of the responses in
         its place, see :func:`~gpytorch_gam.training.start_from_responses`.
     :param names: One name a component. Default: such as ``cyclic(x0)``, ``cyclic(x0)*x2`` or
@@ -90,10 +90,10 @@ def cyclic(
     if not bool((periods > 0).all()):
         raise ValueError(f"period of cyclic must be positive, got {period!r} for columns {columns}")
     parts = multipliers("cyclic", columns, by, levels)
-    is_centred = is_switched_on("cyclic", "anova", anova, default=by is None or levels is not None)
+    centred = is_switched_on("cyclic", "centred", centred, default=by is None or levels is not None)
     ranges = Ranges.between(starts, starts + periods)[parts.position]
     base: Kernel = _periodic_kernel(ranges.width)
-    if is_centred:
+    if centred:
         base = centred_on(base, None, ranges)
     without_end = Ranges.between(ranges.low, ranges.high - ranges.width / num)
     return ComponentGroup(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
 from torch import Tensor
@@ -13,7 +12,6 @@ from gpytorch_gam.kernels import LevelKernel, Measure
 from ._arguments import (
     LevelsLike,
     PerColumn,
-    as_names,
     centred_on,
     checked_count,
     checked_variance,
@@ -25,6 +23,7 @@ from ._arguments import (
     level_points,
     open_levels,
     scaled,
+    single_name,
     stationary_kernel,
 )
 
@@ -39,10 +38,10 @@ def factor_smooth(
     high: PerColumn | None = None,
     num_inducing: int = 10,
     kernel: Literal["rbf", "matern12", "matern32", "matern52"] = "rbf",
-    anova: bool = False,
+    centred: bool = False,
     measure: Measure | None = None,
     variance: float | None = None,
-    names: Sequence[str] | str | None = None,
+    name: str | None = None,
     predictor: int = 0,
     missing: Literal["error", "marginal"] = "error",
 ) -> ComponentGroup:
@@ -56,7 +55,7 @@ def factor_smooth(
     not among ``levels`` has the prior: mean zero, variance :math:`\sigma^2`, and one curve for all rows with the same
     code.
 
-    **Identifiability.** The curves contain a random intercept for each level, as those of mgcv. With ``anova=True``
+    **Identifiability.** The curves contain a random intercept for each level, as those of mgcv. With ``centred=True``
     each has mean zero under the measure, and the intercepts belong to :func:`random_effect`. Beside a common smooth of
     the same column, the mean of the curves is shared with it: the prior decides, and draws it towards the common one.
     For deviations that sum to zero take :func:`interaction`, for levels with hyperparameters of their own ``smooth(by=,
@@ -64,18 +63,18 @@ def factor_smooth(
 
     :param column: Column of the smooth argument.
     :param by: Column that the levels stand in.
-    :param levels: Those in the data: :class:`Levels`, or anything that :func:`as_levels` takes.
+    :param levels: Those in the data: :class:`Levels`, or anything that :meth:`Levels.of` takes.
     :param x: Training inputs ``(n, D)``, from whose finite values the range is taken; not kept. Not needed with ``low``
         and ``high``.
     :param low: Lower end of the range.
     :param high: Upper end of the range.
     :param num_inducing: Number of inducing points of each level.
     :param kernel: Radial basis function, or Matern of smoothness 1/2, 3/2 or 5/2.
-    :param anova: Whether each curve has mean zero under the measure.
-    :param measure: For ``anova``. Default: uniform on the range, or its bulk as in :func:`smooth`.
+    :param centred: Whether each curve has mean zero under the measure.
+    :param measure: For ``centred``. Default: uniform on the range, or its bulk as in :func:`smooth`.
     :param variance: Initial prior variance, which is trained. Default: one, until a fit puts that of the responses in
         its place, see :func:`~gpytorch_gam.training.start_from_responses`.
-    :param names: Name of the component. Default: such as ``x0|x3``.
+    :param name: Name of the component. Default: such as ``x0|x3``.
     :param predictor: Which additive predictor of a multi-parameter likelihood the component belongs to.
     :param missing: What a row with NaN in a column is: an error, or the prior, see :class:`ComponentGroup`.
     :return: A group of one component.
@@ -84,15 +83,15 @@ def factor_smooth(
     Example:
         >>> factor_smooth(0, by=3, levels=subjects, x=x)   # s(time, subject, bs = "fs")
     """
-    anova = is_switched_on("factor_smooth", "anova", anova, default=False)
+    centred = is_switched_on("factor_smooth", "centred", centred, default=False)
     column, by = different_columns("factor_smooth", column, by)
     levels = open_levels(levels)
     (num,) = checked_count("factor_smooth", num_inducing, 1)
-    if measure is not None and not anova:
-        raise ValueError("factor_smooth has a measure, but is not centred under it: give anova=True as well")
+    if measure is not None and not centred:
+        raise ValueError("factor_smooth has a measure, but is not centred under it: give centred=True as well")
     ranges = column_ranges("factor_smooth", [column], x, low, high)
     base = stationary_kernel("factor_smooth", kernel, ranges.width, ranges.bulk_width, active_dims=[0])
-    if anova:
+    if centred:
         base = centred_on(base, measure, ranges)
     codes = level_points(levels)
     product = base * LevelKernel(active_dims=(1,))
@@ -100,7 +99,7 @@ def factor_smooth(
         scaled(product, 1, checked_variance("factor_smooth", variance)),
         columns=[[column, by]],
         inducing_points=grid_of_levels(grid(ranges[:, None], [num])[0], codes),
-        names=[default_name(f"x{column}|x{by}", predictor)] if names is None else as_names(names),
+        names=[default_name(f"x{column}|x{by}", predictor)] if name is None else single_name("factor_smooth", name),
         levels={by: levels},
         predictor=predictor,
         missing=missing,

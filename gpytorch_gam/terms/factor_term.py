@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
 from gpytorch_gam.components.component_group import ComponentGroup
@@ -11,12 +10,12 @@ from gpytorch_gam.kernels import CentredKernel, LevelKernel
 from ._arguments import (
     FACTOR_VARIANCE,
     LevelsLike,
-    as_names,
     checked_column,
     checked_variance,
     level_points,
     scaled,
     several_levels,
+    single_name,
 )
 
 
@@ -25,7 +24,7 @@ def factor(
     levels: LevelsLike,
     *,
     variance: float | None = None,
-    names: Sequence[str] | str | None = None,
+    name: str | None = None,
     predictor: int = 0,
     missing: Literal["error", "marginal"] = "error",
 ) -> ComponentGroup:
@@ -43,10 +42,10 @@ def factor(
     error; for levels that are a sample of many take :func:`random_effect`, for ordered ones :func:`ordinal`.
 
     :param column: Column that the levels stand in.
-    :param levels: Two or more: :class:`Levels`, or anything that :func:`as_levels` takes.
+    :param levels: Two or more: :class:`Levels`, or anything that :meth:`Levels.of` takes.
     :param variance: Prior variance of each level. Default: 25, until a fit multiplies that by the variance of the
         responses, see :func:`~gpytorch_gam.training.start_from_responses`.
-    :param names: Name of the component. Default: such as ``x0``.
+    :param name: Name of the component. Default: such as ``x0``.
     :param predictor: Which additive predictor of a multi-parameter likelihood the component belongs to.
     :param missing: What a row with NaN in the column is: an error, or the prior, see :class:`ComponentGroup`.
     :return: A group of one component.
@@ -64,7 +63,7 @@ def factor(
         scaled(kernel, 1, checked_variance("factor", variance), FACTOR_VARIANCE, is_fixed=True),
         columns=[[column]],
         inducing_points=codes[:-1].unsqueeze(0),
-        names=as_names(names),
+        names=single_name("factor", name),
         levels={column: levels},
         predictor=predictor,
         missing=missing,

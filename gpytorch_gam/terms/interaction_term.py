@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
 from torch import Tensor
@@ -13,7 +12,6 @@ from gpytorch_gam.kernels import CentredKernel, LevelKernel, Measure
 from ._arguments import (
     LevelsLike,
     PerColumn,
-    as_names,
     centred_on,
     checked_count,
     checked_variance,
@@ -24,6 +22,7 @@ from ._arguments import (
     level_points,
     scaled,
     several_levels,
+    single_name,
     stationary_kernel,
 )
 
@@ -40,7 +39,7 @@ def interaction(
     kernel: Literal["rbf", "matern12", "matern32", "matern52"] = "rbf",
     measure: Measure | None = None,
     variance: float | None = None,
-    names: Sequence[str] | str | None = None,
+    name: str | None = None,
     predictor: int = 0,
     missing: Literal["error", "marginal"] = "error",
 ) -> ComponentGroup:
@@ -59,7 +58,7 @@ def interaction(
 
     :param column: Column of the smooth argument.
     :param by: Column that the levels stand in.
-    :param levels: Two or more: :class:`Levels`, or anything that :func:`as_levels` takes.
+    :param levels: Two or more: :class:`Levels`, or anything that :meth:`Levels.of` takes.
     :param x: Training inputs ``(n, D)``, from whose finite values the range is taken; not kept. Not needed with ``low``
         and ``high``.
     :param low: Lower end of the range.
@@ -70,7 +69,7 @@ def interaction(
         :func:`smooth`.
     :param variance: Initial prior variance, which is trained. Default: one, until a fit puts that of the responses in
         its place, see :func:`~gpytorch_gam.training.start_from_responses`.
-    :param names: Name of the component. Default: such as ``x0:x3``.
+    :param name: Name of the component. Default: such as ``x0:x3``.
     :param predictor: Which additive predictor of a multi-parameter likelihood the component belongs to.
     :param missing: What a row with NaN in a column is: an error, or the prior, see :class:`ComponentGroup`.
     :return: A group of one component.
@@ -92,7 +91,7 @@ def interaction(
         scaled(centred_on(base, measure, ranges) * of_levels, 1, checked_variance("interaction", variance)),
         columns=[[column, by]],
         inducing_points=grid_of_levels(grid(ranges[:, None], [num])[0], codes[:-1]),
-        names=as_names(names),
+        names=single_name("interaction", name),
         levels={by: levels},
         predictor=predictor,
         missing=missing,

@@ -56,7 +56,7 @@ def linear(
     :param variance: Initial prior variance of the slopes per unit, which is trained. Default: one, until a fit puts
         that of the responses in its place, see :func:`~gpytorch_gam.training.start_from_responses`.
     :param by: Column of a multiplier, or with ``levels`` of a category.
-    :param levels: Its levels: :class:`Levels`, or anything that :func:`as_levels` takes.
+    :param levels: Its levels: :class:`Levels`, or anything that :meth:`Levels.of` takes.
     :param names: One name a component. Default: such as ``linear(x0)``, ``linear(x0)*x2`` or
         ``linear(x0)|x3=Oslo``.
     :param predictor: Which additive predictor of a multi-parameter likelihood the components belong to.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -15,12 +14,12 @@ from ._arguments import (
     INITIAL_LENGTHSCALE,
     LONGEST_LENGTHSCALE,
     LevelsLike,
-    as_names,
     checked_column,
     checked_variance,
     level_points,
     scaled,
     several_levels,
+    single_name,
 )
 
 # In steps: there, neighbours have a correlation of exp(-5).
@@ -32,7 +31,7 @@ def ordinal(
     levels: LevelsLike,
     *,
     variance: float | None = None,
-    names: Sequence[str] | str | None = None,
+    name: str | None = None,
     predictor: int = 0,
     missing: Literal["error", "marginal"] = "error",
 ) -> ComponentGroup:
@@ -52,10 +51,10 @@ def ordinal(
 
     :param column: Column that the levels stand in.
     :param levels: Two or more in their order, whatever their codes: :class:`Levels`, or anything that
-        :func:`as_levels` takes.
+        :meth:`Levels.of` takes.
     :param variance: Initial mean prior variance of the levels, which is trained. Default: one, until a fit puts that of
         the responses in its place, see :func:`~gpytorch_gam.training.start_from_responses`.
-    :param names: Name of the component. Default: such as ``x0``.
+    :param name: Name of the component. Default: such as ``x0``.
     :param predictor: Which additive predictor of a multi-parameter likelihood the component belongs to.
     :param missing: What a row with NaN in the column is: an error, or the prior, see :class:`ComponentGroup`.
     :return: A group of one component.
@@ -79,7 +78,7 @@ def ordinal(
         scaled(kernel, 1, checked_variance("ordinal", variance)),
         columns=[[column]],
         inducing_points=codes[:-1].unsqueeze(0),
-        names=as_names(names),
+        names=single_name("ordinal", name),
         levels={column: levels},
         predictor=predictor,
         missing=missing,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
 from gpytorch_gam.components.component_group import ComponentGroup
 from gpytorch_gam.kernels import LevelKernel
 
-from ._arguments import LevelsLike, as_names, checked_column, checked_variance, level_points, open_levels, scaled
+from ._arguments import LevelsLike, checked_column, checked_variance, level_points, open_levels, scaled, single_name
 
 
 def random_effect(
@@ -17,7 +16,7 @@ def random_effect(
     *,
     variance: float | None = None,
     by: int | None = None,
-    names: Sequence[str] | str | None = None,
+    name: str | None = None,
     predictor: int = 0,
     missing: Literal["error", "marginal"] = "error",
 ) -> ComponentGroup:
@@ -32,11 +31,11 @@ def random_effect(
     constant. Leave the component out of a prediction for a typical level: ``model.components(x, names=others)``.
 
     :param column: Column that the levels stand in.
-    :param levels: Those in the data: :class:`Levels`, or anything that :func:`as_levels` takes.
+    :param levels: Those in the data: :class:`Levels`, or anything that :meth:`Levels.of` takes.
     :param variance: Initial variance of the levels, which is trained. Default: one, until a fit puts that of the
         responses in its place, see :func:`~gpytorch_gam.training.start_from_responses`.
     :param by: Column of a numeric multiplier, whose slope then varies with the level.
-    :param names: Name of the component. Default: such as ``x0``.
+    :param name: Name of the component. Default: such as ``x0``.
     :param predictor: Which additive predictor of a multi-parameter likelihood the component belongs to.
     :param missing: What a row with NaN in a column is: an error, or the prior, see :class:`ComponentGroup`.
     :return: A group of one component.
@@ -55,7 +54,7 @@ def random_effect(
         scaled(LevelKernel(), 1, checked_variance("random_effect", variance)),
         columns=[[column]],
         inducing_points=level_points(levels).unsqueeze(0),
-        names=as_names(names),
+        names=single_name("random_effect", name),
         by=by,
         levels={column: levels},
         predictor=predictor,

@@ -37,7 +37,7 @@ def smooth(
     high: PerColumn | None = None,
     num_inducing: int = 16,
     kernel: Literal["rbf", "matern12", "matern32", "matern52"] = "rbf",
-    anova: bool | None = None,
+    centred: bool | None = None,
     measure: Measure | None = None,
     by: int | None = None,
     levels: LevelsLike | None = None,
@@ -59,13 +59,13 @@ def smooth(
     quantiles of its distinct values, both ends included. One lengthscale serves bulk and tail, and effects that follow
     the logarithm of a column need that as their input.
 
-    **Identifiability.** With ``anova=True`` an effect has mean zero under ``measure``, and the variance is its mean
-    prior variance there: the level is the constant's. With ``anova=False`` effects and constant share one constant, of
-    which only the sum is identified.
+    **Identifiability.** With ``centred=True`` an effect has mean zero under ``measure``, and the variance is its mean
+    prior variance there: the level is the constant's. With ``centred=False`` effects and constant share one constant,
+    of which only the sum is identified.
 
     **By a number.** With ``by`` alone the component is :math:`x_{by} f_c(x_c)`, a varying coefficient. By default it is
     not centred, as in mgcv, so it contains the linear effect of the multiplier :math:`x_{by}`. Where that is a term of
-    its own, give ``anova=True``.
+    its own, give ``centred=True``.
 
     **By levels.** With ``by`` and ``levels`` there is a component :math:`1\{x_{by} = l\} f_{cl}(x_c)` for each column
     and level, with hyperparameters of its own. They are centred, each over the range of the column in all rows: the
@@ -80,10 +80,10 @@ def smooth(
     :param high: Upper end of the range, or one a column.
     :param num_inducing: Number of inducing points of each component.
     :param kernel: Radial basis function, or Matern of smoothness 1/2, 3/2 or 5/2.
-    :param anova: Whether effects have mean zero under the measure. Default: unless ``by`` is numeric.
-    :param measure: For ``anova``, of batch shape ``()`` or one a column. Default: uniform on the range, or its bulk.
+    :param centred: Whether effects have mean zero under the measure. Default: unless ``by`` is numeric.
+    :param measure: For ``centred``, of batch shape ``()`` or one a column. Default: uniform on the range, or its bulk.
     :param by: Column of a multiplier, or with ``levels`` of a category.
-    :param levels: Its levels: :class:`Levels`, or anything that :func:`as_levels` takes.
+    :param levels: Its levels: :class:`Levels`, or anything that :meth:`Levels.of` takes.
     :param variance: Initial prior variance, which is trained. Default: one, until a fit puts that of the responses in
         its place, see :func:`~gpytorch_gam.training.start_from_responses`.
     :param names: One name a component. Default: such as ``x0``, ``x0*x2`` (by a number), ``x0|x3=Oslo`` (by levels; in
@@ -102,14 +102,14 @@ def smooth(
     columns = checked_columns("smooth", columns)
     (num,) = checked_count("smooth", num_inducing, 1)
     parts = multipliers("smooth", columns, by, levels)
-    is_centred = is_switched_on("smooth", "anova", anova, default=by is None or levels is not None)
+    centred = is_switched_on("smooth", "centred", centred, default=by is None or levels is not None)
     if measure is not None and not isinstance(measure, Measure):
         raise TypeError(f"measure of smooth must be a Measure, such as Uniform(0, 1), got {checks.shown(measure)}")
-    if measure is not None and not is_centred:
-        raise ValueError("smooth has a measure, but is not centred under it: give anova=True as well, or no measure")
+    if measure is not None and not centred:
+        raise ValueError("smooth has a measure, but is not centred under it: give centred=True as well, or no measure")
     ranges = column_ranges("smooth", columns, x, low, high)[parts.position]
     base = stationary_kernel("smooth", kernel, ranges.width, ranges.bulk_width)
-    if is_centred:
+    if centred:
         base = centred_on(base, spread(measure, parts.position, len(columns)), ranges)
     return ComponentGroup(
         scaled(base, parts.num_components, checked_variance("smooth", variance)),

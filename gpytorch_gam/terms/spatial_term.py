@@ -17,7 +17,6 @@ from gpytorch_gam.kernels import CentredKernel
 from ._arguments import (
     PerColumn,
     Ranges,
-    as_names,
     checked_columns,
     checked_count,
     checked_variance,
@@ -26,6 +25,7 @@ from ._arguments import (
     grid,
     is_switched_on,
     scaled,
+    single_name,
     stationary_kernel,
 )
 
@@ -46,7 +46,7 @@ def spatial(
     kernel: Literal["rbf", "matern12", "matern32", "matern52"] = "matern32",
     centred: bool = True,
     variance: float | None = None,
-    names: Sequence[str] | str | None = None,
+    name: str | None = None,
     predictor: int = 0,
     missing: Literal["error", "marginal"] = "error",
     learn_inducing_locations: bool = False,
@@ -75,7 +75,7 @@ def spatial(
     :param centred: Whether the effect has mean zero over the rows.
     :param variance: Initial prior variance, which is trained. Default: one, until a fit puts that of the responses in
         its place, see :func:`~gpytorch_gam.training.start_from_responses`.
-    :param names: Name of the component. Default: such as ``x0:x1``.
+    :param name: Name of the component. Default: such as ``x0:x1``.
     :param predictor: Which additive predictor of a multi-parameter likelihood the component belongs to.
     :param missing: What a row with NaN in a column is: an error, or the prior, see :class:`ComponentGroup`.
     :param learn_inducing_locations: Whether the inducing points are trained.
@@ -113,7 +113,7 @@ def spatial(
         scaled(base, 1, checked_variance("spatial", variance)),
         columns=[columns],
         inducing_points=points.unsqueeze(0),
-        names=as_names(names),
+        names=single_name("spatial", name),
         predictor=predictor,
         missing=missing,
         learn_inducing_locations=learn_inducing_locations,

@@ -9,6 +9,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from gpytorch_gam import _checks as checks
 from gpytorch_gam.components.component_group import ComponentGroup
 from gpytorch_gam.kernels import Measure
 
@@ -37,8 +38,8 @@ def tensor(
     high: PerColumn | None = None,
     num_inducing: int | Sequence[int] = 7,
     kernel: Literal["rbf", "matern12", "matern32", "matern52"] = "rbf",
-    pure: bool = True,
-    measures: Sequence[Measure] | None = None,
+    centred: bool = True,
+    measure: Measure | Sequence[Measure] | None = None,
     by: int | None = None,
     variance: float | None = None,
     names: Sequence[str] | str | None = None,
@@ -47,15 +48,15 @@ def tensor(
     learn_inducing_locations: bool = False,
 ) -> ComponentGroup:
     r"""
-    Smooth effects of several columns in units of their own: ``ti(x, z)`` of mgcv, and with ``pure=False`` its
+    Smooth effects of several columns in units of their own: ``ti(x, z)`` of mgcv, and with ``centred=False`` its
     ``te(x, z)``.
 
     **Prior.** :math:`f \sim GP(0, \sigma^2 \prod_j k_j)`, a product of kernels of one column, each with a lengthscale
     of its own, initial values and bounds as those of :func:`smooth`. Inducing points are a product grid.
 
-    **Identifiability.** With ``pure=True`` the factors are centred: the integral over each argument is zero, whatever
+    **Identifiability.** With ``centred=True`` each factor is centred: the integral over each argument is zero, whatever
     the others are, so that the component is an interaction without main effects. These are :func:`smooth` terms, and
-    the level is the constant's. With ``pure=False`` the component contains the main effects and a constant, all of
+    the level is the constant's. With ``centred=False`` the component contains the main effects and a constant, all of
     which it would share with terms of their own.
 
     :param columns: Two or more columns of one component, such as ``(0, 1)``, or such a tuple for each of several.
@@ -66,9 +67,9 @@ def tensor(
     :param num_inducing: Number of inducing points along each column, or one a column: their product is that of the
         component.
     :param kernel: Radial basis function, or Matern of smoothness 1/2, 3/2 or 5/2.
-    :param pure: Whether the component is centred in each argument.
-    :param measures: For ``pure``, one a column of a component. Default: uniform on the ranges, or their
-        bulk as in :func:`smooth`.
+    :param centred: Whether the component is centred in each argument.
+    :param measure: For ``centred``, one for all columns of a component, or one a column. Default: uniform on the
+        ranges, or their bulk as in :func:`smooth`.
     :param by: Column of a numeric multiplier.
     :param variance: Initial prior variance, which is trained. Default: one, until a fit puts that of the responses in
         its place, see :func:`~gpytorch_gam.training.start_from_responses`.
@@ -82,22 +83,21 @@ def tensor(
     Example:
         >>> tensor((0, 1), x)                     # ti(x0, x1)
         >>> tensor([(0, 1), (0, 2), (1, 2)], x)   # all pairs of three columns
-        >>> tensor((0, 1), x, pure=False)         # te(x0, x1)
+        >>> tensor((0, 1), x, centred=False)      # te(x0, x1)
     """
-    pure = is_switched_on("tensor", "pure", pure, default=True)
+    centred = is_switched_on("tensor", "centred", centred, default=True)
     sets = checked_column_sets("tensor", columns, least=2)
     dims = range(len(sets[0]))
     by = None if by is None else checked_column("tensor", by, "by")
     nums = checked_count("tensor", num_inducing, len(dims))
-    if measures is not None and (not pure or isinstance(measures, Measure) or len(measures) != len(dims)):
-        raise ValueError(f"measures of tensor must be {len(dims)} measures, one a column, and needs pure=True")
+    measures = _one_a_column(measure, len(dims), centred)
     parts = [column_ranges("tensor", one, x, low, high) for one in sets]
     ranges = Ranges.stack(parts)  # (C, d)
     factors = []
     for dim in dims:
         own = ranges[:, dim]
         factor = stationary_kernel("tensor", kernel, own.width, own.bulk_width, active_dims=[dim])
-        factors.append(centred_on(factor, None if measures is None else measures[dim], own) if pure else factor)
+        factors.append(centred_on(factor, measures[dim], own) if centred else factor)
     return ComponentGroup(
         scaled(functools.reduce(operator.mul, factors), len(sets), checked_variance("tensor", variance)),
         columns=sets,
@@ -108,3 +108,20 @@ def tensor(
         missing=missing,
         learn_inducing_locations=learn_inducing_locations,
     )
+
+
+def _one_a_column(measure: Measure | Sequence[Measure] | None, num_columns: int, centred: bool) -> list[Measure | None]:
+    if measure is None:
+        return [None] * num_columns
+    measures = [measure] * num_columns if isinstance(measure, Measure) else measure
+    if not isinstance(measures, Sequence) or not all(isinstance(one, Measure) for one in measures):
+        raise TypeError(
+            f"measure of tensor must be a Measure, such as Uniform(0, 1), or one a column, got {checks.shown(measure)}"
+        )
+    if not centred:
+        raise ValueError("tensor has a measure, but is not centred under it: give centred=True as well, or no measure")
+    if len(measures) != num_columns:
+        raise ValueError(
+            f"measure of tensor must be one for all {num_columns} columns, or one each, got {len(measures)}"
+        )
+    return list(measures)

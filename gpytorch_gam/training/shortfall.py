@@ -124,7 +124,7 @@ def _shortfall_of_rows(
         weights = scale * _curvatures(strategy, likelihood, rows)
     groups = strategy.predictor.groups
     inputs = strategy.read(rows.x).inputs.double()
-    return torch.cat([_shortfall(group, inputs, weights[..., group.predictor]) for group in groups])
+    return torch.cat([_shortfall(group, inputs, weights[..., group.predictor_index]) for group in groups])
 
 
 def _curvatures(strategy: AdditiveVariationalStrategy, likelihood: Likelihood, rows: Rows) -> Tensor:

@@ -152,7 +152,7 @@ def start_from_null_model(strategy: AdditiveVariationalStrategy, likelihood: Lik
     rest = null._replace(mean=_start_means(strategy, null))
     _warn_of_missing_constants(strategy, rest)
     for group in strategy.predictor.groups:
-        mean, variance = rest.mean[group.predictor], rest.variance[group.predictor]
+        mean, variance = rest.mean[group.predictor_index], rest.variance[group.predictor_index]
         if _is_constant(group):
             _start_constant(group, mean, variance)
         else:
@@ -209,7 +209,7 @@ def _warn_of_missing_constants(strategy: AdditiveVariationalStrategy, rest: Null
     if any(id(parameter) not in own and parameter.requires_grad for parameter in strategy.model.parameters()):
         return  # the model's own forward may add a mean that is trained
     for p, (module, mean, variance) in enumerate(zip(strategy.predictor.means, rest.mean, rest.variance, strict=True)):
-        groups = [group for group in strategy.predictor.groups if group.predictor == p]
+        groups = [group for group in strategy.predictor.groups if group.predictor_index == p]
         is_trained = any(parameter.requires_grad for parameter in module.parameters())
         is_small = abs(mean) < _NOTABLE_MEAN * math.sqrt(variance)
         if is_small or is_trained or not all(_has_mean_zero(group.kernel) for group in groups):
@@ -295,7 +295,7 @@ def _constants(predictor: AdditivePredictor) -> list[tuple[int, ComponentGroup, 
     for group in predictor.groups:
         if _is_constant(group):
             place = predictor.inducing_slices[group.names[0]]
-            found.setdefault(group.predictor, (group.predictor, group, place))
+            found.setdefault(group.predictor_index, (group.predictor_index, group, place))
     return list(found.values())
 
 

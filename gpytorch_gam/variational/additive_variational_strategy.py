@@ -509,10 +509,10 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
         removed: list[Any] = [0] * self.predictor.num_predictors
         for group, weight in zip(self.predictor.groups, weights, strict=True):
             projection = project_sum(group, x, weight.shared, weight.block)
-            shared[group.predictor] = shared[group.predictor] + projection.shared
-            prior[group.predictor] = prior[group.predictor] + projection.prior_variance
+            shared[group.predictor_index] = shared[group.predictor_index] + projection.shared
+            prior[group.predictor_index] = prior[group.predictor_index] + projection.prior_variance
             if projection.squares is not None:
-                removed[group.predictor] = removed[group.predictor] + projection.squares
+                removed[group.predictor_index] = removed[group.predictor_index] + projection.squares
         columns = torch.stack(torch.broadcast_tensors(*shared), dim=-3)  # (*batch, P, R + 1, n)
         coupled = columns[..., :-1, :]
         mean = reading.means + columns[..., -1, :]
@@ -605,9 +605,9 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
         removed = []  # rows over (predictor, row of x)
         for group, weight in zip(self.predictor.groups, weights, strict=True):
             projected, block, _ = project_components(group, inputs, weight.shared[..., :-1], weight.block)
-            shared[group.predictor] = shared[group.predictor] + projected.sum(-3)
+            shared[group.predictor_index] = shared[group.predictor_index] + projected.sum(-3)
             if block is not None:
-                before, after = group.predictor, num_predictors - 1 - group.predictor
+                before, after = group.predictor_index, num_predictors - 1 - group.predictor_index
                 removed.append(torch.nn.functional.pad(block.flatten(-3, -2), (before * n, after * n)).to(x.dtype))
         columns = torch.stack(torch.broadcast_tensors(*shared), dim=-3)  # (*batch, P, R, n)
         coupled = columns.movedim(-3, -2).flatten(-2, -1).to(x.dtype)  # (*batch, R, P n)

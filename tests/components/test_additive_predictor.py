@@ -9,7 +9,6 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 
 from gpytorch_gam import AdditivePredictor, ComponentGroup
 from gpytorch_gam.components import Levels, regular_grid
-from gpytorch_gam.components.levels import as_levels
 from gpytorch_gam.terms import constant
 
 
@@ -30,7 +29,7 @@ def make_predictor(mean: object = None) -> AdditivePredictor:
 def test_sizes_names_and_slices() -> None:
     predictor = make_predictor()
     assert predictor.names == ("x0", "x1", "x2", "x0:x2", "constant")
-    assert predictor.num_inducing == (5, 5, 5, 7, 1)
+    assert predictor.num_inducing_per_component == (5, 5, 5, 7, 1)
     assert (predictor.num_components, predictor.num_inducing_total, predictor.num_predictors) == (5, 23, 1)
     assert predictor.inducing_slices["x0:x2"] == slice(15, 22)
     assert predictor.component_indices(["constant", "x1"]) == [4, 1]
@@ -166,7 +165,7 @@ def test_default_names_tell_predictors_apart() -> None:
 
 
 def with_levels(codes: object, **kwargs: object) -> ComponentGroup:
-    return univariate([3], levels={3: codes if isinstance(codes, Levels) else as_levels(codes)}, **kwargs)
+    return univariate([3], levels={3: codes if isinstance(codes, Levels) else Levels.of(codes)}, **kwargs)
 
 
 def column_three(*values: float) -> torch.Tensor:
@@ -189,7 +188,7 @@ UNSEEN = {
     r"level 5 in 1 row of column 3 \(components 'x3', 'x0\|x3=1', 'x1\|x3=1'\)": (
         lambda: [
             with_levels(2),
-            univariate([0, 1], by=3, by_levels=[1.0, 1.0], levels={3: as_levels(2)}),
+            univariate([0, 1], by=3, by_levels=[1.0, 1.0], levels={3: Levels.of(2)}),
         ],
         column_three(0.0, 5.0),
     ),

@@ -9,7 +9,6 @@ from gpytorch.kernels import LinearKernel, MaternKernel, PeriodicKernel, RBFKern
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
 from gpytorch_gam.components import Levels, regular_grid
-from gpytorch_gam.components.levels import as_levels
 from gpytorch_gam.kernels import CentredKernel, LevelKernel
 from gpytorch_gam.settings import fused_projection
 from gpytorch_gam.terms import constant, factor
@@ -131,11 +130,11 @@ BAD_GROUPS = {
     r"level 5.0, which is none of the levels \[0, 1\] of column 2": {
         "by": 2,
         "by_levels": [0.0, 5.0],
-        "levels": {2: as_levels(2)},
+        "levels": {2: Levels.of(2)},
     },
-    "levels must map columns to Levels, got list": {"levels": [as_levels(2)]},
+    "levels must map columns to Levels, got list": {"levels": [Levels.of(2)]},
     "levels must map columns to Levels, got int for column 0": {"levels": {0: 3}},
-    r"levels names column 4, but the components read only columns \[0, 1\]": {"levels": {4: as_levels(2)}},
+    r"levels names column 4, but the components read only columns \[0, 1\]": {"levels": {4: Levels.of(2)}},
     "is exact, so its inducing points": {"exact": True, "learn_inducing_locations": True},
     "must be a GPyTorch kernel, .* got 'rbf'": {"kernel": "rbf"},
     "must be a GPyTorch kernel, .* the class RBFKernel": {"kernel": RBFKernel},

@@ -31,7 +31,7 @@ def predictor() -> AdditivePredictor:
         random_effect(1, LEVELS, variance=0.7, missing="marginal"),
         random_effect(1, LEVELS, variance=0.4, by=0),
         ComponentGroup(two, [[1], [1]], codes, names=["first", "second"]),
-        factor_smooth(0, 1, LEVELS[:5], low=0.0, high=1.0, num_inducing=3, anova=True),
+        factor_smooth(0, 1, LEVELS[:5], low=0.0, high=1.0, num_inducing=3, centred=True),
         constant(),
     )
 
@@ -61,7 +61,7 @@ def test_independent_levels_are_blocks() -> None:
     terms = predictor()
     assert terms.group_shapes == ((1, 6), (6, 1), (6, 1), (8, 1), (5, 3), (1, 1))
     assert terms.block_sizes == (6, *[1] * 20, *[3] * 5, 1)
-    assert terms.num_inducing == (6, 6, 6, 4, 4, 15, 1)
+    assert terms.num_inducing_per_component == (6, 6, 6, 4, 4, 15, 1)
     assert terms.num_inducing_total == sum(terms.block_sizes) == 42
 
 
@@ -217,5 +217,5 @@ def test_blocks_of_components_are_refused_where_levels_are_independent() -> None
     terms = predictor()
     with pytest.raises(ValueError, match=r"one a level.*use predictor\.block_sizes"):
         AdditiveVariationalStrategy(
-            None, terms, BlockLowRankPrecisionVariationalDistribution(terms.num_inducing, rank=2)
+            None, terms, BlockLowRankPrecisionVariationalDistribution(terms.num_inducing_per_component, rank=2)
         )

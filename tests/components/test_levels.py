@@ -17,7 +17,6 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
 from gpytorch_gam.components import Levels, regular_grid
-from gpytorch_gam.components.levels import as_levels
 from gpytorch_gam.kernels import CentredKernel, LevelKernel, OrdinalKernel
 from gpytorch_gam.terms import constant
 from gpytorch_gam.training import fit_discretized
@@ -91,7 +90,7 @@ def test_fractions_keep_their_labels_and_codes() -> None:
 
 @pytest.mark.parametrize("unseen", ["error", "new"])
 def test_fractions_are_one_level_in_float32_and_float64(unseen: Literal["error", "new"]) -> None:
-    levels = as_levels([0.1, -0.7])
+    levels = Levels.of([0.1, -0.7])
     assert levels.encode(torch.tensor([-0.7, 0.1, NAN], dtype=torch.float32), unseen)[:2].tolist() == [-0.7, 0.1]
     rounded = Levels.from_values(torch.tensor([0.1, -0.7], dtype=torch.float32))
     assert rounded.encode([0.1, -0.7], unseen).tolist() == [rounded.codes[1], rounded.codes[0]]
@@ -109,7 +108,7 @@ def test_codes_and_labels_are_found_by_either() -> None:
     levels = Levels((2.0, 5.0), ("low", "high"))
     assert levels.encode([5, 2]).tolist() == [5.0, 2.0]
     assert levels.encode(["high", "low"]).tolist() == [5.0, 2.0]
-    numeric = as_levels([10, 20])
+    numeric = Levels.of([10, 20])
     assert numeric.encode(["20", "10"]).tolist() == [20.0, 10.0]
 
 
@@ -123,12 +122,12 @@ def test_a_number_that_is_another_levels_label_is_refused() -> None:
 
 
 def test_missing_values_stay_missing() -> None:
-    levels = as_levels(["a", "b"])
+    levels = Levels.of(["a", "b"])
     for values in (["b", None, NAN, "a"], pd.Series(["b", None, pd.NA, "a"], dtype="string")):
         assert str(levels.encode(values).tolist()) == "[1.0, nan, nan, 0.0]"
-    assert str(as_levels(2).encode([1.0, NAN, None]).tolist()) == "[1.0, nan, nan]"
-    assert str(as_levels(2).encode(pd.Series([1, pd.NA], dtype="Int64")).tolist()) == "[1.0, nan]"
-    assert str(as_levels(2).encode([None, NAN]).tolist()) == "[nan, nan]"
+    assert str(Levels.of(2).encode([1.0, NAN, None]).tolist()) == "[1.0, nan, nan]"
+    assert str(Levels.of(2).encode(pd.Series([1, pd.NA], dtype="Int64")).tolist()) == "[1.0, nan]"
+    assert str(Levels.of(2).encode([None, NAN]).tolist()) == "[nan, nan]"
     assert levels.encode([]).shape == (0,)
 
 
@@ -169,7 +168,7 @@ def test_new_codes_are_those_of_a_new_level_to_the_kernel() -> None:
 def test_levels_keep_the_order_in_which_they_are_given(
     given: object, codes: tuple[float, ...], labels: tuple[str, ...]
 ) -> None:
-    levels = as_levels(given)
+    levels = Levels.of(given)
     assert (levels.codes, levels.labels) == (codes, labels)
 
 
@@ -178,7 +177,7 @@ BAD_LEVELS = {
     "codes must be numbers, got 'a'": lambda: Levels(("a",)),
     "codes must be finite, got inf": lambda: Levels((math.inf,)),
     r"codes must be distinct, got \[1\] more than once": lambda: Levels((1.0, 2.0, 1.0)),
-    r"labels must be distinct, got \['a'\] more than once": lambda: as_levels(["a", "b", "a"]),
+    r"labels must be distinct, got \['a'\] more than once": lambda: Levels.of(["a", "b", "a"]),
     "labels has 1 entries for 2 codes": lambda: Levels((0.0, 1.0), ("a",)),
     "got the string 'ab'": lambda: Levels((0.0, 1.0), "ab"),
     r"labels must be strings, got \[1, 2\]": lambda: Levels((0.0, 1.0), (1, 2)),
@@ -188,9 +187,9 @@ BAD_LEVELS = {
     "values is empty": lambda: Levels.from_values([]),
     "values has numbers beside strings": lambda: Levels.from_values([1, "a"]),
     r"values must have one dimension, got shape \(2, 1\)": lambda: Levels.from_values(np.zeros((2, 1))),
-    "levels must be at least 1": lambda: as_levels(0),
-    "levels has 1 missing of 2": lambda: as_levels([1.0, NAN]),
-    r"labels must be distinct, got \['1'\]": lambda: as_levels(["1", "1"]),
+    "levels must be at least 1": lambda: Levels.of(0),
+    "levels has 1 missing of 2": lambda: Levels.of([1.0, NAN]),
+    r"labels must be distinct, got \['1'\]": lambda: Levels.of(["1", "1"]),
 }
 
 
@@ -205,9 +204,9 @@ def test_other_types_are_refused(values: object) -> None:
     with pytest.raises(TypeError, match="must"):
         Levels.from_values(values)
     with pytest.raises(TypeError, match="must"):
-        as_levels(values)
+        Levels.of(values)
     with pytest.raises(TypeError, match="levels must be Levels, a number of levels, codes or labels, got True"):
-        as_levels(True)
+        Levels.of(True)
 
 
 def test_levels_are_values() -> None:
@@ -240,7 +239,7 @@ def category(kernel: object, **kwargs: object) -> ComponentGroup:
         category(LevelKernel()),
         category(OrdinalKernel([0.0, 1.0, 2.0])),
         category(CentredKernel(LevelKernel(), torch.arange(3.0))),
-        category(RBFKernel(), levels={1: as_levels(100)}),
+        category(RBFKernel(), levels={1: Levels.of(100)}),
     ],
 )
 def test_categories_are_not_rounded_to_fewer_bins(group: ComponentGroup) -> None:
@@ -290,7 +289,7 @@ def test_a_discretised_fit_of_levels_is_the_fit_of_the_data() -> None:
 
 def test_repeated_levels_point_to_from_values() -> None:
     with pytest.raises(ValueError, match=r"got \[1\] more than once; .* Levels.from_values\(column\)"):
-        as_levels([1, 2, 1])
+        Levels.of([1, 2, 1])
 
 
 def test_fractions_in_single_precision_have_short_labels() -> None:

@@ -132,7 +132,9 @@ class TestBlockLowRankPrecision(AdditiveTestCase, unittest.TestCase):
     distribution_cls = BlockLowRankPrecisionVariationalDistribution
 
     def make_distribution(self, predictor: AdditivePredictor, batch_shape: torch.Size) -> Any:
-        return BlockLowRankPrecisionVariationalDistribution(predictor.num_inducing, rank=3, batch_shape=batch_shape)
+        return BlockLowRankPrecisionVariationalDistribution(
+            predictor.num_inducing_per_component, rank=3, batch_shape=batch_shape
+        )
 
 
 class TestBlockLowRankPrecisionRestrictedBlocks(AdditiveTestCase, unittest.TestCase):
@@ -140,7 +142,7 @@ class TestBlockLowRankPrecisionRestrictedBlocks(AdditiveTestCase, unittest.TestC
 
     def make_distribution(self, predictor: AdditivePredictor, batch_shape: torch.Size) -> Any:
         return BlockLowRankPrecisionVariationalDistribution(
-            predictor.num_inducing, rank=3, block_rank=2, batch_shape=batch_shape
+            predictor.num_inducing_per_component, rank=3, block_rank=2, batch_shape=batch_shape
         )
 
 
@@ -148,7 +150,9 @@ class TestMeanField(AdditiveTestCase, unittest.TestCase):
     distribution_cls = BlockLowRankPrecisionVariationalDistribution
 
     def make_distribution(self, predictor: AdditivePredictor, batch_shape: torch.Size) -> Any:
-        return BlockLowRankPrecisionVariationalDistribution(predictor.num_inducing, rank=0, batch_shape=batch_shape)
+        return BlockLowRankPrecisionVariationalDistribution(
+            predictor.num_inducing_per_component, rank=0, batch_shape=batch_shape
+        )
 
 
 class TestCoupledCovariance(AdditiveTestCase, unittest.TestCase):

@@ -152,7 +152,7 @@ def test_predictors_do_not_explain_each_other() -> None:
         ComponentGroup(RBFKernel(batch_shape=torch.Size([2])), [[0], [0]], regular_grid(0.0, 1.0, 6), names=names)
         for names in (["a", "b"], ["c", "d"])
     ]
-    groups[1].predictor = 1
+    groups[1].predictor_index = 1
     single = ComponentGroup(RBFKernel(), [[0]], regular_grid(0.0, 1.0, 6), predictor=2, names=["e"])
     model = AdditiveGP(AdditivePredictor(*groups, single), rank=2).double()
     model.variational_strategy._variational_distribution.variational_mean.data.zero_()
@@ -175,7 +175,7 @@ def test_components_that_are_zero_at_all_rows_have_none() -> None:
 
 
 def test_one_row_and_a_column_that_does_not_vary() -> None:
-    model = AdditiveGP(make_predictor([[0], [1]], anova=False), rank=2).double()
+    model = AdditiveGP(make_predictor([[0], [1]], centred=False), rank=2).double()
     for x in (torch.rand(1, 2).double(), torch.full((40, 2), 0.3).double()):
         found = concurvity(model, x)  # all that a component can be is a constant
         torch.testing.assert_close(found.worst, torch.ones(3).double(), rtol=0, atol=1e-9)

@@ -19,10 +19,10 @@ BOUNDS = {"low": 0.0, "high": 1.0}
 
 TERMS: dict[str, Callable[[], list[ComponentGroup]]] = {
     "ANOVA": lambda: [smooth([0, 1], **BOUNDS)],
-    "plain": lambda: [smooth([0, 1], anova=False, num_inducing=40, **BOUNDS)],
+    "plain": lambda: [smooth([0, 1], centred=False, num_inducing=40, **BOUNDS)],
     "Matern": lambda: [smooth([0, 1], kernel="matern52", **BOUNDS)],
     "main effects and interaction": lambda: [smooth([0, 1], **BOUNDS), tensor((0, 1), **BOUNDS)],
-    "surface": lambda: [tensor((0, 1), pure=False, **BOUNDS)],
+    "surface": lambda: [tensor((0, 1), centred=False, **BOUNDS)],
 }
 
 

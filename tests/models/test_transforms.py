@@ -30,7 +30,7 @@ def terms() -> AdditivePredictor:
         cyclic(0, period=1.0, num_inducing=4),
         linear(1, x),
         factor(2, levels=[0, 1]),
-        random_effect(2, levels=[0, 1], names=["site"]),
+        random_effect(2, levels=[0, 1], name="site"),
         ComponentGroup(gpytorch.kernels.RBFKernel(), [[0, 1]], torch.rand(1, 5, 2), names=["rbf"]),
         mean=gpytorch.means.LinearMean(3),
     )

@@ -86,7 +86,9 @@ def test_a_step_moves_the_mean_and_the_blocks_by_the_formula(family: str) -> Non
     expected = 0.75 * precision + 0.25 * add_identity(curvature * features @ features.mT)
     new_precision, new_mean = precision_and_mean(model)
     if family == "mean_field":
-        blocks = torch.block_diag(*(torch.ones(size, size) for size in model.predictor.num_inducing)).to(x)
+        blocks = torch.block_diag(*(torch.ones(size, size) for size in model.predictor.num_inducing_per_component)).to(
+            x
+        )
         expected = expected * blocks
     torch.testing.assert_close(new_precision, expected, rtol=1e-6, atol=1e-6)
     gradient = curvature * features @ (y[:100] - features.mT @ mean) - mean
@@ -285,7 +287,7 @@ def test_a_restricted_block_rank_keeps_the_rest_in_the_optimiser() -> None:
     likelihood, gaps = gaussian_likelihood(), []
     for block_rank in (2, None):
         model = make_model("mean_field")
-        sizes = model.predictor.num_inducing
+        sizes = model.predictor.num_inducing_per_component
         q = BlockLowRankPrecisionVariationalDistribution(sizes, rank=12, block_rank=block_rank).double()
         model.variational_strategy._variational_distribution = q
         natural = train(model, likelihood, x, y, steps=100, batch_size=100)

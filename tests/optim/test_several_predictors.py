@@ -84,7 +84,7 @@ def optimum_by_lbfgs(
 
 def dense_rows(model: AdditiveGP, features: torch.Tensor) -> torch.Tensor:
     """Phi_n, (n, Q, P)."""
-    sizes = torch.tensor(model.predictor.num_inducing)
+    sizes = torch.tensor(model.predictor.num_inducing_per_component)
     owner = torch.tensor(model.predictor.predictor_of).repeat_interleave(sizes)
     return torch.nn.functional.one_hot(owner).double() * features.mT.unsqueeze(-1)
 
@@ -166,7 +166,7 @@ def test_gradients_are_those_at_a_fixed_posterior_of_the_inducing_variables(fami
     rows = dense_rows(model, strategy.features(x))  # (n, Q, P)
     prior = torch.zeros(len(x), 2, dtype=torch.float64)
     for group in model.predictor.groups:
-        prior = prior + torch.nn.functional.one_hot(torch.tensor(group.predictor), 2) * group.prior_variance(x).mT
+        prior = prior + torch.nn.functional.one_hot(torch.tensor(group.predictor_index), 2) * group.prior_variance(x).mT
     identity = torch.eye(len(mean), dtype=torch.float64)
     row_covariance = torch.diag_embed(prior) + rows.mT @ (covariance - identity) @ rows
     joint = gpytorch.distributions.MultitaskMultivariateNormal(

@@ -36,13 +36,13 @@ from tests.terms.term_cases import SITES, TERMS, inputs
 RANGE = {"low": 0.0, "high": 1.0}
 WITHOUT_DATA: dict[str, Callable[[], ComponentGroup]] = {
     "smooth": lambda: smooth([0, 1, 2], **RANGE),
-    "smooth, matern": lambda: smooth([0, 1], kernel="matern52", anova=False, **RANGE),
+    "smooth, matern": lambda: smooth([0, 1], kernel="matern52", centred=False, **RANGE),
     "smooth by a number": lambda: smooth([0, 1], by=2, **RANGE),
     "smooth by levels": lambda: smooth([0, 1], by=3, levels=SITES, **RANGE),
     "smooth, learnt locations": lambda: smooth(0, learn_inducing_locations=True, **RANGE),
     "tensor, pure": lambda: tensor((0, 1), **RANGE),
     "tensor, pairs": lambda: tensor([(0, 1), (1, 2)], num_inducing=(3, 4), kernel="matern32", **RANGE),
-    "tensor, full": lambda: tensor((0, 1), pure=False, **RANGE),
+    "tensor, full": lambda: tensor((0, 1), centred=False, **RANGE),
     "linear": lambda: linear([0, 1, 2]),
     "linear by levels": lambda: linear(0, by=3, levels=SITES),
     "cyclic": lambda: cyclic([0, 1], period=7.0),
@@ -52,7 +52,7 @@ WITHOUT_DATA: dict[str, Callable[[], ComponentGroup]] = {
     "factor": lambda: factor(3, SITES),
     "ordinal": lambda: ordinal(3, SITES),
     "factor smooth": lambda: factor_smooth(0, 3, SITES, **RANGE),
-    "factor smooth, centred": lambda: factor_smooth(0, 3, SITES, anova=True, kernel="matern32", **RANGE),
+    "factor smooth, centred": lambda: factor_smooth(0, 3, SITES, centred=True, kernel="matern32", **RANGE),
     "interaction": lambda: interaction(0, 3, SITES, **RANGE),
     "spatial": lambda: spatial((0, 1), num_inducing=10, **RANGE),
     "spatial, plain": lambda: spatial((0, 1), num_inducing=10, kernel="rbf", centred=False, **RANGE),
@@ -105,10 +105,10 @@ def test_measures_with_another_number_of_atoms_are_loaded() -> None:
     assert torch.equal(loaded(x).variance, model(x).variance)
 
 
-@pytest.mark.parametrize("anova", [True, False])
+@pytest.mark.parametrize("centred", [True, False])
 @pytest.mark.parametrize("kernel", ["rbf", "matern32"])
-def test_kernels_with_bounds_of_each_components_own_are_indexed(kernel: str, anova: bool) -> None:
-    group = smooth([0, 1, 2], inputs(dtype=torch.float64), kernel=kernel, anova=anova).double()
+def test_kernels_with_bounds_of_each_components_own_are_indexed(kernel: str, centred: bool) -> None:
+    group = smooth([0, 1, 2], inputs(dtype=torch.float64), kernel=kernel, centred=centred).double()
     lazy = group.kernel(group.select(inputs(9, torch.float64)))
     for index in (1, slice(1, None), [2, 0]):
         torch.testing.assert_close(lazy[index].to_dense(), lazy.to_dense()[index])
@@ -148,7 +148,7 @@ def by_hand(kernel: torch.nn.Module) -> ComponentGroup:
             smooth(0, measure=Empirical([0, 1]), **RANGE),
             "Uniform in the state, Emp",
         ),
-        (smooth(0, **RANGE), smooth(0, anova=False, **RANGE), "ANOVAKernel in the state, BoundedRBFKernel here"),
+        (smooth(0, **RANGE), smooth(0, centred=False, **RANGE), "ANOVAKernel in the state, BoundedRBFKernel here"),
         (smooth(0, **RANGE), smooth(0, num_inducing=9, **RANGE), "num_inducing: 16 in the state, 9 here"),
         (
             smooth(0, by=2, names="a", **RANGE),

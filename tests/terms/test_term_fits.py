@@ -378,8 +378,8 @@ def test_strings_become_levels_of_a_column() -> None:
 @pytest.mark.parametrize(
     ("group", "name"),
     [
-        (factor(1, SITES, names="site"), "site"),
-        (ordinal(1, SITES, names="site"), "site"),
+        (factor(1, SITES, name="site"), "site"),
+        (ordinal(1, SITES, name="site"), "site"),
         (interaction(0, 1, SITES, low=0.0, high=1.0), "x0:x1"),
         (smooth(0, low=0.0, high=1.0, by=1, levels=SITES), "x0|x1="),
         (linear(0, by=1, levels=SITES), "linear(x0)|x1="),
@@ -414,9 +414,9 @@ def test_training_leaves_the_points_of_categories_bitwise_as_they_are() -> None:
     x, y = x[:12].float(), y[:12].float()
     levels = {"levels": SITES, "low": 0.0, "high": 1.0, "num_inducing": 2}
     predictor = AdditivePredictor(
-        random_effect(1, SITES, names="random"),
-        factor(1, SITES, names="factor"),
-        ordinal(1, SITES, names="ordinal"),
+        random_effect(1, SITES, name="random"),
+        factor(1, SITES, name="factor"),
+        ordinal(1, SITES, name="ordinal"),
         factor_smooth(0, 1, **levels),  # type: ignore[arg-type]
         interaction(0, 1, **levels),  # type: ignore[arg-type]
         smooth(0, by=1, **levels),  # type: ignore[arg-type]
@@ -466,7 +466,7 @@ def test_a_full_tensor_smooth_contains_main_effects_and_a_pure_one_does_not() ->
     y = truth + 0.05 * torch.randn(150, dtype=torch.float64)
     errors = {}
     for pure in (True, False):
-        group = tensor((0, 1), low=0.0, high=1.0, num_inducing=6, pure=pure)
+        group = tensor((0, 1), low=0.0, high=1.0, num_inducing=6, centred=pure)
         model, _ = fitted(x, y, group, constant(), noise=0.0025, num_steps=8)
         with torch.no_grad():
             errors[pure] = (model(x).mean - truth).square().mean().sqrt().item()

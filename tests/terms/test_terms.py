@@ -117,7 +117,7 @@ def test_terms_survive_pickle_deepcopy_and_state_dict(term: str) -> None:
         (cyclic(1, 24), ["cyclic(x1)"]),
         (random_effect(3, 4), ["x3"]),
         (random_effect(3, 4, by=1, predictor=2), ["x3*x1.2"]),
-        (factor(3, 4, names=["site"]), ["site"]),
+        (factor(3, 4, name="site"), ["site"]),
         (ordinal(3, 4), ["x3"]),
         (factor_smooth(0, 3, 4, low=0, high=1), ["x0|x3"]),
         (factor_smooth(0, 3, 4, low=0, high=1, predictor=1), ["x0|x3.1"]),
@@ -244,8 +244,8 @@ def test_anova_is_the_default_except_for_a_numeric_by() -> None:
     assert (
         is_centred(cyclic(0, 24)) and is_centred(cyclic(0, 24, by=1, levels=3)) and not is_centred(cyclic(0, 24, by=1))
     )
-    assert not is_centred(smooth(0, low=0, high=1, by=1)) and is_centred(smooth(0, low=0, high=1, by=1, anova=True))
-    assert not is_centred(smooth(0, low=0, high=1, anova=False))
+    assert not is_centred(smooth(0, low=0, high=1, by=1)) and is_centred(smooth(0, low=0, high=1, by=1, centred=True))
+    assert not is_centred(smooth(0, low=0, high=1, centred=False))
 
 
 def test_a_measure_may_be_one_for_all_or_one_a_column() -> None:
@@ -409,7 +409,7 @@ def test_spatial_keeps_one_lengthscale_and_at_most_256_reference_rows() -> None:
 def test_missing_and_predictor_reach_the_group(make: Callable[..., ComponentGroup]) -> None:
     x = inputs()
     group = make(x, missing="marginal", predictor=1)
-    assert group.missing == "marginal" and group.predictor == 1 and group.names[0].endswith(".1")
+    assert group.missing == "marginal" and group.predictor_index == 1 and group.names[0].endswith(".1")
     rows = x[:3].clone()
     rows[0, group.columns[0, -1]] = math.nan
     variance = group.prior_variance(rows)[0, 0].item()
@@ -423,7 +423,7 @@ def test_terms_of_all_kinds_make_one_model() -> None:
     groups = [
         make(x) for term, make in TERMS.items() if term in ("smooth", "tensor, pure", "factor smooth", "interaction")
     ]
-    groups += [factor(3, SITES, names="site"), random_effect(3, SITES), linear([0, 1], names=["a", "b"]), constant()]
+    groups += [factor(3, SITES, name="site"), random_effect(3, SITES), linear([0, 1], names=["a", "b"]), constant()]
     groups += [smooth(0, x, predictor=1), factor(3, SITES, predictor=1), constant(predictor=1)]
     model = AdditiveGP(AdditivePredictor(*groups), "block_low_rank", rank=8).double().eval()
     assert model(x).mean.shape == (60, 2)
@@ -450,7 +450,7 @@ def test_terms_of_all_kinds_make_one_model() -> None:
         (lambda x: smooth(0, x, num_inducing=1), "num_inducing of smooth must be an integer of at least 2"),
         (lambda x: smooth(0, x, num_inducing=2.5), "num_inducing of smooth must be an integer"),
         (lambda x: smooth(0, x, kernel="cubic"), r"kernel of smooth must be one of \['rbf', 'matern12'"),
-        (lambda x: smooth(0, x, anova=False, measure=Uniform(0, 1)), "has a measure, but is not centred"),
+        (lambda x: smooth(0, x, centred=False, measure=Uniform(0, 1)), "has a measure, but is not centred"),
         (lambda x: smooth(0, x, levels=3), "has levels but no by"),
         (lambda x: smooth(0, x, by=0, levels=3), "by of smooth is column 0, which is among its columns"),
         (lambda x: smooth(0, x, by=-1), "by of smooth must be a column index"),
@@ -461,8 +461,11 @@ def test_terms_of_all_kinds_make_one_model() -> None:
         (lambda x: tensor([(0, 1), (0, 1, 2)], x), "2 or more different columns"),
         (lambda x: tensor((0, 4), x), "column 4 of x has the value 2 in all rows: tensor"),
         (lambda x: tensor((0, 1), x, num_inducing=(3, 3, 3)), "or 2 of them"),
-        (lambda x: tensor((0, 1), x, measures=[Uniform(0, 1)]), "measures of tensor must be 2 measures"),
-        (lambda x: tensor((0, 1), x, pure=False, measures=[Uniform(0, 1)] * 2), "needs pure=True"),
+        (
+            lambda x: tensor((0, 1), x, measure=[Uniform(0, 1)]),
+            "measure of tensor must be one for all 2 columns, or one each",
+        ),
+        (lambda x: tensor((0, 1), x, centred=False, measure=[Uniform(0, 1)] * 2), "give centred=True as well"),
         (lambda x: linear([0, 4], x), "column 4 of x has the value 2 in all rows: linear"),
         (lambda x: linear([0, 5], x), "column 5 of x has no finite value, from which linear"),
         (lambda x: linear(0, scale=0.0), "scale of linear must be positive"),

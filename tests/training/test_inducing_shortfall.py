@@ -58,7 +58,7 @@ def test_the_shortfall_falls_with_the_number_of_points_and_is_zero_with_enough()
 
 def test_it_is_the_payment_of_the_bound_and_its_derivative_in_the_lengthscale() -> None:
     x, y = data(100)
-    model, likelihood = model_of(0, num_inducing=4, anova=False, kernel="matern32"), GaussianLikelihood().double()
+    model, likelihood = model_of(0, num_inducing=4, centred=False, kernel="matern32"), GaussianLikelihood().double()
     likelihood.noise, base = 0.04, model.predictor.groups[0].kernel.base_kernel
 
     def payment(lengthscale: float) -> float:

@@ -46,7 +46,9 @@ def make_likelihood() -> MultitaskGaussianLikelihood:
 def exact_moments(model: AdditiveGP, x: Tensor, y: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     """Means and variances ``(n, 2)`` at the rows by dense algebra for each task, whose components share nothing."""
     features = model.variational_strategy.features(x).detach()
-    owner = torch.tensor([task for group in model.predictor.groups for task in [group.predictor] * group.num_inducing])
+    owner = torch.tensor(
+        [task for group in model.predictor.groups for task in [group.predictor_index] * group.num_inducing]
+    )
     means, variances = [], []
     for task in range(2):
         own = features[owner == task]

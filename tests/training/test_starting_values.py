@@ -268,7 +268,7 @@ def test_a_level_that_something_holds_is_not_warned_of(case: str) -> None:
     groups, options = [smooth(0, x, num_inducing=6)], {}
     likelihood, row_arguments = GaussianLikelihood().double(), {}
     if case == "plain kernel":
-        groups = [smooth(0, x, num_inducing=6, anova=False)]
+        groups = [smooth(0, x, num_inducing=6, centred=False)]
     elif case == "line through the origin":
         groups.append(linear(0))
     elif case == "mean":

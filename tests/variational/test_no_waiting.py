@@ -70,9 +70,9 @@ def test_terms_and_likelihoods_of_counts_read_nothing_back() -> None:
         tensor((0, 1), **bounds),
         cyclic(1, period=1.0),
         linear(1, centre=0.5, scale=0.3, names="line"),
-        random_effect(2, 2, names="random"),
-        factor(2, 2, names="fixed"),
-        ordinal(2, 2, names="ordered"),
+        random_effect(2, 2, name="random"),
+        factor(2, 2, name="fixed"),
+        ordinal(2, 2, name="ordered"),
         constant(),
     )
     model = AdditiveGP(predictor, rank=3)

@@ -40,7 +40,9 @@ def predictor_segments(predictor: AdditivePredictor) -> tuple[Segment, ...]:
     """
     if predictor.num_predictors == 1:
         return SINGLE
-    owners = [group.predictor for group in predictor.groups for _ in range(group.num_components * group.num_inducing)]
+    owners = [
+        group.predictor_index for group in predictor.groups for _ in range(group.num_components * group.num_inducing)
+    ]
     runs = [(owner, len(list(run))) for owner, run in groupby(owners)]
     ends = list(accumulate(length for _, length in runs))
     return tuple(Segment(owner, slice(end - length, end)) for (owner, length), end in zip(runs, ends, strict=True))

@@ -129,12 +129,12 @@ def _moments(
     segments, num_predictors = predictor_segments(predictor), predictor.num_predictors
     prior, removed = [features.new_zeros(num_predictors, features.shape[-1]) for _ in range(2)]
     for group in predictor.groups:
-        prior[group.predictor] += group.prior_variance(x).double().sum(-2)
+        prior[group.predictor_index] += group.prior_variance(x).double().sum(-2)
     if factors.block_roots is not None:
         for group, root, part in zip(
             predictor.groups, factors.block_roots, split_groups(features, predictor.group_shapes), strict=True
         ):
-            removed[group.predictor] += (root.mT @ part).square().sum((-3, -2))
+            removed[group.predictor_index] += (root.mT @ part).square().sum((-3, -2))
     columns = factors.mean.unsqueeze(-1)
     if factors.shared_root is not None:
         columns = torch.cat([columns, factors.shared_root], dim=-1)

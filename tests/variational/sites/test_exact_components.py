@@ -21,7 +21,7 @@ def data(n: int = 25) -> tuple[Tensor, Tensor]:
 
 
 def make_predictor() -> AdditivePredictor:
-    smooths = smooth([0, 1], low=0.0, high=1.0, num_inducing=5, anova=False)
+    smooths = smooth([0, 1], low=0.0, high=1.0, num_inducing=5, centred=False)
     return AdditivePredictor(smooths, factor(2, levels=[0, 1]), constant()).double()
 
 
