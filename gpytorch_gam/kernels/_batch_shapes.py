@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Iterator
 from copy import deepcopy
@@ -9,6 +10,8 @@ from typing import Any
 
 import torch
 from gpytorch.kernels import Kernel
+
+from gpytorch_gam import _checks as checks
 
 
 def batch_sizes(sizes: tuple[Any, ...]) -> torch.Size:
@@ -83,3 +86,37 @@ def _children(kernel: Kernel) -> Iterator[tuple[torch.nn.Module, str, Kernel]]:
         for name, part in list(owner.named_children()):
             if isinstance(part, Kernel):
                 yield owner, name, part
+
+
+def check_call(kernel: Kernel, keywords: dict[str, Any]) -> None:
+    """
+    Refuse what a kernel does not read of a call.
+
+    :param kernel: For the message.
+    :param keywords: Arguments beside the inputs and ``diag``; GPyTorch passes ``last_dim_is_batch``.
+    :raises NotImplementedError: If ``last_dim_is_batch`` is set.
+    :raises TypeError: If there is another one.
+    """
+    name = type(kernel).__name__
+    unknown = sorted(keywords.keys() - {"last_dim_is_batch"})
+    if unknown:
+        raise TypeError(f"a call of {name} takes no argument {', '.join(map(repr, unknown))}")
+    if keywords.get("last_dim_is_batch"):
+        raise NotImplementedError(
+            f"{name} has no last_dim_is_batch; move the columns of x to a batch dimension: x.mT.unsqueeze(-1)."
+        )
+
+
+def keywords_of_kernels(name: str, keywords: dict[str, Any]) -> dict[str, Any]:
+    """
+    Arguments of a constructor that it hands on to GPyTorch's, which passes over others without a word.
+
+    :param name: Of the class, for the message.
+    :param keywords: The arguments.
+    :raises TypeError: If GPyTorch's kernels do not have one of them.
+    """
+    known = inspect.signature(Kernel.__init__).parameters.keys() - {"self", "kwargs"}
+    for keyword in keywords:
+        if keyword not in known:
+            raise TypeError(f"{name} takes no argument {keyword!r}{checks.did_you_mean(keyword, known)}")
+    return keywords

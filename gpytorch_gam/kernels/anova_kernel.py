@@ -22,6 +22,7 @@ from torch import Tensor
 from gpytorch_gam import _checks as checks
 from gpytorch_gam.numerics.transforms import is_transformed
 
+from ._batch_shapes import check_call, keywords_of_kernels
 from .bounded_kernels import MATERN_KERNELS
 from .measures import Measure
 from .measures.measure import largest_scaled_offset, rbf_without_factor
@@ -115,7 +116,7 @@ class ANOVAKernel(Kernel):
                     "active_dims is given both to ANOVAKernel and to base_kernel; give it to ANOVAKernel only."
                 )
             kwargs["active_dims"] = base_kernel.active_dims
-        super().__init__(**kwargs)
+        super().__init__(**keywords_of_kernels("ANOVAKernel", kwargs))
         if self.active_dims is not None and self.active_dims.numel() != 1:
             raise ValueError(
                 f"active_dims must name one column, got {self.active_dims.tolist()}; multiply kernels of one column."
@@ -142,10 +143,7 @@ class ANOVAKernel(Kernel):
         :param diag: Whether to return only the covariances of corresponding inputs (then `n = m`).
         :return: The matrix (`*batch x n x m`), or the diagonal (`*batch x n`).
         """
-        if params.get("last_dim_is_batch", False):
-            raise NotImplementedError(
-                "ANOVAKernel has no last_dim_is_batch; move the columns of x to a batch dimension: x.mT.unsqueeze(-1)."
-            )
+        check_call(self, params)
         if x1.size(-1) != 1 or x2.size(-1) != 1:
             raise ValueError(
                 f"ANOVAKernel is a kernel of one column, but x has {max(x1.size(-1), x2.size(-1))}; choose one by "

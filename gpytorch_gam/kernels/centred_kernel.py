@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gpytorch_gam import _checks as checks
 
-from ._batch_shapes import batch_index, batch_sizes, index_kernel, resize_for_state
+from ._batch_shapes import batch_index, batch_sizes, check_call, index_kernel, resize_for_state
 from .level_kernel import result_dtype
 from .measures.measure import as_parameter
 
@@ -125,11 +125,7 @@ class CentredKernel(Kernel):
         :param diag: Whether to return only the covariances of corresponding inputs (then `n = m`).
         :return: The matrix (`*batch x n x m`), or the diagonal (`*batch x n`).
         """
-        if params.get("last_dim_is_batch", False):
-            raise NotImplementedError(
-                "CentredKernel has no last_dim_is_batch; move the columns of x to a batch dimension: "
-                "x.mT.unsqueeze(-1)."
-            )
+        check_call(self, params)
         if x1.size(-1) != self.points.size(-1):
             raise ValueError(
                 f"x has {x1.size(-1)} columns, but the points of CentredKernel have {self.points.size(-1)}; choose "

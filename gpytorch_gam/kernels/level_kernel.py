@@ -9,6 +9,8 @@ from gpytorch.kernels import Kernel
 from gpytorch.settings import debug
 from torch import Tensor
 
+from ._batch_shapes import check_call
+
 # Whole numbers up to it are told apart in float32.
 LARGEST_CODE = 2.0**24
 
@@ -85,10 +87,7 @@ def one_column(kernel: Kernel, x: Tensor, params: dict[str, Any]) -> Tensor:
     :raises ValueError: If there is not exactly one column.
     """
     name = type(kernel).__name__
-    if params.get("last_dim_is_batch", False):
-        raise NotImplementedError(
-            f"{name} has no last_dim_is_batch; move the columns of x to a batch dimension: x.mT.unsqueeze(-1)."
-        )
+    check_call(kernel, params)
     if x.size(-1) != 1:
         raise ValueError(
             f"{name} is a kernel of one column, but x has {x.size(-1)}; choose one by active_dims=[...], or move the "

@@ -10,7 +10,7 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from ._batch_shapes import batch_index, batch_sizes
+from ._batch_shapes import batch_index, batch_sizes, keywords_of_kernels
 from .level_kernel import LARGEST_CODE, level_column, result_dtype, same_level
 from .measures.measure import as_parameter
 
@@ -56,7 +56,7 @@ class OrdinalKernel(Kernel):
             raise ValueError(
                 f"OrdinalKernel is a kernel of one column, but ard_num_dims={kwargs['ard_num_dims']}; leave it out."
             )
-        super().__init__(**kwargs)
+        super().__init__(**keywords_of_kernels("OrdinalKernel", kwargs))
         self.register_buffer("levels", _checked_levels(levels))
 
     @property
