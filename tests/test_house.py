@@ -26,7 +26,8 @@ FLOORS = (
     ("components", "likelihoods"),
     ("terms", "effects"),
     ("variational",),
-    ("models", "mlls", "optim"),
+    ("models", "optim"),
+    ("mlls",),
     ("training",),
     ("diagnostics",),
 )

@@ -2,49 +2,102 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 import gpytorch
 import torch
-from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood, Likelihood
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from gpytorch_gam import _checks as checks
 from gpytorch_gam.data.whole_epochs import every_row
+from gpytorch_gam.likelihoods.row_arguments import row_vector
 from gpytorch_gam.numerics.capacitance import add_identity, capacitance_log_determinant
+from gpytorch_gam.optim.rows.likelihood_check import (
+    arguments_with_noise,
+    check_row_arguments,
+    unwrapped,
+    with_noise_by_row,
+)
 from gpytorch_gam.variational.model_check import additive_strategy
+
+
+class RowPrecisions(NamedTuple):
+    r"""
+    How much each row counts with a Gaussian likelihood.
+
+    :ivar precisions: weight of each row, over its noise variance where rows have their own, ``(*batch, n)`` in float64;
+        None for ones.
+    :ivar num_rows: sum of the weights.
+    :ivar log_noise: sum of :math:`w_n \log \sigma_n^2`, ``(*batch)``; None where all rows share a noise variance.
+    """
+
+    precisions: Tensor | None
+    num_rows: Tensor | float
+    log_noise: Tensor | None
+
+    @classmethod
+    def of_rows(cls, y: Tensor, weights: Tensor | None, noise: Tensor | None) -> RowPrecisions:
+        """
+        Precisions from row-wise arguments.
+
+        :param y: Responses ``(*batch, n)``.
+        :param weights: Of the rows, ``(*batch, n)``; None for ones.
+        :param noise: Variances of the rows' noises, ``(*batch, n)``; None for one that they share.
+        :raises ValueError: If they do not fit the responses, weights are negative or variances not positive.
+        """
+        like = y.detach().double()
+        weights = row_vector("weights", weights, like, nonnegative=True)
+        noise = row_vector("noise", noise, like, positive=True)
+        num_rows = y.shape[-1] if weights is None else weights.expand(y.shape).sum(-1)
+        if noise is None:
+            return cls(None if weights is None else weights.expand(y.shape), num_rows, None)
+        weights = torch.ones_like(like) if weights is None else weights
+        return cls(weights / noise, num_rows, (weights * noise.log()).expand(y.shape).sum(-1))
 
 
 class GaussianStatistics(NamedTuple):
     r"""
     What a Gaussian likelihood needs to know of the data, in float64. Statistics of disjoint rows add up.
 
-    With features :math:`\phi` and residuals :math:`r = y - \mu(x)`:
+    With features :math:`\phi`, residuals :math:`r = y - \mu(x) - \text{offset}` and precisions :math:`\lambda` beside
+    those of other rows (1 without weights and noises by row):
 
-    :ivar gram: :math:`\sum_n \phi_n \phi_n^\top`, ``(*batch, Q, Q)``.
-    :ivar projected: :math:`\sum_n \phi_n r_n`, ``(*batch, Q)``.
-    :ivar residual_square: :math:`\sum_n r_n^2`, ``(*batch)``.
-    :ivar unexplained: :math:`\sum_n (k(x_n, x_n) - \phi_n^\top \phi_n)`, ``(*batch)``.
-    :ivar num_rows: number of rows.
+    :ivar gram: :math:`\sum_n \lambda_n \phi_n \phi_n^\top`, ``(*batch, Q, Q)``.
+    :ivar projected: :math:`\sum_n \lambda_n \phi_n r_n`, ``(*batch, Q)``.
+    :ivar residual_square: :math:`\sum_n \lambda_n r_n^2`, ``(*batch)``.
+    :ivar unexplained: :math:`\sum_n \lambda_n (k(x_n, x_n) - \phi_n^\top \phi_n)`, ``(*batch)``.
+    :ivar num_rows: number of rows; with weights their sum.
+    :ivar log_noise: sum of the logarithms of the rows' own noise variances, weighted; None where they share one.
     """
 
     gram: Tensor
     projected: Tensor
     residual_square: Tensor
     unexplained: Tensor
-    num_rows: int
+    num_rows: Tensor | float
+    log_noise: Tensor | None = None
 
     def plus(self, other: GaussianStatistics) -> GaussianStatistics:
-        """Statistics of the rows of both."""
+        """
+        Statistics of the rows of both.
+
+        :param other: Those of further rows.
+        :raises ValueError: If the rows of one alone have noises of their own.
+        """
+        if (self.log_noise is None) != (other.log_noise is None):
+            raise ValueError("some batches have the row-wise argument noise, and others do not: give it with each row")
         return GaussianStatistics(
             self.gram + other.gram,
             self.projected + other.projected,
             self.residual_square + other.residual_square,
             self.unexplained + other.unexplained,
             self.num_rows + other.num_rows,
+            None if self.log_noise is None or other.log_noise is None else self.log_noise + other.log_noise,
         )
 
 
@@ -53,7 +106,8 @@ class GaussianOptimum(NamedTuple):
     The optimal posterior :math:`N(m, P^{-1})` of the whitened inducing variables at fixed hyperparameters, in float64.
 
     :ivar mean: :math:`m`, ``(*batch, Q)``.
-    :ivar precision: :math:`P = I + \Phi\Phi^\top / \sigma^2`, ``(*batch, Q, Q)``.
+    :ivar precision: :math:`P = I + \Phi\Lambda\Phi^\top`, with the rows' precisions :math:`\Lambda`, by default
+        :math:`\sigma^{-2} I`; ``(*batch, Q, Q)``.
     :ivar bound: the collapsed bound in nats, summed over the data, ``(*batch)``.
     """
 
@@ -74,7 +128,12 @@ class CollapsedELBO(gpytorch.Module):
     an objective in the hyperparameters alone. No variational posterior reaches a higher bound with the same
     hyperparameters and inducing points. Cost :math:`O(NQ^2 + Q^3)` a call.
 
-    :param likelihood: A Gaussian likelihood with one noise variance.
+    Row-wise arguments are given by keyword, and mean what they mean in :class:`gpytorch.mlls.VariationalELBO`:
+    ``weights`` and ``offset`` with a :class:`~gpytorch_gam.likelihoods.RowwiseLikelihood`, ``noise`` for variances by
+    row, which stand in the place of the likelihood's.
+
+    :param likelihood: A ``GaussianLikelihood`` or ``FixedNoiseGaussianLikelihood``, or a
+        :class:`~gpytorch_gam.likelihoods.RowwiseLikelihood` of one.
     :param model: A model whose ``variational_strategy`` is an :class:`AdditiveVariationalStrategy`.
     :param chunk_size: Rows whose features exist at a time.
     :raises TypeError: If the likelihood is not Gaussian, or the model is not additive.
@@ -87,14 +146,13 @@ class CollapsedELBO(gpytorch.Module):
         >>> model.variational_strategy.set_whitened_posterior(optimum.mean, optimum.precision)
     """
 
-    def __init__(
-        self, likelihood: GaussianLikelihood, model: gpytorch.models.ApproximateGP, chunk_size: int = 8192
-    ) -> None:
+    def __init__(self, likelihood: Likelihood, model: gpytorch.models.ApproximateGP, chunk_size: int = 8192) -> None:
         super().__init__()
-        if not isinstance(checks.likelihood(likelihood), GaussianLikelihood):
+        inner = unwrapped(checks.likelihood(likelihood))
+        if not isinstance(inner, GaussianLikelihood | FixedNoiseGaussianLikelihood):
             raise TypeError(
-                f"likelihood must be a GaussianLikelihood, got {type(likelihood).__name__}: others, and noises by row, "
-                "have no collapsed bound here, use gpytorch.mlls.VariationalELBO"
+                f"likelihood must be a GaussianLikelihood, got {type(inner).__name__}: others have no collapsed bound "
+                "here, use gpytorch.mlls.VariationalELBO"
             )
         strategy = additive_strategy(model)
         if strategy.predictor.num_predictors != 1:
@@ -103,101 +161,134 @@ class CollapsedELBO(gpytorch.Module):
         self.model = model
         self.chunk_size = checks.integer("chunk_size", chunk_size, least=1)
 
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+    def forward(self, x: Tensor, y: Tensor, **row_arguments: Tensor) -> Tensor:
         """
         The bound per row, on the scale of :class:`gpytorch.mlls.VariationalELBO`; differentiable.
 
         :param x: Inputs ``(*batch, n, D)``, all rows of the data.
         :param y: Responses ``(*batch, n)``.
+        :param row_arguments: Those of the likelihood, which broadcast to the responses.
         :return: ``(*batch)``.
         """
-        bound = self._solve(self._summed_statistics(x, y)).bound / y.shape[-1]
+        bound = self._solve(self._summed_statistics(x, y, row_arguments)).bound / y.shape[-1]
         for _, module, prior, closure, _ in self.named_priors():
             bound = bound + prior.log_prob(closure(module)).sum() / y.shape[-1]
         return bound
 
     @torch.no_grad()
-    def optimum(self, x: Tensor, y: Tensor) -> GaussianOptimum:
+    def optimum(self, x: Tensor, y: Tensor, **row_arguments: Tensor) -> GaussianOptimum:
         """
         The optimal posterior and its bound (priors of hyperparameters left out), in chunks of rows.
 
         :param x: Inputs ``(*batch, n, D)``, all rows of the data.
         :param y: Responses ``(*batch, n)``.
+        :param row_arguments: Those of the likelihood, which broadcast to the responses.
         """
-        return self._solve(self._summed_statistics(x, y))
+        return self._solve(self._summed_statistics(x, y, row_arguments))
 
-    def _summed_statistics(self, x: Tensor, y: Tensor) -> GaussianStatistics:
+    def _summed_statistics(self, x: Tensor, y: Tensor, row_arguments: Mapping[str, Tensor]) -> GaussianStatistics:
         """Statistics of all rows. With gradients, chunks are evaluated again in the backward pass and not kept."""
         _check_lengths(x, y)
+        row_arguments = arguments_with_noise(self.likelihood, y.shape[-1], row_arguments)
         if x.shape[-2] <= self.chunk_size:
-            return self.statistics(x, y)
+            return self.statistics(x, y, **row_arguments)
         # Evaluating again needs the parameters that are there later; functional_call puts others in their place.
         are_own = all(isinstance(parameter, torch.nn.Parameter) for parameter in self.parameters())
         total: GaussianStatistics | None = None
-        for rows in zip(x.split(self.chunk_size, dim=-2), y.split(self.chunk_size, dim=-1), strict=True):
-            new = checkpoint(self.statistics, *rows, use_reentrant=False) if are_own else self.statistics(*rows)
+        by_row = {name: _by_row(name, value, y) for name, value in row_arguments.items()}
+        for start in range(0, x.shape[-2], self.chunk_size):
+            rows = slice(start, start + self.chunk_size)
+            arguments = {name: value[..., rows] for name, value in by_row.items()}
+            evaluate = functools.partial(self.statistics, x[..., rows, :], y[..., rows], **arguments)
+            new = checkpoint(evaluate, use_reentrant=False) if are_own else evaluate()
             total = new if total is None else total.plus(new)
         assert total is not None
         return total
 
     @torch.no_grad()
-    def optimum_of_batches(self, batches: Iterable[tuple[Tensor, Tensor]]) -> GaussianOptimum:
+    def optimum_of_batches(self, batches: Iterable[Any]) -> GaussianOptimum:
         """
         The optimal posterior from one pass over batches of rows, such as a ``DataLoader``. Memory does not depend on
         the number of rows.
 
-        :param batches: Pairs of inputs ``(*batch, b, D)`` and responses ``(*batch, b)``; each row of the data once.
-            Rows that a ``DataLoader`` would drop are taken as well.
+        :param batches: Pairs of inputs ``(*batch, b, D)`` and responses ``(*batch, b)``, or triples, whose third entry
+            maps names to row-wise arguments of the likelihood; each row of the data once. Rows that a ``DataLoader``
+            would drop are taken as well.
         :raises ValueError: If there is no batch.
         """
         checks.batches(batches)
         total: GaussianStatistics | None = None
         # What can be gone through only once is taken as it is.
-        for batch in batches if iter(batches) is batches else every_row(batches):
-            statistics = self.statistics(*_pair(batch))
+        rows = batches if iter(batches) is batches else every_row(batches)
+        for batch in with_noise_by_row(self.likelihood, rows):
+            x, y, row_arguments = _taken_apart(batch)
+            statistics = self.statistics(x, y, **row_arguments)
             total = statistics if total is None else total.plus(statistics)
         if total is None:
             raise ValueError("batches is empty: there is no data to fit")
         return self._solve(total)
 
-    def statistics(self, x: Tensor, y: Tensor) -> GaussianStatistics:
+    def statistics(self, x: Tensor, y: Tensor, **row_arguments: Tensor) -> GaussianStatistics:
         """
         Statistics of some rows.
 
         :param x: Inputs ``(*batch, n, D)``.
         :param y: Responses ``(*batch, n)``.
+        :param row_arguments: Those of the likelihood, which broadcast to the responses.
         """
         strategy = self.model.variational_strategy
         _check_lengths(x, y)
+        check_row_arguments(self.likelihood, row_arguments)
         reading = strategy.read(x)
         if not y.is_floating_point() or y.dtype != x.dtype or y.device != x.device:
             raise ValueError(f"y is {y.dtype} on {y.device}, but x is {x.dtype} on {x.device}: pass y.to(x)")
         if not torch.isfinite(y.detach().sum()):
             raise ValueError(f"y has NaN or infinity in {int((~torch.isfinite(y)).sum())} of {y.numel()} entries")
+        precisions, num_rows, log_noise = RowPrecisions.of_rows(
+            y, row_arguments.get("weights"), row_arguments.get("noise")
+        )
+        offset = row_vector("offset", row_arguments.get("offset"), y)
         # Sums over rows in float64: in float32 their rounding outgrows the identity that makes the precision positive.
         predictor = strategy.predictor
         features = predictor.features(reading.inputs, strategy.inducing_choleskys()).double()
-        residual = (y - reading.means.squeeze(-2)).unsqueeze(-1).double()
-        prior = sum(group.prior_variance(reading.inputs).double().sum((-2, -1)) for group in predictor.groups)
+        weighted = features if precisions is None else features * precisions.unsqueeze(-2)
+        residual = (y - reading.means.squeeze(-2) - (0.0 if offset is None else offset)).double()
+        square = residual.square() if precisions is None else precisions * residual.square()
+        prior = torch.zeros((), dtype=torch.float64, device=y.device)
+        for group in predictor.groups:
+            variances = group.prior_variance(reading.inputs).double().sum(-2)
+            prior = prior + (variances if precisions is None else precisions * variances).sum(-1)
         return GaussianStatistics(
-            gram=features @ features.mT,
-            projected=(features @ residual).squeeze(-1),
-            residual_square=residual.square().sum((-2, -1)),
-            unexplained=prior - features.square().sum((-2, -1)),
-            num_rows=x.shape[-2],
+            gram=weighted @ features.mT,
+            projected=(weighted @ residual.unsqueeze(-1)).squeeze(-1),
+            residual_square=square.sum(-1),
+            unexplained=prior - (weighted * features).sum((-2, -1)),
+            num_rows=num_rows,
+            log_noise=log_noise,
         )
 
     def _solve(self, statistics: GaussianStatistics) -> GaussianOptimum:
-        return gaussian_optimum(statistics, self.likelihood.noise.double().squeeze(-1))
+        if statistics.log_noise is None:
+            return gaussian_optimum(statistics, unwrapped(self.likelihood).noise.double().squeeze(-1))
+        return gaussian_optimum(statistics, torch.ones_like(statistics.residual_square))
 
 
-def _pair(batch: object) -> tuple[Tensor, Tensor]:
-    if not isinstance(batch, tuple | list) or len(batch) != 2:
+def _taken_apart(batch: object) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Inputs, responses and row-wise arguments."""
+    is_known = isinstance(batch, tuple | list) and len(batch) in (2, 3)
+    if not is_known or (len(batch) == 3 and not isinstance(batch[2], Mapping)):  # type: ignore[arg-type, index]
         raise ValueError(
-            f"batches must hold pairs (x, y), without row-wise arguments, got {checks.shown(batch)}: pass [(x, y)] for "
-            "a single one"
+            "batches must hold pairs (x, y), or triples (x, y, dict of row-wise arguments), got "
+            f"{checks.shown(batch)}: pass [(x, y)] for a single one"
         )
-    return batch[0], batch[1]
+    return batch[0], batch[1], dict(batch[2]) if len(batch) == 3 else {}  # type: ignore[arg-type, index]
+
+
+def _by_row(name: str, value: Tensor, y: Tensor) -> Tensor:
+    """A row-wise argument with one entry for each response."""
+    vector = row_vector(name, value, y)
+    assert vector is not None
+    return vector.expand(y.shape)
 
 
 def _check_lengths(x: Tensor, y: Tensor) -> None:
@@ -213,8 +304,8 @@ def gaussian_optimum(statistics: GaussianStatistics, noise: Tensor) -> GaussianO
     """
     The optimal posterior and its bound from statistics of all rows. Cost :math:`O(Q^3)`, whatever the number of rows.
 
-    :param statistics: Of all rows.
-    :param noise: Variance of the noise, ``(*batch)``.
+    :param statistics: Those of all rows.
+    :param noise: Variance of the noise that the rows share, ``(*batch)``; ones where each row has its own.
     """
     precision = add_identity(statistics.gram / noise[..., None, None])
     cholesky = torch.linalg.cholesky(precision)
@@ -222,7 +313,9 @@ def gaussian_optimum(statistics: GaussianStatistics, noise: Tensor) -> GaussianO
     half = torch.linalg.solve_triangular(cholesky, scaled, upper=False)  # L_P^-1 Phi r / noise
     mean = torch.linalg.solve_triangular(cholesky.mT, half, upper=True).squeeze(-1)
     logdet = capacitance_log_determinant(cholesky)
-    # log N(r; 0, Phi' Phi + noise I) by the matrix inversion and determinant lemmas
+    # log N(r; 0, Phi' Phi + noise Lambda^-1) by the matrix inversion and determinant lemmas
     fit = (statistics.residual_square + statistics.unexplained) / noise - half.square().sum((-2, -1))
     bound = -0.5 * (statistics.num_rows * (math.log(2 * math.pi) + noise.log()) + logdet + fit)
+    if statistics.log_noise is not None:
+        bound = bound - 0.5 * statistics.log_noise
     return GaussianOptimum(mean, precision, bound)

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
 from gpytorch_gam.components import regular_grid
+from gpytorch_gam.likelihoods import RowwiseLikelihood
 from gpytorch_gam.mlls import CollapsedELBO
 from gpytorch_gam.mlls.collapsed_elbo import gaussian_optimum
 from tests import reference
@@ -125,8 +126,8 @@ def test_errors_name_what_is_wrong() -> None:
                 call(wrong, y)
         with pytest.raises(ValueError, match=r"pass y.squeeze\(-1\)"):
             call(x, y.unsqueeze(-1))
-    with pytest.raises(ValueError, match=r"batches must hold pairs \(x, y\)"):
-        objective.optimum_of_batches([(x, y, {"weights": y})])
+    with pytest.raises(ValueError, match=r"batches must hold pairs \(x, y\), or triples"):
+        objective.optimum_of_batches([(x, y, y)])
     with pytest.raises(ValueError, match=r"y is torch\.float32 on cpu, but x is torch\.float64"):
         objective(x, y.float())
     y[1] = float("nan")
@@ -177,3 +178,62 @@ def test_gradients_in_chunks_are_those_of_a_functional_call() -> None:
         value = torch.func.functional_call(objective, others, (x, y))
         found.append(torch.autograd.grad(value, list(others.values())))
     torch.testing.assert_close(*found, rtol=1e-9, atol=1e-12)
+
+
+# ----------------------------------------------------------------------------------------------- row-wise arguments
+
+
+@pytest.mark.parametrize("chunk_size", [2, 8192])
+def test_weights_stand_for_repeated_rows(chunk_size: int) -> None:
+    case = reference.cases()[3]
+    x, y, objective = reference.tensor(case["X"]), reference.tensor(case["y"]), make_objective(case, chunk_size)
+    times = torch.arange(len(y)) % 3  # some rows are left out
+    weighted = CollapsedELBO(RowwiseLikelihood(objective.likelihood), objective.model, chunk_size)
+    found, expected = (
+        weighted.optimum(x, y, weights=times),
+        objective.optimum(x.repeat_interleave(times, 0), y.repeat_interleave(times)),
+    )
+    torch.testing.assert_close(found, expected)
+    assert weighted(x, y, weights=times).item() * len(y) == pytest.approx(expected.bound.item())
+    batches = [(x[:2], y[:2], {"weights": times[:2]}), (x[2:], y[2:], {"weights": times[2:]})]
+    torch.testing.assert_close(weighted.optimum_of_batches(batches), expected)
+
+
+@pytest.mark.parametrize("chunk_size", [2, 8192])
+def test_offsets_move_the_responses_and_noises_by_row_are_those_of_the_elbo(chunk_size: int) -> None:
+    case = reference.cases()[3]
+    x, y, objective = reference.tensor(case["X"]), reference.tensor(case["y"]), make_objective(case, chunk_size)
+    rows = {"offset": torch.randn_like(y), "weights": torch.rand_like(y) + 0.5}
+    likelihood = RowwiseLikelihood(objective.likelihood)
+    shifted = CollapsedELBO(likelihood, objective.model, chunk_size)
+    expected = shifted.optimum(x, y - rows["offset"], weights=rows["weights"])
+    torch.testing.assert_close(shifted.optimum(x, y, **rows), expected)
+    rows["noise"] = 0.1 + torch.rand_like(y)
+    fixed = RowwiseLikelihood(gpytorch.likelihoods.FixedNoiseGaussianLikelihood(rows["noise"]).double())
+    bounds = []
+    for each, given in ((likelihood, rows), (fixed, {name: rows[name] for name in ("offset", "weights")})):
+        optimum = CollapsedELBO(each, objective.model, chunk_size).optimum(x, y, **given)
+        objective.model.variational_strategy.set_whitened_posterior(optimum.mean, optimum.precision)
+        elbo = gpytorch.mlls.VariationalELBO(likelihood, objective.model.train(), num_data=len(y))
+        assert (elbo(objective.model(x), y, **rows) * len(y)).item() == pytest.approx(optimum.bound.item(), rel=1e-8)
+        bounds.append(optimum.bound.item())
+    assert bounds[0] == pytest.approx(bounds[1], rel=1e-12)
+
+
+def test_row_wise_arguments_that_cannot_be_read_are_refused() -> None:
+    case = reference.cases()[3]
+    x, y, objective = reference.tensor(case["X"]), reference.tensor(case["y"]), make_objective(case)
+    rowwise = CollapsedELBO(RowwiseLikelihood(objective.likelihood), objective.model)
+    with pytest.raises(TypeError, match="does not read weights: wrap it"):
+        objective(x, y, weights=y.square())
+    with pytest.raises(TypeError, match="but got weight"):
+        rowwise.optimum(x, y, weight=y)
+    with pytest.raises(ValueError, match="weights must be finite and not negative"):
+        rowwise.optimum(x, y, weights=y - 10)
+    with pytest.raises(ValueError, match="offset has shape"):
+        rowwise.optimum(x, y, offset=y[:2])
+    with pytest.raises(ValueError, match="some batches have the row-wise argument noise"):
+        objective.optimum_of_batches([(x[:2], y[:2], {"noise": y[:2].square() + 1}), (x[2:], y[2:])])
+    fixed = CollapsedELBO(gpytorch.likelihoods.FixedNoiseGaussianLikelihood(torch.ones_like(y)), objective.model)
+    with pytest.raises(ValueError, match="does not know which rows a batch has"):
+        fixed.optimum_of_batches([(x[:2], y[:2]), (x[2:], y[2:])])
