@@ -187,10 +187,10 @@ def share_of_rate(model: ApproximateGP, setting: Setting, seconds: float, rate: 
     if not isinstance(model, AdditiveGP):
         return None
     factors = model.variational_strategy.covariance_factors()
-    columns = 1 if factors.shared_root is None else 1 + factors.shared_root.shape[-1]
+    columns = 1 if factors.explained_shared is None else 1 + factors.explained_shared.shape[-1]
     operations = 6 * columns
-    if factors.block_roots is not None:
-        operations += 6 * factors.block_roots[0].shape[-1]
+    if factors.explained_blocks is not None:
+        operations += 6 * factors.explained_blocks[0].shape[-1]
     return operations * setting.num_components * setting.num_inducing * setting.batch / seconds / rate
 
 

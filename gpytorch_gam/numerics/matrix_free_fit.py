@@ -41,11 +41,11 @@ class StreamingFit(NamedTuple):
     Factors with :math:`\mathrm{blockdiag}(E_c E_c^\top) + BB^\top \approx G`, the diagonal blocks being equal.
 
     :ivar directions: ``(Q, k)``, k >= R: B in the first R columns, then the directions that come next; None for rank 0.
-    :ivar block_roots: :math:`E_c`, ``(count, size, size)`` for each run of equal blocks, lower triangular.
+    :ivar block_factors: :math:`E_c`, ``(count, size, size)`` for each run of equal blocks, lower triangular.
     """
 
     directions: Tensor | None
-    block_roots: list[Tensor]
+    block_factors: list[Tensor]
 
 
 def fit_round(
@@ -82,7 +82,7 @@ def fit_round(
     # By rounding, the remainder may lie below zero by so much in the coordinates of the iteration.
     base = [torch.zeros_like(total) for total in totals] if own is None else own
     padded = [total + 2 * shift * add_identity(block) for total, block in zip(totals, base, strict=True)]
-    return StreamingFit(directions, remainder_roots(padded, directions[:, :rank]))
+    return StreamingFit(directions, remainder_factors(padded, directions[:, :rank]))
 
 
 def factor_analysis_round(
@@ -111,10 +111,12 @@ def factor_analysis_round(
     # Next directions are kept at their size, unless they explain nothing: a subspace iteration needs them all.
     sizes = values.flip(-1).clamp_min(1e-6 * (1 + values[-1].clamp_min(0))).sqrt()
     directions = multiply_blocks(choleskys, basis @ vectors.flip(-1) * sizes)
-    return StreamingFit(directions, positive_remainder_roots(totals, directions[:, :rank]))
+    return StreamingFit(directions, positive_remainder_factors(totals, directions[:, :rank]))
 
 
-def fit_afresh(apply: Apply, totals: Sequence[Tensor], start: Tensor, rank: int, num_iterations: int) -> StreamingFit:
+def fit_from_scratch(
+    apply: Apply, totals: Sequence[Tensor], start: Tensor, rank: int, num_iterations: int
+) -> StreamingFit:
     r"""
     Fit G without a fit to begin with: a round in coordinates in which the blocks of :math:`I + G` are the identity,
     then rounds that each mix the last fit with G, the diagonal blocks being those of G all the time. Never worse than
@@ -130,7 +132,7 @@ def fit_afresh(apply: Apply, totals: Sequence[Tensor], start: Tensor, rank: int,
     for weight in _WEIGHTS:
         assert fit.directions is not None
         mixed = mixed_product(apply, fit.directions[:, :rank], weight)
-        own = [(1 - weight) * (root @ root.mT) for root in fit.block_roots]
+        own = [(1 - weight) * (root @ root.mT) for root in fit.block_factors]
         fit = fit_round(mixed, own, totals, fit.directions, rank, num_iterations)
     return _unless_worse_than_blocks(fit, apply, totals, rank)
 
@@ -145,17 +147,17 @@ def _unless_worse_than_blocks(fit: StreamingFit, apply: Apply, totals: Sequence[
     """
     assert fit.directions is not None
     factor = fit.directions[:, :rank]
-    factors, logdet = precision_covariance_factors(factor.new_zeros(len(factor)), factor, fit.block_roots)
-    assert factors.shared_root is not None and factors.block_roots is not None
-    shared = factors.shared_root
+    factors, logdet = precision_covariance_factors(factor.new_zeros(len(factor)), factor, fit.block_factors)
+    assert factors.explained_shared is not None and factors.explained_blocks is not None
+    shared = factors.explained_shared
     change = logdet - shared.square().sum() - (shared * apply(shared)).sum()
-    for root, total in zip(factors.block_roots, totals, strict=True):
+    for root, total in zip(factors.explained_blocks, totals, strict=True):
         change = change + total.diagonal(dim1=-2, dim2=-1).sum() - root.square().sum() - (root * (total @ root)).sum()
         change = change - torch.linalg.slogdet(add_identity(total)).logabsdet.sum()
     worse = change > 0
-    alone = remainder_roots(totals, None)
+    alone = remainder_factors(totals, None)
     directions = torch.where(worse, 1e-6 * fit.directions, fit.directions)
-    roots = [torch.where(worse, block, root) for block, root in zip(alone, fit.block_roots, strict=True)]
+    roots = [torch.where(worse, block, root) for block, root in zip(alone, fit.block_factors, strict=True)]
     return StreamingFit(directions, roots)
 
 
@@ -195,7 +197,7 @@ def leading_factor(apply: Apply, start: Tensor, num_iterations: int) -> tuple[Te
     return columns @ torch.linalg.eigh(columns.mT @ columns).eigenvectors.flip(-1), shift
 
 
-def remainder_roots(totals: Sequence[Tensor], factor: Tensor | None) -> list[Tensor]:
+def remainder_factors(totals: Sequence[Tensor], factor: Tensor | None) -> list[Tensor]:
     r"""
     Lower triangular roots of what B leaves of the diagonal blocks, :math:`E_c E_c^\top = T_c - B_c B_c^\top`, taken in
     coordinates in which :math:`I + T_c` is the identity, so that rounding is relative to that.
@@ -216,7 +218,7 @@ def remainder_roots(totals: Sequence[Tensor], factor: Tensor | None) -> list[Ten
     return roots
 
 
-def positive_remainder_roots(totals: Sequence[Tensor], factor: Tensor) -> list[Tensor]:
+def positive_remainder_factors(totals: Sequence[Tensor], factor: Tensor) -> list[Tensor]:
     r"""
     Roots of the positive parts of :math:`T_c - B_c B_c^\top`, for a B that may explain more than the blocks hold.
 

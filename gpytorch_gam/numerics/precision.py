@@ -29,14 +29,14 @@ class CovarianceFactors(NamedTuple):
     strategy reads every variational distribution.
 
     :ivar mean: :math:`m`, ``(*batch, Q)``.
-    :ivar block_roots: for each group :math:`V_c`, ``(*batch, C_g, M_g, r_g)``; None if there are none.
-    :ivar shared_root: :math:`F`, ``(*batch, Q, R)``; None if there is none.
+    :ivar explained_blocks: for each group :math:`V_c`, ``(*batch, C_g, M_g, r_g)``; None if there are none.
+    :ivar explained_shared: :math:`F`, ``(*batch, Q, R)``; None if there is none.
     :ivar shared_sign: :math:`s`, which is -1 or 1.
     """
 
     mean: Tensor
-    block_roots: tuple[Tensor, ...] | None
-    shared_root: Tensor | None
+    explained_blocks: tuple[Tensor, ...] | None
+    explained_shared: Tensor | None
     shared_sign: int
 
 
@@ -84,7 +84,7 @@ def multiply_blocks(blocks: Sequence[Tensor], stacked: Tensor) -> Tensor:
     return join_groups([block @ part for block, part in zip(blocks, parts, strict=True)])
 
 
-def block_covariance_root(block_factor: Tensor) -> tuple[Tensor, Tensor]:
+def explained_block(block_factor: Tensor) -> tuple[Tensor, Tensor]:
     r"""
     :math:`V_c = E_c \,\mathrm{chol}(I + E_c^\top E_c)^{-\top}` and :math:`\log|I + E_c E_c^\top|`.
 
@@ -95,21 +95,21 @@ def block_covariance_root(block_factor: Tensor) -> tuple[Tensor, Tensor]:
     return explained_factor(block_factor, root), capacitance_log_determinant(root)
 
 
-def apply_block_inverse(block_roots: Sequence[Tensor], factor: Tensor) -> Tensor:
+def apply_block_inverse(explained_blocks: Sequence[Tensor], factor: Tensor) -> Tensor:
     r"""
     :math:`D^{-1} B = B - V V^\top B`.
 
-    :param block_roots: :math:`V_c` of each group, ``(*batch, C_g, M_g, r_g)``.
+    :param explained_blocks: :math:`V_c` of each group, ``(*batch, C_g, M_g, r_g)``.
     :param factor: :math:`B`, ``(*batch, Q, R)``.
     :return: ``(*batch, Q, R)``.
     """
-    shapes = [(root.shape[-3], root.shape[-2]) for root in block_roots]
+    shapes = [(root.shape[-3], root.shape[-2]) for root in explained_blocks]
     parts = split_groups(factor, shapes)
-    return join_groups([part - root @ (root.mT @ part) for root, part in zip(block_roots, parts, strict=True)])
+    return join_groups([part - root @ (root.mT @ part) for root, part in zip(explained_blocks, parts, strict=True)])
 
 
 def precision_covariance_factors(
-    mean: Tensor, factor: Tensor | None, block_factors: Sequence[Tensor] | None
+    mean: Tensor, shared_factor: Tensor | None, block_factors: Sequence[Tensor] | None
 ) -> tuple[CovarianceFactors, Tensor]:
     r"""
     Covariance factors of :math:`N(m, (D + BB^\top)^{-1})` and :math:`\log|D + BB^\top|`.
@@ -117,23 +117,23 @@ def precision_covariance_factors(
     Cost :math:`O(QR^2 + Q r R)` and :math:`O(\sum_c M_c r_c^2)`.
 
     :param mean: ``(*batch, Q)``.
-    :param factor: :math:`B`, ``(*batch, Q, R)``, or None for :math:`B = 0`.
+    :param shared_factor: :math:`B`, ``(*batch, Q, R)``, or None for :math:`B = 0`.
     :param block_factors: :math:`E_c` of each group, ``(*batch, C_g, M_g, r_g)``, or None for :math:`D = I`.
     :return: The factors, and the log determinant ``(*batch)``.
     """
     logdet = mean.new_zeros(mean.shape[:-1])
-    block_roots = None
+    explained_blocks = None
     if block_factors is not None:
-        pairs = [block_covariance_root(block_factor) for block_factor in block_factors]
-        block_roots = tuple(root for root, _ in pairs)
+        pairs = [explained_block(block_factor) for block_factor in block_factors]
+        explained_blocks = tuple(root for root, _ in pairs)
         logdet = logdet + torch.stack([block_logdet.sum(-1) for _, block_logdet in pairs]).sum(0)
-    shared_root = None
-    if factor is not None:
-        solved = factor if block_roots is None else apply_block_inverse(block_roots, factor)
-        root = cholesky(add_identity(factor.mT @ solved))  # A = I + B' D^-1 B
-        shared_root = explained_factor(solved, root)  # F = D^-1 B L_A^-T
+    explained_shared = None
+    if shared_factor is not None:
+        solved = shared_factor if explained_blocks is None else apply_block_inverse(explained_blocks, shared_factor)
+        root = cholesky(add_identity(shared_factor.mT @ solved))  # A = I + B' D^-1 B
+        explained_shared = explained_factor(solved, root)  # F = D^-1 B L_A^-T
         logdet = logdet + capacitance_log_determinant(root)
-    return CovarianceFactors(mean, block_roots, shared_root, shared_sign=-1), logdet
+    return CovarianceFactors(mean, explained_blocks, explained_shared, shared_sign=-1), logdet
 
 
 def kl_from_standard_normal(factors: CovarianceFactors, logdet_precision: Tensor) -> Tensor:
@@ -147,8 +147,8 @@ def kl_from_standard_normal(factors: CovarianceFactors, logdet_precision: Tensor
     :return: ``(*batch)``.
     """
     trace = factors.mean.square().sum(-1)
-    for root in factors.block_roots or ():
+    for root in factors.explained_blocks or ():
         trace = trace - root.square().sum((-3, -2, -1))
-    if factors.shared_root is not None:
-        trace = trace - factors.shared_root.square().sum((-2, -1))
+    if factors.explained_shared is not None:
+        trace = trace - factors.explained_shared.square().sum((-2, -1))
     return 0.5 * (trace + logdet_precision)

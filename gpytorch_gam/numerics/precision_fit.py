@@ -188,10 +188,10 @@ def relative_divergence(
     factors, logdet = precision_covariance_factors(excess[..., 0], factor, roots)
     # tr((I + G) S) - Q with S = I - V V' - F F'
     trace = excess.diagonal(dim1=-2, dim2=-1).sum(-1)
-    for root, target in zip(factors.block_roots or (), targets, strict=True):
+    for root, target in zip(factors.explained_blocks or (), targets, strict=True):
         trace = trace - root.square().sum((-3, -2, -1)) - (root * (target @ root)).sum((-3, -2, -1))
-    if factors.shared_root is not None:
-        shared = factors.shared_root
+    if factors.explained_shared is not None:
+        shared = factors.explained_shared
         trace = trace - shared.square().sum((-2, -1)) - (shared * (excess @ shared)).sum((-2, -1))
     return 0.5 * (trace + logdet)
 

@@ -39,7 +39,7 @@ from .posterior.parameters import (
     write_posterior,
 )
 from .posterior.posterior import Posterior, effective_dimension, transported
-from .posterior.rank import NOTABLE_LOSS, dense_loss, missing_nats, widened
+from .posterior.rank import NOTABLE_LOSS, dense_loss, missing_nats, with_enough_columns
 from .posterior.step import DENSE_LIMIT, OVERSAMPLING, dense_step, streamed_step
 from .processes import Processes, start_from_first, step_together
 from .rows.predictors import Segment, positive_part, predictor_segments
@@ -596,7 +596,7 @@ class NaturalGradient(torch.optim.Optimizer):
             return step.posterior
         noise = self._noise_of_directions(num_rows)
         if q.rank_tolerance is not None:
-            return widened(step, family_of(q), q.rank_tolerance + noise)
+            return with_enough_columns(step, family_of(q), q.rank_tolerance + noise)
         memory["missing_nats"] = missing_nats(step, family_of(q)) - noise
         return step.posterior
 
@@ -721,14 +721,14 @@ class NaturalGradient(torch.optim.Optimizer):
         written = memory.get("written_mean")
         if written is not None and not torch.equal(written, q.variational_mean):
             # Loaded or set by somebody else: it belongs to the present kernels, and what was kept to the old posterior.
-            for name in ("choleskys", "block_roots", "directions"):
+            for name in ("choleskys", "block_factors", "directions"):
                 memory.pop(name, None)
             memory["num_foreign"] = memory.get("num_foreign", 0) + 1
         directions = memory.get("directions")
         if directions is not None and directions.shape[-1] < min(q.rank + 1, q.num_inducing_points):
             memory.pop("directions")  # B was given more columns
         posterior = read_posterior(q, [(cholesky.shape[-3], cholesky.shape[-1]) for cholesky in choleskys])
-        kept = {name: memory[name] for name in ("block_roots", "directions") if memory.get(name) is not None}
+        kept = {name: memory[name] for name in ("block_factors", "directions") if memory.get(name) is not None}
         return posterior._replace(**kept)
 
     def _in_runs(self, choleskys: list[Tensor]) -> list[Tensor]:
@@ -746,7 +746,7 @@ class NaturalGradient(torch.optim.Optimizer):
         memory["choleskys"] = choleskys
         memory["written_mean"] = q.variational_mean.detach().clone()
         memory["directions"] = posterior.directions
-        memory["block_roots"] = None if holds_all(q) else posterior.block_roots
+        memory["block_factors"] = None if holds_all(q) else posterior.block_factors
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """

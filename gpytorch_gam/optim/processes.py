@@ -200,7 +200,7 @@ def _lead(processes: Processes, own: RowSums, old: Posterior, take_step: Callabl
         sums.announce(_Request.FAILED)
         raise
     sums.announce(_Request.DONE)
-    processes.gather([_columns(after.factor), _columns(after.directions)], old.mean.device)
+    processes.gather([_columns(after.shared_factor), _columns(after.directions)], old.mean.device)
     return after
 
 
@@ -231,7 +231,7 @@ def _columns(matrix: Tensor | None) -> int:
 
 
 def _tensors_of(posterior: Posterior) -> list[Tensor]:
-    tensors = (posterior.mean, posterior.factor, *posterior.block_roots, posterior.directions)
+    tensors = (posterior.mean, posterior.shared_factor, *posterior.block_factors, posterior.directions)
     return [tensor for tensor in tensors if tensor is not None]
 
 

@@ -183,10 +183,10 @@ def kernel_curvatures(strategy: AdditiveVariationalStrategy) -> dict[int, float]
     shapes = strategy.predictor.group_shapes
     factors = strategy.covariance_factors()
     dimensions = [0.0] * len(shapes)
-    if factors.block_roots is not None:
-        dimensions = [root.square().sum().item() for root in factors.block_roots]
-    if factors.shared_root is not None:
-        parts = split_groups(factors.shared_root, shapes)
+    if factors.explained_blocks is not None:
+        dimensions = [root.square().sum().item() for root in factors.explained_blocks]
+    if factors.explained_shared is not None:
+        parts = split_groups(factors.explained_shared, shapes)
         sign = -factors.shared_sign
         dimensions = [d + sign * part.square().sum().item() for d, part in zip(dimensions, parts, strict=True)]
     return {

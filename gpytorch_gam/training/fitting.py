@@ -22,7 +22,7 @@ from gpytorch_gam.optim.posterior.parameters import StructuredDistribution, mode
 from gpytorch_gam.optim.posterior.step import DENSE_LIMIT
 from gpytorch_gam.optim.processes import Processes, average_gradients, row_weighted, start_from_first
 from gpytorch_gam.optim.rows.likelihood_check import check_number_of_predictors, is_gaussian, with_noise_by_row
-from gpytorch_gam.optim.rows.stream import Rows, checked_rows, joined
+from gpytorch_gam.optim.rows.stream import Rows, checked_rows, concatenated
 from gpytorch_gam.parameters.log_scale import Adam, Coordinates
 from gpytorch_gam.warnings import TrainingLoopWarning
 
@@ -387,7 +387,7 @@ class _Loop:
             parts = list(every_row(batches))
         except ValueError:  # each pass is over other rows
             return None
-        rows = joined([checked_rows(strategy, likelihood, batch) for batch in parts])
+        rows = concatenated([checked_rows(strategy, likelihood, batch) for batch in parts])
         profile = ProfileBound(model, likelihood, rows, self.hyperparameters, self.coordinates, self.process_group)
         if profile.num_data != self.mll.num_data:
             return None

@@ -25,8 +25,8 @@ from gpytorch_gam.optim.posterior.parameters import (
     validated_strategy,
     write_posterior,
 )
-from gpytorch_gam.optim.posterior.posterior import REACH, Posterior
-from gpytorch_gam.optim.posterior.rank import widened
+from gpytorch_gam.optim.posterior.posterior import LONGEST_MOVE, Posterior
+from gpytorch_gam.optim.posterior.rank import with_enough_columns
 from gpytorch_gam.optim.posterior.step import Family, exact_step
 from gpytorch_gam.optim.processes import (
     Processes,
@@ -126,7 +126,7 @@ def _default_chunk_size(strategy: AdditiveVariationalStrategy) -> int:
     return max(1, min(8192, numbers // strategy.predictor.num_inducing_total))
 
 
-class _Look(NamedTuple):
+class _Evaluation(NamedTuple):
     """What the data say under the present posterior."""
 
     stream: DataStream  # of this process's rows
@@ -165,28 +165,30 @@ class _Polish:
         self._strategy._variational_distribution.load_state_dict(self._accepted)
 
     def _run(self, max_passes: int, tolerance: float) -> list[float]:
-        look = self._look()
-        if not math.isfinite(look.bound):
-            raise ValueError(f"the bound of {type(self._likelihood).__name__} is {look.bound} at the present posterior")
-        history = [look.bound]
+        present = self._evaluate()
+        if not math.isfinite(present.bound):
+            raise ValueError(
+                f"the bound of {type(self._likelihood).__name__} is {present.bound} at the present posterior"
+            )
+        history = [present.bound]
         for _ in range(max_passes):
-            moved = self._move(look)
+            moved = self._move(present)
             if moved is None:
                 break
-            look, rate = moved
-            history.append(look.bound)
+            present, rate = moved
+            history.append(present.bound)
             if self._is_closed_form or history[-1] - history[-2] <= tolerance * rate:
                 break
         return history
 
-    def _look(self) -> _Look:
+    def _evaluate(self) -> _Evaluation:
         stream = DataStream(self._strategy, self._likelihood, self._batches, self._chunk_size)
         self._read(stream)
         divergence = self._strategy.kl_divergence().double()
         expected = self._processes.sum([divergence.new_tensor(stream.expected)])[0]
         terms = torch.stack([expected, expected - divergence])
         self._processes.broadcast([terms])  # so that all take the same decisions
-        return _Look(stream, *terms.tolist())
+        return _Evaluation(stream, *terms.tolist())
 
     def _read(self, stream: DataStream) -> None:
         """This process's rows. An error of one process is one of all."""
@@ -203,7 +205,7 @@ class _Polish:
             kind = OverflowingLikelihoodError if max(outcomes) == 1 else RuntimeError
             raise kind(f"process {outcomes.index(max(outcomes))} of process_group cannot read its rows: see its error")
 
-    def _move(self, before: _Look) -> tuple[_Look, float] | None:
+    def _move(self, before: _Evaluation) -> tuple[_Evaluation, float] | None:
         """
         One step, halved until the bound does not fall.
 
@@ -216,7 +218,7 @@ class _Polish:
             self._steps.write(proposal)
             # The fit to the family depends on rounding.
             take_distribution_of_first(self._processes, self._strategy._variational_distribution)
-            after = self._look_unless_it_overflows()
+            after = self._evaluate_unless_it_overflows()
             if after is not None and after.bound >= lowest:
                 self._steps.state = proposal
                 self._accepted = deepcopy(self._strategy._variational_distribution.state_dict())
@@ -225,9 +227,9 @@ class _Polish:
         self._restore()
         return None
 
-    def _look_unless_it_overflows(self) -> _Look | None:
+    def _evaluate_unless_it_overflows(self) -> _Evaluation | None:
         try:
-            return self._look()
+            return self._evaluate()
         except OverflowingLikelihoodError:
             return None
 
@@ -279,7 +281,7 @@ class _DenseSteps(_Steps):
         gradient = (projected - self.state.mean).unsqueeze(-1)
         direction = torch.cholesky_solve(gradient, torch.linalg.cholesky(add_identity(excess))).squeeze(-1)
         if rate < 1:  # Newton's step was too long: curvatures are no guide so far away
-            reach = REACH * resistance_of_all(self._processes, stream, direction).reach
+            reach = LONGEST_MOVE * resistance_of_all(self._processes, stream, direction).reach
             direction = torch.clamp(reach, max=1.0) * direction
         return _DensePosterior(self.state.mean + rate * direction, excess)
 
@@ -307,11 +309,11 @@ class _StreamedSteps(_Steps):
 
     def _posterior_after(self, sums: RowSums, size: Tensor) -> Posterior:
         step, tolerance = exact_step(self.state, sums, size, self._family()), self._distribution.rank_tolerance
-        return step.posterior if tolerance is None else widened(step, self._family(), tolerance)
+        return step.posterior if tolerance is None else with_enough_columns(step, self._family(), tolerance)
 
     def _family(self) -> Family:
         is_block = family_of(self._distribution).has_blocks
-        return Family(is_block, 0 if self.state.factor is None else self.state.factor.shape[-1])
+        return Family(is_block, 0 if self.state.shared_factor is None else self.state.shared_factor.shape[-1])
 
     def write(self, state: Posterior) -> None:
         write_posterior(self._distribution, state)

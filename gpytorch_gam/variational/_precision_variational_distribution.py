@@ -147,7 +147,9 @@ class _PrecisionVariationalDistribution(_VariationalDistribution):
         """
         factors, logdet = self._factors(group_shapes)
         if self.training:
-            shared = [root for root in (*(factors.block_roots or ()), factors.shared_root) if root is not None]
+            shared = [
+                root for root in (*(factors.explained_blocks or ()), factors.explained_shared) if root is not None
+            ]
             divergence = kl_from_standard_normal(factors, logdet)
             self._shared_divergence.offer(divergence, shared, tuple(self.parameters()))
         return factors

@@ -438,10 +438,10 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
         r""":math:`L_c^{-\top} [V_c, F_c, m_c]` of each group: float64 solves, handed over in the dtype of the data."""
         factors = self.covariance_factors()
         columns = factors.mean.unsqueeze(-1)
-        if factors.shared_root is not None:
-            columns = torch.cat([factors.shared_root, columns], dim=-1)
+        if factors.explained_shared is not None:
+            columns = torch.cat([factors.explained_shared, columns], dim=-1)
         parts = split_groups(columns, self.predictor.group_shapes)
-        roots = factors.block_roots or (None,) * len(parts)
+        roots = factors.explained_blocks or (None,) * len(parts)
         weights = []
         for cholesky, part, root in zip(choleskys, parts, roots, strict=True):
             block = None if root is None else whitened_weights(cholesky, root).to(dtype)

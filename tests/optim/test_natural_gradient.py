@@ -116,7 +116,7 @@ def test_transport_keeps_what_the_data_say_of_the_inducing_variables() -> None:
         return inverse.mT @ data @ inverse, inverse.mT @ (m + data @ m)
 
     expected = site(mean, factor, roots, old)
-    actual = site(moved.mean, moved.factor, moved.block_roots[0], new)
+    actual = site(moved.mean, moved.shared_factor, moved.block_factors[0], new)
     torch.testing.assert_close(actual, expected, rtol=1e-8, atol=1e-8)
 
 
@@ -291,7 +291,7 @@ def test_a_restricted_block_rank_keeps_the_rest_in_the_optimiser() -> None:
         q = BlockLowRankPrecisionVariationalDistribution(sizes, rank=12, block_rank=block_rank).double()
         model.variational_strategy._variational_distribution = q
         natural = train(model, likelihood, x, y, steps=100, batch_size=100)
-        assert (natural._memory["block_roots"] is not None) == (block_rank is not None)
+        assert (natural._memory["block_factors"] is not None) == (block_rank is not None)
         bound = CollapsedELBO(likelihood, model).optimum(x, y).bound.item()
         gaps.append(bound - elbo(model, likelihood, x, y))
     assert [factor.shape[-1] for factor in q.run_factors] == [7, 5, 1]
@@ -497,7 +497,7 @@ def test_steps_with_a_closure_never_raise_its_loss(
     family: str, rank: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Without the limit on the reach of a step, the first ones overflow.
-    monkeypatch.setattr("gpytorch_gam.optim.posterior.posterior.REACH", 12.0)
+    monkeypatch.setattr("gpytorch_gam.optim.posterior.posterior.LONGEST_MOVE", 12.0)
     torch.manual_seed(0)
     x = make_inputs(300)
     y, likelihood = torch.poisson((effect(x) * 2 + 6).exp()), PoissonLikelihood()

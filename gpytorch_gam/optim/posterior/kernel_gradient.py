@@ -30,7 +30,7 @@ from gpytorch_gam.numerics.triangular import triangular_solve
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 
 from ..processes import Processes
-from ..rows.predictors import Segment, collected, predictor_segments, scaled, seen_by_rows
+from ..rows.predictors import Segment, predictor_segments, product_in_rows, scale_features, sum_over_rows
 
 
 def correct_gradients(
@@ -89,7 +89,7 @@ def _weights(
     projected = torch.zeros_like(factors.mean)
     products = [factors.mean.new_zeros(count, size, size) for count, size in shapes]
     for chunk, gradient, curvature in zip(features, gradients, curvatures, strict=True):
-        projected = projected + collected(chunk, gradient.mT.unsqueeze(-1), segments).squeeze(-1)
+        projected = projected + sum_over_rows(chunk, gradient.mT.unsqueeze(-1), segments).squeeze(-1)
         for product, block in zip(products, _smoothed_blocks(factors, chunk, curvature, shapes, segments), strict=True):
             product += block
     outer = [
@@ -119,16 +119,16 @@ def _smoothed_blocks(
     F with the rows.
     """
     diagonal = curvatures.diagonal(dim1=-2, dim2=-1).mT
-    weighted = split_groups(scaled(features, diagonal, segments), shapes)
+    weighted = split_groups(scale_features(features, diagonal, segments), shapes)
     own = [left @ right.mT for left, right in zip(weighted, split_groups(features, shapes), strict=True)]
     blocks = own
-    if factors.block_roots is not None:
-        blocks = [block - (block @ root) @ root.mT for block, root in zip(own, factors.block_roots, strict=True)]
-    shared = factors.shared_root
+    if factors.explained_blocks is not None:
+        blocks = [block - (block @ root) @ root.mT for block, root in zip(own, factors.explained_blocks, strict=True)]
+    shared = factors.explained_shared
     if shared is None:
         return blocks
-    seen = seen_by_rows(features, shared, curvatures.shape[-1], segments)  # (P, n, R)
-    smoothed = collected(features, torch.einsum("npq,qnr->pnr", curvatures, seen), segments)
+    seen = product_in_rows(features, shared, curvatures.shape[-1], segments)  # (P, n, R)
+    smoothed = sum_over_rows(features, torch.einsum("npq,qnr->pnr", curvatures, seen), segments)
     parts = zip(blocks, split_groups(smoothed, shapes), split_groups(shared, shapes), strict=True)
     return [block - left @ right.mT for block, left, right in parts]
 
@@ -136,9 +136,9 @@ def _smoothed_blocks(
 def _explained_blocks(factors: CovarianceFactors, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
     r"""The diagonal blocks of :math:`I - S = VV^\top + FF^\top`."""
     blocks = [factors.mean.new_zeros(count, size, size) for count, size in shapes]
-    if factors.block_roots is not None:
-        blocks = [root @ root.mT for root in factors.block_roots]
-    if factors.shared_root is not None:
-        parts = split_groups(factors.shared_root, shapes)
+    if factors.explained_blocks is not None:
+        blocks = [root @ root.mT for root in factors.explained_blocks]
+    if factors.explained_shared is not None:
+        parts = split_groups(factors.explained_shared, shapes)
         blocks = [block + part @ part.mT for block, part in zip(blocks, parts, strict=True)]
     return blocks

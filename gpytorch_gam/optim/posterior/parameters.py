@@ -68,12 +68,12 @@ def write_posterior(
     """
     distribution.forget_training()
     distribution.variational_mean.copy_(posterior.mean)
-    if posterior.factor is not None and distribution.precision_factor is not None:
-        distribution.resize(posterior.factor.shape[-1])
-        distribution.precision_factor.copy_(posterior.factor)
+    if posterior.shared_factor is not None and distribution.precision_factor is not None:
+        distribution.resize(posterior.shared_factor.shape[-1])
+        distribution.precision_factor.copy_(posterior.shared_factor)
     if not isinstance(distribution, BlockLowRankPrecisionVariationalDistribution):
         return
-    for parameter, root in zip(distribution.run_factors, posterior.block_roots, strict=True):
+    for parameter, root in zip(distribution.run_factors, posterior.block_factors, strict=True):
         columns = parameter.shape[-1]
         parameter.copy_(root if columns == root.shape[-1] else leading_root(root @ root.mT, columns))
 

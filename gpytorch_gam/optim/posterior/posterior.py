@@ -21,7 +21,7 @@ from gpytorch_gam.numerics.triangular import triangular_solve
 from ..rows.sums import Resistance
 
 # The mean moves by at most this many prior standard deviations of the predictor in a step.
-REACH = 3.0
+LONGEST_MOVE = 3.0
 
 
 class Posterior(NamedTuple):
@@ -29,20 +29,20 @@ class Posterior(NamedTuple):
     A Gaussian over the whitened inducing variables, in float64.
 
     :ivar mean: :math:`m`, ``(Q,)``.
-    :ivar factor: :math:`B`, ``(Q, R)``; None for rank 0.
-    :ivar block_roots: :math:`E_c`, ``(count, size, r)`` for each run of equal blocks.
+    :ivar shared_factor: :math:`B`, ``(Q, R)``; None for rank 0.
+    :ivar block_factors: :math:`E_c`, ``(count, size, r)`` for each run of equal blocks.
     :ivar directions: columns that span more than B does, ``(Q, k)``; None for rank 0.
     """
 
     mean: Tensor
-    factor: Tensor | None
-    block_roots: list[Tensor]
+    shared_factor: Tensor | None
+    block_factors: list[Tensor]
     directions: Tensor | None
 
     @property
     def shapes(self) -> list[tuple[int, int]]:
         """``(count, size)`` of each run of equal blocks."""
-        return [(root.shape[-3], root.shape[-2]) for root in self.block_roots]
+        return [(root.shape[-3], root.shape[-2]) for root in self.block_factors]
 
 
 def transported(posterior: Posterior, before: Sequence[Tensor], after: Sequence[Tensor]) -> Posterior:
@@ -61,11 +61,11 @@ def transported(posterior: Posterior, before: Sequence[Tensor], after: Sequence[
     """
     # L_new' L_old^-T, upper triangular
     maps = [triangular_solve(old, new).mT for old, new in zip(before, after, strict=True)]
-    factor = None if posterior.factor is None else multiply_blocks(maps, posterior.factor)
+    factor = None if posterior.shared_factor is None else multiply_blocks(maps, posterior.shared_factor)
     directions = None if posterior.directions is None else multiply_blocks(maps, posterior.directions)
-    roots = [matrix @ root for matrix, root in zip(maps, posterior.block_roots, strict=True)]
+    roots = [matrix @ root for matrix, root in zip(maps, posterior.block_factors, strict=True)]
 
-    linear = _precision_times(posterior.mean, posterior.factor, posterior.block_roots)
+    linear = _precision_times(posterior.mean, posterior.shared_factor, posterior.block_factors)
     linear = multiply_blocks(maps, linear.unsqueeze(-1)).squeeze(-1)
     factors, _ = precision_covariance_factors(linear, factor, roots)
     mean = precision_solve(factors)
@@ -75,11 +75,11 @@ def transported(posterior: Posterior, before: Sequence[Tensor], after: Sequence[
     return Posterior(mean + precision_solve(factors._replace(mean=rest)), factor, roots, directions)
 
 
-def _precision_times(vector: Tensor, factor: Tensor | None, block_roots: list[Tensor]) -> Tensor:
+def _precision_times(vector: Tensor, factor: Tensor | None, block_factors: list[Tensor]) -> Tensor:
     """:math:`P a`, ``(Q,)``."""
     column = vector.unsqueeze(-1)
-    parts = split_groups(column, [(root.shape[-3], root.shape[-2]) for root in block_roots])
-    product = column + join_groups([root @ (root.mT @ part) for root, part in zip(block_roots, parts, strict=True)])
+    parts = split_groups(column, [(root.shape[-3], root.shape[-2]) for root in block_factors])
+    product = column + join_groups([root @ (root.mT @ part) for root, part in zip(block_factors, parts, strict=True)])
     return (product if factor is None else product + factor @ (factor.mT @ column)).squeeze(-1)
 
 
@@ -90,11 +90,11 @@ def precision_solve(factors: CovarianceFactors) -> Tensor:
     :param factors: Of P, with a in the place of the mean, and with blocks.
     :return: ``(Q,)``.
     """
-    assert factors.block_roots is not None
-    solution = apply_block_inverse(factors.block_roots, factors.mean.unsqueeze(-1)).squeeze(-1)
-    if factors.shared_root is None:
+    assert factors.explained_blocks is not None
+    solution = apply_block_inverse(factors.explained_blocks, factors.mean.unsqueeze(-1)).squeeze(-1)
+    if factors.explained_shared is None:
         return solution
-    return solution - factors.shared_root @ (factors.shared_root.mT @ factors.mean)
+    return solution - factors.explained_shared @ (factors.explained_shared.mT @ factors.mean)
 
 
 def effective_dimension(factors: CovarianceFactors) -> Tensor:
@@ -104,7 +104,10 @@ def effective_dimension(factors: CovarianceFactors) -> Tensor:
     :param factors: Of P.
     :return: ``()``.
     """
-    roots = [*(factors.block_roots or ()), *(() if factors.shared_root is None else (factors.shared_root,))]
+    roots = [
+        *(factors.explained_blocks or ()),
+        *(() if factors.explained_shared is None else (factors.explained_shared,)),
+    ]
     return torch.stack([factors.mean.new_zeros(()), *(root.square().sum() for root in roots)]).sum()
 
 
@@ -122,4 +125,4 @@ def step_length(gradient: Tensor, direction: Tensor, resistance: Resistance) -> 
     tiny = torch.finfo(torch.float64).tiny
     curvature = direction.square().sum() + resistance.curvature
     length = ((gradient @ direction) / curvature.clamp_min(tiny)).clamp(0.0, 1.0)
-    return torch.minimum(length, REACH * resistance.reach)
+    return torch.minimum(length, LONGEST_MOVE * resistance.reach)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gpytorch_gam.numerics.capacitance import add_identity
-from gpytorch_gam.numerics.matrix_free_fit import positive_remainder_roots
+from gpytorch_gam.numerics.matrix_free_fit import positive_remainder_factors
 from gpytorch_gam.numerics.precision import precision_covariance_factors, split_groups
 from gpytorch_gam.numerics.precision_fit import diagonal_blocks, relative_divergence
 
@@ -41,12 +41,12 @@ def dense_loss(gram: Tensor, posterior: Posterior, family: Family) -> Tensor:
     :param posterior: Its blocks count only if the family holds them.
     :param family: Of the posterior.
     """
-    blocks = [(root @ root.mT) * family.has_blocks for root in posterior.block_roots]
-    divergence = relative_divergence(gram, diagonal_blocks(gram, posterior.shapes), posterior.factor, blocks)
+    blocks = [(root @ root.mT) * family.has_blocks for root in posterior.block_factors]
+    divergence = relative_divergence(gram, diagonal_blocks(gram, posterior.shapes), posterior.shared_factor, blocks)
     return divergence - 0.5 * torch.linalg.slogdet(add_identity(gram)).logabsdet
 
 
-def widened(step: Step, family: Family, tolerance: float) -> Posterior:
+def with_enough_columns(step: Step, family: Family, tolerance: float) -> Posterior:
     """
     The posterior of a step, with more columns of B if it loses more than the tolerance without them. For the low-rank
     family the diagonal blocks tell how many would do if the components were independent, which is enough; for block +
@@ -61,13 +61,13 @@ def widened(step: Step, family: Family, tolerance: float) -> Posterior:
         return posterior
     if family.has_blocks:
         return _with_columns(step, posterior.directions.shape[-1])
-    wanted = family.rank + _needed_columns(posterior.block_roots, tolerance)
+    wanted = family.rank + _needed_columns(posterior.block_factors, tolerance)
     return _with_columns(step, min(wanted, len(posterior.mean)))
 
 
-def _needed_columns(block_roots: Sequence[Tensor], tolerance: float) -> int:
+def _needed_columns(block_factors: Sequence[Tensor], tolerance: float) -> int:
     """How many eigenvalues of the blocks have to go until the others cost at most the tolerance."""
-    values = torch.cat([torch.linalg.svdvals(root).square().flatten() for root in block_roots])
+    values = torch.cat([torch.linalg.svdvals(root).square().flatten() for root in block_factors])
     lost = (0.5 * (values - values.log1p())).sort().values.cumsum(-1)
     return int((lost > tolerance).sum())
 
@@ -80,13 +80,13 @@ def _with_columns(step: Step, rank: int) -> Posterior:
     :param rank: Columns R of B.
     """
     posterior = step.posterior
-    assert posterior.directions is not None and posterior.factor is not None
-    kept = posterior.factor.shape[-1]
+    assert posterior.directions is not None and posterior.shared_factor is not None
+    kept = posterior.shared_factor.shape[-1]
     # As columns of B the next directions would grow to this size.
     more = posterior.directions[:, kept:] / step.rate.clamp_min(_SMALLEST_RATE).sqrt()
-    directions = torch.cat([posterior.factor, more], dim=-1)
+    directions = torch.cat([posterior.shared_factor, more], dim=-1)
     # Random columns explain nothing of the blocks yet.
-    roots = positive_remainder_roots(step.totals, directions[:, :rank])
+    roots = positive_remainder_factors(step.totals, directions[:, :rank])
     while directions.shape[-1] < rank:
         directions = with_more_directions(directions)
     return Posterior(posterior.mean, directions[:, :rank], roots, directions)
@@ -100,11 +100,11 @@ def _gain_of_blocks(step: Step) -> Tensor:
     """
     posterior = step.posterior
     nothing = torch.zeros_like(posterior.mean)
-    factors, logdet = precision_covariance_factors(nothing, posterior.factor, None)
-    _, larger_logdet = precision_covariance_factors(nothing, posterior.factor, posterior.block_roots)
-    assert factors.shared_root is not None
+    factors, logdet = precision_covariance_factors(nothing, posterior.shared_factor, None)
+    _, larger_logdet = precision_covariance_factors(nothing, posterior.shared_factor, posterior.block_factors)
+    assert factors.explained_shared is not None
     trace = torch.zeros_like(logdet)
-    for shared, root in zip(_parts(factors.shared_root, step), posterior.block_roots, strict=True):
+    for shared, root in zip(_parts(factors.explained_shared, step), posterior.block_factors, strict=True):
         trace = trace + root.square().sum() - (shared.mT @ root).square().sum()
     return 0.5 * (trace + logdet - larger_logdet)
 
@@ -123,11 +123,11 @@ def _gain_of_more_directions(step: Step, family: Family) -> Tensor:
     assert posterior.directions is not None
     larger = _with_columns(step, posterior.directions.shape[-1])
     nothing = torch.zeros_like(posterior.mean)
-    factors, logdet = precision_covariance_factors(nothing, posterior.factor, posterior.block_roots)
-    _, larger_logdet = precision_covariance_factors(nothing, larger.factor, larger.block_roots)
-    shared = factors.shared_root
-    assert shared is not None and larger.factor is not None
-    more = larger.factor[:, family.rank :]
+    factors, logdet = precision_covariance_factors(nothing, posterior.shared_factor, posterior.block_factors)
+    _, larger_logdet = precision_covariance_factors(nothing, larger.shared_factor, larger.block_factors)
+    shared = factors.explained_shared
+    assert shared is not None and larger.shared_factor is not None
+    more = larger.shared_factor[:, family.rank :]
     trace = -(shared.mT @ more).square().sum()
     for own, part in zip(_parts(shared, step), _parts(more, step), strict=True):
         trace = trace + (own.mT @ part).square().sum()

@@ -12,10 +12,10 @@ from gpytorch_gam.numerics.capacitance import add_identity
 from gpytorch_gam.numerics.matrix_free_fit import (
     StreamingFit,
     factor_analysis_round,
-    fit_afresh,
+    fit_from_scratch,
     fit_round,
     mixed_product,
-    remainder_roots,
+    remainder_factors,
 )
 from gpytorch_gam.numerics.precision import (
     CovarianceFactors,
@@ -78,14 +78,14 @@ def dense_step(
     """
     shapes = old.shapes
     totals = diagonal_blocks(gram, shapes)
-    start = None if is_first else [root @ root.mT for root in old.block_roots]
+    start = None if is_first else [root @ root.mT for root in old.block_factors]
     fit = _dense_fit(gram, totals, shapes, family, start)
     gradient = projected - old.mean
-    factors, _ = precision_covariance_factors(gradient, _factor(fit, family), fit.block_roots)
+    factors, _ = precision_covariance_factors(gradient, _factor(fit, family), fit.block_factors)
     direction = torch.cholesky_solve(gradient.unsqueeze(-1), torch.linalg.cholesky(add_identity(gram))).squeeze(-1)
     mean = old.mean + step_length(gradient, direction, features.resistance(direction)) * direction
     return Step(
-        Posterior(mean, _factor(fit, family), fit.block_roots, fit.directions), factors, totals, gram.new_ones(())
+        Posterior(mean, _factor(fit, family), fit.block_factors, fit.directions), factors, totals, gram.new_ones(())
     )
 
 
@@ -120,10 +120,10 @@ def exact_step(old: Posterior, features: RowSums, rate: Tensor, family: Family) 
     """
     new_blocks, projected = features.totals(old.shapes)
     own, totals = _mixed_blocks(old, new_blocks, rate)
-    if old.factor is None or old.directions is None:
-        fit = StreamingFit(None, remainder_roots(totals, None))
+    if old.shared_factor is None or old.directions is None:
+        fit = StreamingFit(None, remainder_factors(totals, None))
         return _with_streamed_mean(old, features, rate, family, fit, totals, projected)
-    apply = mixed_product(features.apply, old.factor, rate)
+    apply = mixed_product(features.apply, old.shared_factor, rate)
     if family.has_blocks:
         scaled = [rate * block for block in own]
         fit = factor_analysis_round(
@@ -149,18 +149,18 @@ def _with_streamed_mean(
     projected: Tensor,
 ) -> Step:
     gradient = projected - old.mean
-    factors, _ = precision_covariance_factors(gradient, _factor(fit, family), fit.block_roots)
+    factors, _ = precision_covariance_factors(gradient, _factor(fit, family), fit.block_factors)
     direction = precision_solve(factors)
     mean = old.mean + rate * step_length(gradient, direction, features.resistance(direction)) * direction
-    return Step(Posterior(mean, _factor(fit, family), fit.block_roots, fit.directions), factors, totals, rate)
+    return Step(Posterior(mean, _factor(fit, family), fit.block_factors, fit.directions), factors, totals, rate)
 
 
 def _mixed_blocks(old: Posterior, new_blocks: list[Tensor], rate: Tensor) -> tuple[list[Tensor], list[Tensor]]:
     r"""The old :math:`E_c E_c^\top`, and the diagonal blocks of the mixture of the old precision and the new one."""
-    own = [root @ root.mT for root in old.block_roots]
+    own = [root @ root.mT for root in old.block_factors]
     before = own
-    if old.factor is not None:
-        parts = split_groups(old.factor, old.shapes)
+    if old.shared_factor is not None:
+        parts = split_groups(old.shared_factor, old.shapes)
         before = [block + part @ part.mT for block, part in zip(own, parts, strict=True)]
     return own, [torch.lerp(block, new, rate) for block, new in zip(before, new_blocks, strict=True)]
 
@@ -177,10 +177,10 @@ def _dense_fit(
     start: Sequence[Tensor] | None,
 ) -> StreamingFit:
     if family.rank == 0:
-        return StreamingFit(None, remainder_roots(totals, None))
+        return StreamingFit(None, remainder_factors(totals, None))
     if not family.has_blocks:
         directions = leading_root(gram, min(family.rank + OVERSAMPLING, len(gram))).flip(-1)
-        return StreamingFit(directions, remainder_roots(totals, directions[:, : family.rank]))
+        return StreamingFit(directions, remainder_factors(totals, directions[:, : family.rank]))
     roots, factor = fit_block_low_rank(gram, shapes, family.rank, [size for _, size in shapes], start)
     return StreamingFit(with_more_directions(factor), roots)
 
@@ -198,9 +198,9 @@ def with_more_directions(factor: Tensor) -> Tensor:
 
 def _fit_forgetting(old: Posterior, features: RowSums, totals: list[Tensor], family: Family) -> StreamingFit:
     if old.directions is None:
-        return StreamingFit(None, remainder_roots(totals, None))
+        return StreamingFit(None, remainder_factors(totals, None))
     if family.has_blocks:
-        return fit_afresh(features.apply, totals, old.directions, family.rank, _ITERATIONS)
+        return fit_from_scratch(features.apply, totals, old.directions, family.rank, _ITERATIONS)
     return fit_round(features.apply, None, totals, old.directions, family.rank, _FIRST_ITERATIONS)
 
 
@@ -208,8 +208,8 @@ def _fit_mixing(
     old: Posterior, features: RowSums, new_blocks: list[Tensor], rate: Tensor, family: Family
 ) -> tuple[list[Tensor], StreamingFit]:
     own, totals = _mixed_blocks(old, new_blocks, rate)
-    if old.factor is None or old.directions is None:
-        return totals, StreamingFit(None, remainder_roots(totals, None))
-    apply = mixed_product(features.apply, old.factor, rate)
+    if old.shared_factor is None or old.directions is None:
+        return totals, StreamingFit(None, remainder_factors(totals, None))
+    apply = mixed_product(features.apply, old.shared_factor, rate)
     base = [(1 - rate) * block for block in own] if family.has_blocks else None
     return totals, fit_round(apply, base, totals, old.directions, family.rank, _ITERATIONS)

@@ -29,7 +29,7 @@ class Segment(NamedTuple):
 
 
 #: All inducing variables belong to one predictor.
-SINGLE = (Segment(0, slice(None)),)
+ONE_PREDICTOR = (Segment(0, slice(None)),)
 
 
 def predictor_segments(predictor: AdditivePredictor) -> tuple[Segment, ...]:
@@ -39,7 +39,7 @@ def predictor_segments(predictor: AdditivePredictor) -> tuple[Segment, ...]:
     :param predictor: The components.
     """
     if predictor.num_predictors == 1:
-        return SINGLE
+        return ONE_PREDICTOR
     owners = [
         group.predictor_index for group in predictor.groups for _ in range(group.num_components * group.num_inducing)
     ]
@@ -48,7 +48,7 @@ def predictor_segments(predictor: AdditivePredictor) -> tuple[Segment, ...]:
     return tuple(Segment(owner, slice(end - length, end)) for (owner, length), end in zip(runs, ends, strict=True))
 
 
-def scaled(features: Tensor, coefficients: Tensor, segments: Sequence[Segment]) -> Tensor:
+def scale_features(features: Tensor, coefficients: Tensor, segments: Sequence[Segment]) -> Tensor:
     """
     The features, each multiplied by the coefficient that its predictor has in the row.
 
@@ -61,7 +61,7 @@ def scaled(features: Tensor, coefficients: Tensor, segments: Sequence[Segment]) 
     return torch.cat([features[place] * coefficients[owner] for owner, place in segments])
 
 
-def seen_by_rows(features: Tensor, columns: Tensor, num_predictors: int, segments: Sequence[Segment]) -> Tensor:
+def product_in_rows(features: Tensor, columns: Tensor, num_predictors: int, segments: Sequence[Segment]) -> Tensor:
     r"""
     :math:`\Phi_n^\top X` for each row.
 
@@ -79,7 +79,7 @@ def seen_by_rows(features: Tensor, columns: Tensor, num_predictors: int, segment
     return seen
 
 
-def collected(features: Tensor, values: Tensor, segments: Sequence[Segment]) -> Tensor:
+def sum_over_rows(features: Tensor, values: Tensor, segments: Sequence[Segment]) -> Tensor:
     r"""
     :math:`\sum_n \Phi_n V_n`.
 

@@ -18,7 +18,7 @@ from gpytorch_gam.operators.posterior_covariance import covariance_in_rows, keep
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 
 from .likelihood_check import check_response_values, check_row_arguments, is_gaussian, responses_in_a_row
-from .predictors import predictor_segments, seen_by_rows
+from .predictors import predictor_segments, product_in_rows
 from .sums import FeatureChunk, Totals, WeightedFeatures
 
 
@@ -130,15 +130,15 @@ def _moments(
     prior, removed = [features.new_zeros(num_predictors, features.shape[-1]) for _ in range(2)]
     for group in predictor.groups:
         prior[group.predictor_index] += group.prior_variance(x).double().sum(-2)
-    if factors.block_roots is not None:
+    if factors.explained_blocks is not None:
         for group, root, part in zip(
-            predictor.groups, factors.block_roots, split_groups(features, predictor.group_shapes), strict=True
+            predictor.groups, factors.explained_blocks, split_groups(features, predictor.group_shapes), strict=True
         ):
             removed[group.predictor_index] += (root.mT @ part).square().sum((-3, -2))
     columns = factors.mean.unsqueeze(-1)
-    if factors.shared_root is not None:
-        columns = torch.cat([columns, factors.shared_root], dim=-1)
-    seen = seen_by_rows(features, columns, num_predictors, segments)  # (P, n, 1 + R)
+    if factors.explained_shared is not None:
+        columns = torch.cat([columns, factors.explained_shared], dim=-1)
+    seen = product_in_rows(features, columns, num_predictors, segments)  # (P, n, 1 + R)
     mean, shared = seen[..., 0], seen[..., 1:].mT
     variance = prior - removed + factors.shared_sign * shared.square().sum(-2)
     covariance = covariance_in_rows(keep_positive(variance, prior), shared, factors.shared_sign)
@@ -169,7 +169,7 @@ class Rows(NamedTuple):
             yield Rows(self.x[part], self.y[part], {name: value[part] for name, value in self.row_arguments.items()})
 
 
-def joined(parts: Sequence[Rows]) -> list[Rows]:
+def concatenated(parts: Sequence[Rows]) -> list[Rows]:
     """
     The same rows as one, unless some have other arguments of the likelihood.
 

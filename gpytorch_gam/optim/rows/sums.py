@@ -11,7 +11,15 @@ from torch import Tensor
 
 from gpytorch_gam.numerics.precision import split_groups
 
-from .predictors import SINGLE, Segment, collected, scaled, seen_by_rows, semidefinite_rows, weighted_gram
+from .predictors import (
+    ONE_PREDICTOR,
+    Segment,
+    product_in_rows,
+    scale_features,
+    semidefinite_rows,
+    sum_over_rows,
+    weighted_gram,
+)
 
 # Keeps quotients of numbers finite that may both be zero.
 _SMALL = 1e-150
@@ -99,7 +107,7 @@ class WeightedFeatures(RowSums):
     :ivar segments: the predictors that the inducing variables belong to.
     """
 
-    segments: Sequence[Segment] = SINGLE
+    segments: Sequence[Segment] = ONE_PREDICTOR
 
     @abstractmethod
     def chunks(self) -> Iterator[FeatureChunk]:
@@ -114,7 +122,7 @@ class WeightedFeatures(RowSums):
         total: Totals | None = None
         for chunk in self.chunks():
             diagonal = chunk.curvatures.diagonal(dim1=0, dim2=1).mT
-            weighted = split_groups(scaled(chunk.features, diagonal, self.segments), shapes)
+            weighted = split_groups(scale_features(chunk.features, diagonal, self.segments), shapes)
             parts = split_groups(chunk.features, shapes)
             blocks = [left @ right.mT for left, right in zip(weighted, parts, strict=True)]
             projected = self._projected(chunk)
@@ -126,7 +134,7 @@ class WeightedFeatures(RowSums):
         return total
 
     def _projected(self, chunk: FeatureChunk) -> Tensor:
-        return collected(chunk.features, chunk.gradients.unsqueeze(-1), self.segments).squeeze(-1)
+        return sum_over_rows(chunk.features, chunk.gradients.unsqueeze(-1), self.segments).squeeze(-1)
 
     def gram(self) -> tuple[Tensor, Tensor]:
         r"""
@@ -150,9 +158,9 @@ class WeightedFeatures(RowSums):
         """
         total = torch.zeros_like(columns)
         for features, _, curvatures, _ in self.chunks():
-            seen = seen_by_rows(features, columns, len(curvatures), self.segments)
+            seen = product_in_rows(features, columns, len(curvatures), self.segments)
             weighted = (curvatures.unsqueeze(-1) * seen.unsqueeze(0)).sum(1)
-            total = total + collected(features, weighted, self.segments)
+            total = total + sum_over_rows(features, weighted, self.segments)
         return total
 
     def resistance(self, direction: Tensor) -> Resistance:
@@ -163,10 +171,10 @@ class WeightedFeatures(RowSums):
         """
         curvature, largest = direction.new_zeros(()), direction.new_zeros(())
         for features, _, curvatures, _ in self.chunks():
-            change = seen_by_rows(features, direction.unsqueeze(-1), len(curvatures), self.segments).squeeze(-1)
+            change = product_in_rows(features, direction.unsqueeze(-1), len(curvatures), self.segments).squeeze(-1)
             curvature = curvature + (curvatures * change.unsqueeze(0) * change.unsqueeze(1)).sum()
             ones = torch.ones_like(direction).unsqueeze(-1)
-            prior_variance = seen_by_rows(features.square(), ones, len(curvatures), self.segments).squeeze(-1)
+            prior_variance = product_in_rows(features.square(), ones, len(curvatures), self.segments).squeeze(-1)
             prior_stddev = prior_variance.sqrt()  # 0 far from all inducing points, where nothing moves
             largest = torch.maximum(largest, (change.abs() / prior_stddev.clamp_min(_SMALL)).amax())
         return Resistance(curvature, 1.0 / largest)
@@ -205,7 +213,7 @@ class BatchFeatures(WeightedFeatures):
         gradients: Tensor,
         curvatures: Tensor,
         chunk_size: int,
-        segments: Sequence[Segment] = SINGLE,
+        segments: Sequence[Segment] = ONE_PREDICTOR,
     ) -> None:
         self._features, self.segments = features, segments
         self._rows = list(

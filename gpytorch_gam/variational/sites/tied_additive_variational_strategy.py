@@ -116,8 +116,8 @@ class TiedAdditiveVariationalStrategy(_SiteVariationalStrategy):
         factors, _ = precision_covariance_factors(
             projected.squeeze(-1), narrow_factor(geometry * scales.unsqueeze(-2)), None
         )
-        assert factors.shared_root is not None
-        solved = projected - factors.shared_root @ (factors.shared_root.mT @ projected)
+        assert factors.explained_shared is not None
+        solved = projected - factors.explained_shared @ (factors.explained_shared.mT @ projected)
         return linear - scales.square() * (geometry.mT @ solved).squeeze(-1)
 
 

@@ -208,7 +208,7 @@ def test_tied_equals_the_dense_posterior(n: int) -> None:
     kl = 0.5 * (mean @ mean + covariance.trace() - len(mean) + torch.logdet(precision))
     torch.testing.assert_close(strategy.kl_divergence(), kl)
     torch.testing.assert_close(torch.distributions.kl_divergence(q, strategy.prior_distribution), kl)
-    assert strategy.covariance_factors().shared_root.shape == (19, min(n, 19))
+    assert strategy.covariance_factors().explained_shared.shape == (19, min(n, 19))
     prior = strategy(x, prior=True)
     wanted = prior.covariance_matrix + at_x.mT @ (covariance - identity) @ at_x
     posterior = model.eval()(x)
