@@ -60,7 +60,7 @@ class GAM(gpytorch.models.ApproximateGP):
         if family == "low_rank":  # the paper's: needs a rank of about as many directions as the data determine
             q = LowRankPrecisionVariationalDistribution(predictor.num_inducing_total, rank=32)
         else:  # blocks for each component, and a low rank for what couples them
-            q = BlockLowRankPrecisionVariationalDistribution(predictor.block_sizes, rank=16)
+            q = BlockLowRankPrecisionVariationalDistribution(predictor.group_shapes, rank=16)
         super().__init__(AdditiveVariationalStrategy(self, predictor, q))
 
     def forward(self, x: Tensor) -> gpytorch.distributions.MultivariateNormal:

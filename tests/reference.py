@@ -89,7 +89,7 @@ def make_model(case: dict, family: str, dtype: torch.dtype = torch.float64, two_
         distribution = LowRankPrecisionVariationalDistribution(total, rank=case["rank"])
     else:
         rank = case["rank"] if family == "block_low_rank_precision" else 0
-        distribution = BlockLowRankPrecisionVariationalDistribution(predictor.num_inducing_per_component, rank=rank)
+        distribution = BlockLowRankPrecisionVariationalDistribution(predictor.group_shapes, rank=rank)
     model = Model(predictor, distribution.to(dtype), case["jitter_on_Kuu"])
     set_posterior(model, case, family, dtype)
     return model.eval()
@@ -113,6 +113,6 @@ def set_posterior(model: Model, case: dict, family: str, dtype: torch.dtype) -> 
             strategy.set_paper_parameters(tensor(case["alpha"], dtype), tensor(case["B"], dtype))
         if family in ("block_low_rank_precision", "mean_field"):
             blocks = iter(tensor(block, dtype) for block in case["E_blocks"])
-            for factor in distribution.run_factors:
+            for factor in distribution.block_factors:
                 factor.copy_(torch.stack([next(blocks) for _ in range(factor.shape[0])]))
     strategy._mark_initialized()

@@ -247,9 +247,9 @@ ENTRIES: dict[str, Entry] = {
     ),
     "BlockLowRankPrecisionVariationalDistribution": (
         BlockLowRankPrecisionVariationalDistribution,
-        {"block_sizes": [2, 2], "rank": 2},
+        {"group_shapes": [(2, 2)], "rank": 2},
         {
-            "block_sizes": (None, 4, "22", [], [0, 2], [1.5], [True]),
+            "group_shapes": (None, 4, "22", [], [2, 2], [(0, 2)], [(1, 1.5)], [(1, True)], [(1, 2, 3)]),
             "rank": (1.5, "many", None, True, -1, 5),
             "block_rank": OPTIONAL_COUNT,
             "mean_init_std": NOT_NEGATIVE,

@@ -155,11 +155,6 @@ class AdditivePredictor(gpytorch.Module):
         return tuple(group.block_shape for group in self.groups)
 
     @property
-    def block_sizes(self) -> tuple[int, ...]:
-        """Sizes of the blocks of the prior covariance of the inducing vector."""
-        return tuple(size for count, size in self.group_shapes for _ in range(count))
-
-    @property
     def predictor_of(self) -> tuple[int, ...]:
         """The predictor that each component belongs to."""
         return tuple(group.predictor_index for group in self.groups for _ in range(group.num_components))

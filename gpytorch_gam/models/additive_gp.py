@@ -166,4 +166,4 @@ def _make_distribution(
     if family == "mean_field":
         rank = 0
     rank = min(32, total) if rank is None else rank
-    return BlockLowRankPrecisionVariationalDistribution(predictor.block_sizes, rank=rank, **options)
+    return BlockLowRankPrecisionVariationalDistribution(predictor.group_shapes, rank=rank, **options)

@@ -41,7 +41,7 @@ class StreamingFit(NamedTuple):
     Factors with :math:`\mathrm{blockdiag}(E_c E_c^\top) + BB^\top \approx G`, the diagonal blocks being equal.
 
     :ivar directions: ``(Q, k)``, k >= R: B in the first R columns, then the directions that come next; None for rank 0.
-    :ivar block_factors: :math:`E_c`, ``(count, size, size)`` for each run of equal blocks, lower triangular.
+    :ivar block_factors: :math:`E_c`, ``(count, size, size)`` for each group, lower triangular.
     """
 
     directions: Tensor | None
@@ -62,7 +62,7 @@ def fit_round(
     Cost :math:`O(\sum_c M_c^3 + Qk^2)` and the products with S.
 
     :param apply: Maps ``(Q, k)`` to :math:`SX`.
-    :param own: :math:`O_c`, positive semidefinite, ``(count, size, size)`` for each run of equal blocks: B is sought in
+    :param own: :math:`O_c`, positive semidefinite, ``(count, size, size)`` for each group: B is sought in
         coordinates in which :math:`I + O_c` is the identity. None for coordinates as they are.
     :param totals: Diagonal blocks of G, or more.
     :param start: ``(Q, k)`` of full column rank, where the subspace iteration starts.
@@ -95,7 +95,7 @@ def factor_analysis_round(
     the eigenvectors are those of its compression to the subspace (Rayleigh and Ritz), which has to be a good one.
 
     :param apply: Maps ``(Q, k)`` to :math:`(G - \mathrm{blockdiag}(O_c)) X`.
-    :param own: :math:`O_c`, positive semidefinite, ``(count, size, size)`` for each run of equal blocks.
+    :param own: :math:`O_c`, positive semidefinite, ``(count, size, size)`` for each group.
     :param totals: Diagonal blocks of G.
     :param start: ``(Q, k)`` of full column rank, where the subspace iteration starts.
     :param rank: Columns R of B.
@@ -202,7 +202,7 @@ def remainder_factors(totals: Sequence[Tensor], factor: Tensor | None) -> list[T
     Lower triangular roots of what B leaves of the diagonal blocks, :math:`E_c E_c^\top = T_c - B_c B_c^\top`, taken in
     coordinates in which :math:`I + T_c` is the identity, so that rounding is relative to that.
 
-    :param totals: :math:`T_c`, ``(count, size, size)`` for each run of equal blocks.
+    :param totals: :math:`T_c`, ``(count, size, size)`` for each group.
     :param factor: :math:`B`, ``(Q, R)``, or None.
     """
     shapes = [(total.shape[-3], total.shape[-2]) for total in totals]
@@ -222,7 +222,7 @@ def positive_remainder_factors(totals: Sequence[Tensor], factor: Tensor) -> list
     r"""
     Roots of the positive parts of :math:`T_c - B_c B_c^\top`, for a B that may explain more than the blocks hold.
 
-    :param totals: :math:`T_c`, ``(count, size, size)`` for each run of equal blocks.
+    :param totals: :math:`T_c`, ``(count, size, size)`` for each group.
     :param factor: :math:`B`, ``(Q, R)``.
     """
     parts = split_groups(factor, [(total.shape[-3], total.shape[-2]) for total in totals])

@@ -77,8 +77,8 @@ def diagonal_blocks(matrix: Tensor, shapes: Sequence[tuple[int, int]]) -> list[T
     """
     The diagonal blocks of ``(*batch, Q, Q)``.
 
-    :param shapes: ``(count, size)`` of each run of equal blocks.
-    :return: For each run ``(*batch, count, size, size)``.
+    :param shapes: ``(count, size)`` of each group of equal blocks.
+    :return: For each group ``(*batch, count, size, size)``.
     """
     blocks = []
     for rows, (count, size), start in zip(split_groups(matrix, shapes), shapes, _starts(shapes), strict=True):
@@ -100,12 +100,12 @@ def fit_block_low_rank(
     ``block_ranks``). The divergence is never above that of the mean-field fit. Cost :math:`O(Q^3)` a round.
 
     :param excess: :math:`G`, positive semidefinite, ``(*batch, Q, Q)``.
-    :param shapes: ``(count, size)`` of each run of equal blocks.
+    :param shapes: ``(count, size)`` of each group of equal blocks.
     :param rank: Columns of B.
-    :param block_ranks: Columns of the :math:`E_c` of each run.
-    :param start: :math:`D - I` of the fit of a similar precision, ``(*batch, count, size, size)`` for each run: a few
+    :param block_ranks: Columns of the :math:`E_c` of each group.
+    :param start: :math:`D - I` of the fit of a similar precision, ``(*batch, count, size, size)`` for each group: a few
         rounds from there instead of many from the mean-field fit.
-    :return: For each run ``(*batch, count, size, r)``, and ``(*batch, Q, rank)``.
+    :return: For each group ``(*batch, count, size, r)``, and ``(*batch, Q, rank)``.
     """
     targets = diagonal_blocks(excess, shapes)
     best = _Fit(torch.zeros_like(excess[..., :rank]), targets, relative_divergence(excess, targets, None, targets))
@@ -179,9 +179,9 @@ def relative_divergence(
     :math:`\mathrm{KL}\big(N(0, (D + BB^\top)^{-1}) \,\|\, N(0, (I + G)^{-1})\big) + \tfrac12 \log|I + G|` in nats.
 
     :param excess: :math:`G`, ``(*batch, Q, Q)``.
-    :param targets: Its diagonal blocks, ``(*batch, count, size, size)`` for each run.
+    :param targets: Its diagonal blocks, ``(*batch, count, size, size)`` for each group.
     :param factor: :math:`B`, ``(*batch, Q, R)``, or None.
-    :param blocks: :math:`D - I`, ``(*batch, count, size, size)`` for each run.
+    :param blocks: :math:`D - I`, ``(*batch, count, size, size)`` for each group.
     :return: ``(*batch)``.
     """
     roots = [leading_root(block, block.shape[-1]) for block in blocks]
@@ -203,7 +203,7 @@ def rank_for_tolerance(
     The smallest rank (of a few candidates) that loses at most so much against the optimum.
 
     :param excess: :math:`G`, ``(*batch, Q, Q)``.
-    :param shapes: ``(count, size)`` of each run of equal blocks; None for the low-rank family.
+    :param shapes: ``(count, size)`` of each group of equal blocks; None for the low-rank family.
     :param tolerance: Nats.
     :param least: Smaller ranks are not wanted.
     """

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
-from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import gpytorch
@@ -299,7 +298,7 @@ class NaturalGradient(torch.optim.Optimizer):
 
     @torch.no_grad()
     def _start_from_present_posterior(self) -> None:
-        factors = self._distribution.covariance_factors(self._strategy.predictor.group_shapes)
+        factors = self._distribution.covariance_factors()
         self._memory["step"] = _WARM_STEP
         self._memory["effective_dimension"] = effective_dimension(factors)
 
@@ -560,7 +559,7 @@ class NaturalGradient(torch.optim.Optimizer):
         memory = self._memory
         num_rows = batch.num_rows
         rate, forgets = scale * self._step_size(num_rows), scale == 1 and self._forgets(num_rows)
-        choleskys = self._in_runs(by_group)
+        choleskys = [cholesky.detach() for cholesky in by_group]
         old = self._posterior(choleskys)
         try:
             posterior = step_together(
@@ -669,7 +668,7 @@ class NaturalGradient(torch.optim.Optimizer):
         at_forward = self._memory.get("choleskys")
         if at_forward is None:
             return False
-        return not _agree(at_forward, self._in_runs(choleskys))
+        return not _agree(at_forward, choleskys)
 
     def _warn_if_curvature_is_negative(self, batch: _Batch) -> None:
         """Looks at the first few batches only, because it waits for the device."""
@@ -704,7 +703,7 @@ class NaturalGradient(torch.optim.Optimizer):
     @torch.no_grad()
     def _follow_kernels(self) -> None:
         """Where the kernels have moved since the last step or forward, carry the posterior along."""
-        choleskys = self._in_runs(self._strategy.inducing_choleskys())
+        choleskys = self._strategy.inducing_choleskys()
         before = self._memory.setdefault("choleskys", choleskys)
         # Comparing waits for the device; in training the kernels move all the time.
         on_hot_path = self._strategy.training and choleskys[0].is_cuda
@@ -730,14 +729,6 @@ class NaturalGradient(torch.optim.Optimizer):
         posterior = read_posterior(q, [(cholesky.shape[-3], cholesky.shape[-1]) for cholesky in choleskys])
         kept = {name: memory[name] for name in ("block_factors", "directions") if memory.get(name) is not None}
         return posterior._replace(**kept)
-
-    def _in_runs(self, choleskys: list[Tensor]) -> list[Tensor]:
-        """Cholesky factors of the prior of the inducing variables, for the runs of equal blocks of the distribution."""
-        by_group = [cholesky.detach() for cholesky in choleskys]
-        if not isinstance(self._distribution, BlockLowRankPrecisionVariationalDistribution):
-            return by_group
-        runs = [list(run) for _, run in groupby(by_group, key=lambda cholesky: cholesky.shape[-1])]
-        return [torch.cat(run) for run in runs]
 
     def _store(self, posterior: Posterior, choleskys: list[Tensor]) -> None:
         q, memory = self._distribution, self._memory

@@ -355,7 +355,7 @@ def _narrow(distribution: Any, index: int, excess: float) -> None:
         distribution.chol_variational_covar[index, index] = (1.0 + excess) ** -0.5
     elif isinstance(distribution, BlockLowRankPrecisionVariationalDistribution):
         start = 0
-        for factor in distribution.run_factors:
+        for factor in distribution.block_factors:
             count, size = factor.shape[:2]
             if start <= index < start + count * size:
                 factor[(index - start) // size, 0, 0] = math.sqrt(excess)  # a constant is a block of its own

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from abc import abstractmethod
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -122,30 +121,22 @@ class _PrecisionVariationalDistribution(_VariationalDistribution):
         :param least: The smallest rank that is wanted.
         """
 
+    @property
     @abstractmethod
-    def block_factors(self, group_shapes: Sequence[tuple[int, int]] | None = None) -> list[Tensor] | None:
-        """
-        The factors :math:`E_c`, cut along groups of components.
+    def block_factors(self) -> list[Tensor] | None:
+        r"""The factors :math:`E_c`, ``(*batch, C_g, M_g, r_g)`` for each group; None where D is the identity."""
 
-        :param group_shapes: ``(C_g, M_g)`` of each group; default the distribution's own runs of equal blocks.
-        :return: For each group ``(*batch, C_g, M_g, r_g)``, or None where D is the identity.
-        """
-
-    def _factors(self, group_shapes: Sequence[tuple[int, int]] | None) -> tuple[CovarianceFactors, Tensor]:
-        blocks = self.block_factors(group_shapes)
+    def _factors(self) -> tuple[CovarianceFactors, Tensor]:
+        blocks = self.block_factors
         return precision_covariance_factors(
             self.variational_mean.double(),
             None if self.precision_factor is None else self.precision_factor.double(),
             None if blocks is None else [block.double() for block in blocks],
         )
 
-    def covariance_factors(self, group_shapes: Sequence[tuple[int, int]]) -> CovarianceFactors:
-        """
-        The distribution as the strategy reads it, in float64.
-
-        :param group_shapes: ``(C_g, M_g)`` of each group of components.
-        """
-        factors, logdet = self._factors(group_shapes)
+    def covariance_factors(self) -> CovarianceFactors:
+        """The distribution as the strategy reads it, in float64."""
+        factors, logdet = self._factors()
         if self.training:
             shared = [
                 root for root in (*(factors.explained_blocks or ()), factors.explained_shared) if root is not None
@@ -165,7 +156,7 @@ class _PrecisionVariationalDistribution(_VariationalDistribution):
         """
         divergence = self._shared_divergence.take(tuple(self.parameters()))
         if divergence is None:
-            divergence = kl_from_standard_normal(*self._factors(None))
+            divergence = kl_from_standard_normal(*self._factors())
         return divergence.to(self.variational_mean.dtype)
 
     @torch.no_grad()

@@ -269,14 +269,14 @@ class AdditiveVariationalStrategy(_VariationalStrategy):
 
     def covariance_factors(self) -> CovarianceFactors:
         """The variational distribution as mean and factors of its covariance, in float64."""
-        shapes = self.predictor.group_shapes
         if isinstance(self._variational_distribution, _PrecisionVariationalDistribution):
-            return self._variational_distribution.covariance_factors(shapes)
+            return self._variational_distribution.covariance_factors()
         distribution = self.variational_distribution
         mean = distribution.mean.double()
         # S = I - I I' + T T': the same form with all of the prior taken away and a root added.
         prior = tuple(
-            torch.eye(size, dtype=mean.dtype, device=mean.device).expand(count, size, size) for count, size in shapes
+            torch.eye(size, dtype=mean.dtype, device=mean.device).expand(count, size, size)
+            for count, size in self.predictor.group_shapes
         )
         root = None
         if not isinstance(distribution, Delta):
@@ -867,9 +867,9 @@ def _validate_distribution(predictor: AdditivePredictor, q: _VariationalDistribu
             f"variational_distribution has batch_shape {tuple(q.batch_shape)}, which does not broadcast with the "
             f"predictor's, {tuple(predictor.batch_shape)}"
         ) from error
-    if isinstance(q, BlockLowRankPrecisionVariationalDistribution) and q.block_sizes != predictor.block_sizes:
+    if isinstance(q, BlockLowRankPrecisionVariationalDistribution) and q.group_shapes != predictor.group_shapes:
         raise ValueError(
-            f"variational_distribution has block_sizes {listed(q.block_sizes)}, but the prior covariance of the "
-            f"components has blocks of {listed(predictor.block_sizes)} (one a component; where levels are independent, "
-            "as in a random effect, one a level): use predictor.block_sizes"
+            f"variational_distribution has group_shapes {listed(q.group_shapes)}, but the prior covariance of the "
+            f"groups has blocks {listed(predictor.group_shapes)} (one a component; where levels are independent, "
+            "as in a random effect, one a level): use predictor.group_shapes"
         )

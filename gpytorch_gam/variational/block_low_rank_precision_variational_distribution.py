@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
 
 import torch
 from gpytorch.distributions import MultivariateNormal
@@ -45,7 +44,8 @@ class BlockLowRankPrecisionVariationalDistribution(_PrecisionVariationalDistribu
     :func:`~gpytorch_gam.training.initialize_posterior`, and give these parameters a group of their own with a rate some
     thirty times as large (7 nats).
 
-    :param block_sizes: Sizes of the blocks, ``predictor.block_sizes``; may be ragged.
+    :param group_shapes: ``(C_g, M_g)`` of each group of equal blocks, their number and their size:
+        ``predictor.group_shapes``.
     :param rank: Columns R of B, between 0 and the sum of the block sizes. 16 to 64 suffices in most additive models; it
         grows slowly with the number of components. Or ``"auto"``, as in the low-rank family.
     :param block_rank: Largest number of columns of each :math:`E_c`; default the size of the block (no restriction).
@@ -53,12 +53,13 @@ class BlockLowRankPrecisionVariationalDistribution(_PrecisionVariationalDistribu
     :param mean_init_std: Standard deviation of the noise on the initial mean.
     :param init_scale: Standard deviation of the initial entries of B and of the :math:`E_c`.
     :param rank_tolerance: Nats that an automatic rank may lose against the optimum; only for ``rank="auto"``.
-    :raises ValueError: If sizes or ranks are out of range.
+    :raises TypeError: If shapes or ranks are no integers.
+    :raises ValueError: If they are out of range.
     """
 
     def __init__(
         self,
-        block_sizes: Sequence[int],
+        group_shapes: Sequence[tuple[int, int]],
         rank: int | str,
         block_rank: int | None = None,
         batch_shape: torch.Size = torch.Size([]),  # noqa: B008 (GPyTorch's own default)
@@ -66,45 +67,22 @@ class BlockLowRankPrecisionVariationalDistribution(_PrecisionVariationalDistribu
         init_scale: float = 1e-2,
         rank_tolerance: float = 1.0,
     ) -> None:
-        if not isinstance(block_sizes, Sequence) or isinstance(block_sizes, str):
-            raise TypeError(f"block_sizes must be integers, one for each component, got {checks.shown(block_sizes)}")
-        if not block_sizes or min(block_sizes) < 1:
-            raise ValueError(f"block_sizes must be positive integers, one for each component, got {list(block_sizes)}")
-        block_sizes = tuple(checks.integer("block_sizes", size) for size in block_sizes)
+        group_shapes = _validated_shapes(group_shapes)
         if block_rank is not None:
             checks.integer("block_rank", block_rank, least=1)
-        super().__init__(sum(block_sizes), batch_shape, mean_init_std, init_scale)
-        self.block_sizes = block_sizes
-        self.runs = tuple((len(list(run)), size) for size, run in groupby(block_sizes))
+        super().__init__(sum(count * size for count, size in group_shapes), batch_shape, mean_init_std, init_scale)
+        self.group_shapes = group_shapes
         # On the distribution itself: GPyTorch takes parameters of submodules for hyperparameters.
-        for index, (count, size) in enumerate(self.runs):
+        for index, (count, size) in enumerate(group_shapes):
             columns = size if block_rank is None else min(block_rank, size)
             factor = init_scale * torch.randn(*self.batch_shape, count, size, columns)
             self.register_parameter(f"block_factor_{index}", torch.nn.Parameter(factor))
         self._register_precision_factor(rank, _INITIAL_RANK, rank_tolerance)
 
     @property
-    def run_factors(self) -> list[Tensor]:
-        r"""The factors :math:`E_c`, ``(*batch, count, M, r)`` for each run of equal blocks."""
-        return [getattr(self, f"block_factor_{index}") for index in range(len(self.runs))]
-
-    def block_factors(self, group_shapes: Sequence[tuple[int, int]] | None = None) -> list[Tensor] | None:
-        r"""
-        The factors :math:`E_c`, cut along groups of components. They are stored one tensor for each run of equal
-        blocks.
-
-        :param group_shapes: ``(C_g, M_g)`` of each group; default the runs of equal blocks.
-        :return: For each group ``(*batch, C_g, M_g, r_g)``.
-        """
-        if group_shapes is None or tuple(group_shapes) == self.runs:
-            return self.run_factors
-        parts, run, start = [], 0, 0
-        for count, _ in group_shapes:
-            if start == self.runs[run][0]:
-                run, start = run + 1, 0
-            parts.append(self.run_factors[run].narrow(-3, start, count))
-            start += count
-        return parts
+    def block_factors(self) -> list[Tensor]:
+        r"""The factors :math:`E_c`, ``(*batch, C_g, M_g, r_g)`` for each group."""
+        return [getattr(self, f"block_factor_{index}") for index in range(len(self.group_shapes))]
 
     def sufficient_rank(self, excess: Tensor, least: int = 1) -> int:
         """
@@ -113,13 +91,13 @@ class BlockLowRankPrecisionVariationalDistribution(_PrecisionVariationalDistribu
         :param excess: :math:`G`, ``(*batch, Q, Q)``.
         :param least: The smallest rank that is wanted.
         """
-        return rank_for_tolerance(excess, self.runs, self.rank_tolerance or 1.0, least)
+        return rank_for_tolerance(excess, self.group_shapes, self.rank_tolerance or 1.0, least)
 
     def _fit_excess(self, excess: Tensor) -> None:
         # Reproduces the diagonal blocks (unless block_rank restricts them), so it is never worse than mean-field.
-        block_ranks = [factor.shape[-1] for factor in self.run_factors]
-        blocks, shared = fit_block_low_rank(excess, self.runs, self.rank, block_ranks)
-        for factor, block in zip(self.run_factors, blocks, strict=True):
+        block_ranks = [factor.shape[-1] for factor in self.block_factors]
+        blocks, shared = fit_block_low_rank(excess, self.group_shapes, self.rank, block_ranks)
+        for factor, block in zip(self.block_factors, blocks, strict=True):
             factor.copy_(block)
         if self.precision_factor is not None:
             self.precision_factor.copy_(shared)
@@ -131,7 +109,7 @@ class BlockLowRankPrecisionVariationalDistribution(_PrecisionVariationalDistribu
         :return: A multivariate normal of event size Q whose covariance is a lazy :math:`(D + BB^\top)^{-1}`.
         """
         choleskys = [
-            cholesky(add_identity(factor.double() @ factor.double().mT)).to(self.dtype) for factor in self.run_factors
+            cholesky(add_identity(factor.double() @ factor.double().mT)).to(self.dtype) for factor in self.block_factors
         ]
         blocks = BlockDiagonalCholeskyLinearOperator(*choleskys)
         if self.precision_factor is None:
@@ -139,3 +117,18 @@ class BlockLowRankPrecisionVariationalDistribution(_PrecisionVariationalDistribu
         return MultivariateNormal(
             self.variational_mean, LowRankPrecisionLinearOperator(blocks, self.precision_factor, inverse=True)
         )
+
+
+def _validated_shapes(group_shapes: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    if not isinstance(group_shapes, Sequence) or isinstance(group_shapes, str):
+        raise TypeError(f"group_shapes must be pairs (number of blocks, size), got {checks.shown(group_shapes)}")
+    for shape in group_shapes:
+        if not isinstance(shape, Sequence) or isinstance(shape, str) or len(shape) != 2:
+            raise TypeError(
+                f"group_shapes must be pairs (number of blocks, size), such as predictor.group_shapes, got "
+                f"{checks.shown(shape)} among them"
+            )
+    if not group_shapes:
+        raise ValueError("group_shapes must hold one pair (number of blocks, size) or more, got none")
+    count, size = ("number of blocks in group_shapes", "size of blocks in group_shapes")
+    return tuple((checks.integer(count, c, least=1), checks.integer(size, s, least=1)) for c, s in group_shapes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 
 import torch
 from gpytorch.distributions import MultivariateNormal
@@ -84,7 +83,8 @@ class LowRankPrecisionVariationalDistribution(_PrecisionVariationalDistribution)
         """
         return rank_for_tolerance(excess, None, self.rank_tolerance or 0.1, least)
 
-    def block_factors(self, group_shapes: Sequence[tuple[int, int]] | None = None) -> list[Tensor] | None:
+    @property
+    def block_factors(self) -> None:
         """None: outside the low-rank term the precision is the prior's."""
         return None
 

@@ -60,9 +60,8 @@ def likelihood() -> GaussianLikelihood:
 def test_independent_levels_are_blocks() -> None:
     terms = predictor()
     assert terms.group_shapes == ((1, 6), (6, 1), (6, 1), (8, 1), (5, 3), (1, 1))
-    assert terms.block_sizes == (6, *[1] * 20, *[3] * 5, 1)
     assert terms.num_inducing_per_component == (6, 6, 6, 4, 4, 15, 1)
-    assert terms.num_inducing_total == sum(terms.block_sizes) == 42
+    assert terms.num_inducing_total == sum(count * size for count, size in terms.group_shapes) == 42
 
 
 def test_levels_that_depend_on_each_other_are_not() -> None:
@@ -215,7 +214,11 @@ def test_draws_have_the_posterior_covariance() -> None:
 
 def test_blocks_of_components_are_refused_where_levels_are_independent() -> None:
     terms = predictor()
-    with pytest.raises(ValueError, match=r"one a level.*use predictor\.block_sizes"):
+    with pytest.raises(ValueError, match=r"one a level.*use predictor\.group_shapes"):
         AdditiveVariationalStrategy(
-            None, terms, BlockLowRankPrecisionVariationalDistribution(terms.num_inducing_per_component, rank=2)
+            None,
+            terms,
+            BlockLowRankPrecisionVariationalDistribution(
+                [(1, size) for size in terms.num_inducing_per_component], rank=2
+            ),
         )

@@ -132,9 +132,7 @@ class TestBlockLowRankPrecision(AdditiveTestCase, unittest.TestCase):
     distribution_cls = BlockLowRankPrecisionVariationalDistribution
 
     def make_distribution(self, predictor: AdditivePredictor, batch_shape: torch.Size) -> Any:
-        return BlockLowRankPrecisionVariationalDistribution(
-            predictor.num_inducing_per_component, rank=3, batch_shape=batch_shape
-        )
+        return BlockLowRankPrecisionVariationalDistribution(predictor.group_shapes, rank=3, batch_shape=batch_shape)
 
 
 class TestBlockLowRankPrecisionRestrictedBlocks(AdditiveTestCase, unittest.TestCase):
@@ -142,7 +140,7 @@ class TestBlockLowRankPrecisionRestrictedBlocks(AdditiveTestCase, unittest.TestC
 
     def make_distribution(self, predictor: AdditivePredictor, batch_shape: torch.Size) -> Any:
         return BlockLowRankPrecisionVariationalDistribution(
-            predictor.num_inducing_per_component, rank=3, block_rank=2, batch_shape=batch_shape
+            predictor.group_shapes, rank=3, block_rank=2, batch_shape=batch_shape
         )
 
 
@@ -150,9 +148,7 @@ class TestMeanField(AdditiveTestCase, unittest.TestCase):
     distribution_cls = BlockLowRankPrecisionVariationalDistribution
 
     def make_distribution(self, predictor: AdditivePredictor, batch_shape: torch.Size) -> Any:
-        return BlockLowRankPrecisionVariationalDistribution(
-            predictor.num_inducing_per_component, rank=0, batch_shape=batch_shape
-        )
+        return BlockLowRankPrecisionVariationalDistribution(predictor.group_shapes, rank=0, batch_shape=batch_shape)
 
 
 class TestCoupledCovariance(AdditiveTestCase, unittest.TestCase):

@@ -34,9 +34,9 @@ def test_a_thousand_random_problems(seed: int) -> None:
         rank = int(torch.randint(0, sum(sizes) + 1, (), generator=generator))
         excess = random_excess(generator, sizes)
         precision = torch.eye(sum(sizes), dtype=torch.float64) + excess
-        fitted = BlockLowRankPrecisionVariationalDistribution(sizes, rank=rank)
+        fitted = BlockLowRankPrecisionVariationalDistribution([(1, size) for size in sizes], rank=rank)
         covariance = fitted_covariance(fitted, precision)
-        mean_field = BlockLowRankPrecisionVariationalDistribution(sizes, rank=0)
+        mean_field = BlockLowRankPrecisionVariationalDistribution([(1, size) for size in sizes], rank=0)
         reference = gap(precision, fitted_covariance(mean_field, precision))
         assert gap(precision, covariance) <= reference * (1 + 1e-8) + 1e-8
         assert (torch.linalg.eigvalsh(torch.linalg.inv(covariance)) >= 1 - 1e-6 * precision.abs().max()).all()
@@ -61,10 +61,10 @@ def test_fits_are_exact_at_full_rank_and_batched() -> None:
     precision = torch.eye(8, dtype=torch.float64) + excess
     low_rank = LowRankPrecisionVariationalDistribution(8, rank=8, batch_shape=torch.Size([2]))
     torch.testing.assert_close(torch.linalg.inv(fitted_covariance(low_rank, precision)), precision)
-    block = BlockLowRankPrecisionVariationalDistribution([3, 3, 2], rank=2, batch_shape=torch.Size([2]))
+    block = BlockLowRankPrecisionVariationalDistribution([(2, 3), (1, 2)], rank=2, batch_shape=torch.Size([2]))
     covariance = fitted_covariance(block, precision)
     for index in range(2):
-        single = BlockLowRankPrecisionVariationalDistribution([3, 3, 2], rank=2)
+        single = BlockLowRankPrecisionVariationalDistribution([(2, 3), (1, 2)], rank=2)
         torch.testing.assert_close(covariance[index], fitted_covariance(single, precision[index]))
 
 

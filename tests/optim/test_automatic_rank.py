@@ -254,7 +254,7 @@ def test_errors_name_what_is_wrong() -> None:
     predictor = make_model("mean_field").predictor
     for make in (
         lambda **options: LowRankPrecisionVariationalDistribution(20, **options),
-        lambda **options: BlockLowRankPrecisionVariationalDistribution(predictor.num_inducing_per_component, **options),
+        lambda **options: BlockLowRankPrecisionVariationalDistribution(predictor.group_shapes, **options),
     ):
         with pytest.raises(ValueError, match="rank must be an integer or \"auto\", got 'foo'"):
             make(rank="foo")

@@ -55,8 +55,8 @@ def test_one_step_of_mean_field_has_the_blocks_of_the_optimum() -> None:
     model, likelihood = make_model("mean_field"), gaussian_likelihood()
     train(model, likelihood, x, y, steps=1, batch_size=len(x))
     precision = CollapsedELBO(likelihood, model).optimum(x, y).precision
-    expected = diagonal_blocks(precision, model.variational_strategy._variational_distribution.runs)
-    for factor, block in zip(model.variational_strategy._variational_distribution.run_factors, expected, strict=True):
+    expected = diagonal_blocks(precision, model.predictor.group_shapes)
+    for factor, block in zip(model.variational_strategy._variational_distribution.block_factors, expected, strict=True):
         torch.testing.assert_close(add_identity(factor @ factor.mT), block, rtol=1e-9, atol=1e-9)
 
 
@@ -287,14 +287,14 @@ def test_a_restricted_block_rank_keeps_the_rest_in_the_optimiser() -> None:
     likelihood, gaps = gaussian_likelihood(), []
     for block_rank in (2, None):
         model = make_model("mean_field")
-        sizes = model.predictor.num_inducing_per_component
-        q = BlockLowRankPrecisionVariationalDistribution(sizes, rank=12, block_rank=block_rank).double()
+        shapes = model.predictor.group_shapes
+        q = BlockLowRankPrecisionVariationalDistribution(shapes, rank=12, block_rank=block_rank).double()
         model.variational_strategy._variational_distribution = q
         natural = train(model, likelihood, x, y, steps=100, batch_size=100)
         assert (natural._memory["block_factors"] is not None) == (block_rank is not None)
         bound = CollapsedELBO(likelihood, model).optimum(x, y).bound.item()
         gaps.append(bound - elbo(model, likelihood, x, y))
-    assert [factor.shape[-1] for factor in q.run_factors] == [7, 5, 1]
+    assert [factor.shape[-1] for factor in q.block_factors] == [7, 5, 1]
     assert max(gaps) < 1.5
 
 

@@ -118,9 +118,7 @@ def test_structured_families_take_the_fit_of_the_closed_form(
     x, y = gaussian_problem(correlation=0.9)
     likelihood, model = gaussian_likelihood(), make_model(family, rank)
     if block_rank is not None:
-        q = BlockLowRankPrecisionVariationalDistribution(
-            model.predictor.num_inducing_per_component, rank, block_rank=block_rank
-        )
+        q = BlockLowRankPrecisionVariationalDistribution(model.predictor.group_shapes, rank, block_rank=block_rank)
         model.variational_strategy._variational_distribution = q.double()
     other = copy.deepcopy(model)
     history = polish(model, likelihood, [(x, y)])

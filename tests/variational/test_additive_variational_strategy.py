@@ -333,9 +333,9 @@ def informed(model: AdditiveGP, x: torch.Tensor) -> AdditiveGP:
         return model
     excess = precision - torch.eye(len(gram), dtype=torch.float64)
     if isinstance(q, BlockLowRankPrecisionVariationalDistribution):
-        size = q.block_sizes[0]
+        (_, size), *_ = q.group_shapes
         blocks = [excess[i : i + size, i : i + size] for i in range(0, len(excess), size)]
-        q.run_factors[0].copy_(torch.stack([root(block, size) for block in blocks]))
+        q.block_factors[0].copy_(torch.stack([root(block, size) for block in blocks]))
     if q.precision_factor is not None:
         q.precision_factor.copy_(root(excess, q.rank))
     return model
@@ -722,15 +722,15 @@ def test_construction_errors() -> None:
         LowRankPrecisionVariationalDistribution(total, rank=2.5)
     with pytest.raises(ValueError, match=f"has size 3, but the predictor has {total}"):
         AdditiveVariationalStrategy(None, predictor, LowRankPrecisionVariationalDistribution(3, rank=1))
-    blocks = BlockLowRankPrecisionVariationalDistribution([total - 1, 1], rank=1)
-    with pytest.raises(ValueError, match=r"use predictor\.block_sizes"):
+    blocks = BlockLowRankPrecisionVariationalDistribution([(1, total - 1), (1, 1)], rank=1)
+    with pytest.raises(ValueError, match=r"use predictor\.group_shapes"):
         AdditiveVariationalStrategy(None, predictor, blocks)
     with pytest.raises(ValueError, match="must be an AdditivePredictor, got str"):
         AdditiveVariationalStrategy(None, "x", blocks)
-    with pytest.raises(ValueError, match="block_sizes must be positive"):
+    with pytest.raises(ValueError, match="group_shapes must hold one pair"):
         BlockLowRankPrecisionVariationalDistribution([], rank=0)
     with pytest.raises(ValueError, match="block_rank must be at least 1"):
-        BlockLowRankPrecisionVariationalDistribution([3], rank=0, block_rank=0)
+        BlockLowRankPrecisionVariationalDistribution([(1, 3)], rank=0, block_rank=0)
     with pytest.raises(ValueError, match="family must be one of"):
         AdditiveGP(predictor, "diagonal")
     with pytest.raises(ValueError, match="'mean_field' has no rank"):

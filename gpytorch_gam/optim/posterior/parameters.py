@@ -43,7 +43,7 @@ def read_posterior(
     """
     mean = _copied(distribution.variational_mean)
     if isinstance(distribution, BlockLowRankPrecisionVariationalDistribution):
-        roots = [_copied(root) for root in distribution.run_factors]
+        roots = [_copied(root) for root in distribution.block_factors]
     else:
         roots = [mean.new_zeros(count, size, size) for count, size in group_shapes]
     factor = None if distribution.precision_factor is None else _copied(distribution.precision_factor)
@@ -73,7 +73,7 @@ def write_posterior(
         distribution.precision_factor.copy_(posterior.shared_factor)
     if not isinstance(distribution, BlockLowRankPrecisionVariationalDistribution):
         return
-    for parameter, root in zip(distribution.run_factors, posterior.block_factors, strict=True):
+    for parameter, root in zip(distribution.block_factors, posterior.block_factors, strict=True):
         columns = parameter.shape[-1]
         parameter.copy_(root if columns == root.shape[-1] else leading_root(root @ root.mT, columns))
 
@@ -83,7 +83,7 @@ def holds_all(
 ) -> bool:
     """Whether the family has blocks without restriction, so that :func:`write_posterior` leaves nothing out."""
     return isinstance(distribution, BlockLowRankPrecisionVariationalDistribution) and all(
-        parameter.shape[-1] == parameter.shape[-2] for parameter in distribution.run_factors
+        parameter.shape[-1] == parameter.shape[-2] for parameter in distribution.block_factors
     )
 
 

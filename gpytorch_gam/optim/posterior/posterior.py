@@ -30,7 +30,7 @@ class Posterior(NamedTuple):
 
     :ivar mean: :math:`m`, ``(Q,)``.
     :ivar shared_factor: :math:`B`, ``(Q, R)``; None for rank 0.
-    :ivar block_factors: :math:`E_c`, ``(count, size, r)`` for each run of equal blocks.
+    :ivar block_factors: :math:`E_c`, ``(C_g, M_g, r)`` for each group.
     :ivar directions: columns that span more than B does, ``(Q, k)``; None for rank 0.
     """
 
@@ -41,7 +41,7 @@ class Posterior(NamedTuple):
 
     @property
     def shapes(self) -> list[tuple[int, int]]:
-        """``(count, size)`` of each run of equal blocks."""
+        """``(C_g, M_g)`` of each group."""
         return [(root.shape[-3], root.shape[-2]) for root in self.block_factors]
 
 
@@ -56,7 +56,7 @@ def transported(posterior: Posterior, before: Sequence[Tensor], after: Sequence[
     paper's coordinates this leaves :math:`B_u` as it is.
 
     :param posterior: In the coordinates of the old prior.
-    :param before: Cholesky factors of the old prior's covariance, ``(count, size, size)`` for each run.
+    :param before: Cholesky factors of the old prior's covariance, ``(count, size, size)`` for each group.
     :param after: Those of the new one.
     """
     # L_new' L_old^-T, upper triangular

@@ -53,7 +53,7 @@ class Step(NamedTuple):
     r"""
     :ivar posterior: the new one.
     :ivar factors: of its precision, with the blocks that the family cannot hold; with the gradient for a mean.
-    :ivar totals: diagonal blocks of the precision beyond the identity, for each run of equal blocks.
+    :ivar totals: diagonal blocks of the precision beyond the identity, for each group.
     :ivar rate: size of the step, ``()``: directions beyond B have seen this share of the rows' curvature only.
     """
 

@@ -59,7 +59,7 @@ class Totals(NamedTuple):
     r"""
     Sums over all rows.
 
-    :ivar blocks: diagonal blocks of :math:`\Phi\Lambda\Phi^\top`, ``(count, size, size)`` for each run of equal blocks.
+    :ivar blocks: diagonal blocks of :math:`\Phi\Lambda\Phi^\top`, ``(count, size, size)`` for each group.
     :ivar projected: :math:`\Phi g`, ``(Q,)``.
     """
 
@@ -75,7 +75,7 @@ class RowSums(ABC):
         r"""
         The diagonal blocks and the projected gradients.
 
-        :param shapes: ``(count, size)`` of each run of equal blocks.
+        :param shapes: ``(count, size)`` of each group.
         """
 
     @abstractmethod
@@ -117,7 +117,7 @@ class WeightedFeatures(RowSums):
         r"""
         The diagonal blocks and the projected gradients, in one pass. Cost :math:`O(N \sum_c M_c^2)`.
 
-        :param shapes: ``(count, size)`` of each run of equal blocks.
+        :param shapes: ``(count, size)`` of each group.
         """
         total: Totals | None = None
         for chunk in self.chunks():
