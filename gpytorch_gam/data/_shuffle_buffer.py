@@ -9,8 +9,8 @@ from typing import TypeVar
 
 import numpy as np
 
-#: Inputs ``(n, D)`` and responses ``(n)``.
-Rows = tuple[np.ndarray, np.ndarray]
+#: Inputs ``(n, D)``, responses ``(n)``, and row-wise arguments ``(n, ...)``.
+Rows = tuple[np.ndarray, ...]
 
 P = TypeVar("P")
 T = TypeVar("T")
@@ -19,14 +19,7 @@ T = TypeVar("T")
 def interleaved(
     pieces: Iterable[P], read: Callable[[P], Iterator[Rows]], num_open: int, rng: np.random.Generator
 ) -> Iterator[Rows]:
-    """
-    Chunks of several pieces at a time, each from a piece chosen at random.
-
-    :param pieces: Parts of the data, in the order in which they are opened.
-    :param read: Gives the chunks of a piece one after the other.
-    :param num_open: Pieces that are open at a time.
-    :param rng: Chooses.
-    """
+    """Chunks of ``num_open`` pieces at a time, opened in their order; each chunk is of a piece chosen at random."""
     waiting = iter(pieces)
     streams = [read(piece) for piece in islice(waiting, num_open)]
     while streams:
@@ -50,25 +43,24 @@ def filled(chunks: Iterator[Rows], sizes: Iterable[int], storage: Iterator[Rows]
     :raises ValueError: If there are too few rows.
     """
     rest: Rows | None = None
-    for size, (x, y) in zip(sizes, storage, strict=False):
+    for size, buffer in zip(sizes, storage, strict=False):
         places, start = order(size), 0
         while start < size:
             chunk = next(chunks, None) if rest is None else rest
             if chunk is None:
                 raise ValueError("the data ended early: they have fewer rows than when they were opened")
-            into = places[start : start + len(chunk[1])]
-            x[into], y[into] = chunk[0][: len(into)], chunk[1][: len(into)]
-            rest = None if len(into) == len(chunk[1]) else (chunk[0][len(into) :], chunk[1][len(into) :])
+            into = places[start : start + len(chunk[0])]
+            for part, rows in zip(buffer, chunk, strict=True):
+                part[into] = rows[: len(into)]
+            rest = None if len(into) == len(chunk[0]) else tuple(rows[len(into) :] for rows in chunk)
             start += len(into)
-        yield x[:size], y[:size]
+        yield tuple(part[:size] for part in buffer)
 
 
 def prefetched(items: Iterator[T]) -> Iterator[T]:
     """
-    The items, each made by a thread while the one before is in use. What is raised there is raised here. The thread
-    ends with the iterator, also when that is abandoned.
-
-    :param items: Without None.
+    The items, none of them None, each made by a thread while the one before is in use. What is raised there is raised
+    here. The thread ends with the iterator, also when that is abandoned.
     """
     with ThreadPoolExecutor(1, thread_name_prefix="gpytorch-gam-prefetch") as pool:  # waits for the thread at the end
         future = pool.submit(next, items, None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from ._shuffle_buffer import Rows
-from .streamed_batches import Settings, StreamedBatches, require_finite
+from .streamed_batches import Settings, StreamedBatches, as_row_columns, require_finite
 
 
 class MemoryMappedBatches(StreamedBatches):
@@ -34,9 +34,12 @@ class MemoryMappedBatches(StreamedBatches):
     :param y: Responses ``(N,)``, alike.
     :param batch_size: Rows of a batch.
     :param shuffle: Each epoch in a new order; otherwise in that of the arrays.
-    :param seed: Of the order.
-    :param dtype: Of the batches, ``torch.float32`` or ``torch.float64``; default ``torch.get_default_dtype()``.
-    :param device: Of the batches; default CPU.
+    :param seed: Seed of the order.
+    :param row_columns: Row-wise arguments of the likelihood by name, ``{"weights": ..., "offset": ...}``: for each an
+        array ``(N,)`` or ``(N, k)``, given as ``x`` is. Batches are then triples ``(x, y, {"weights": ...})``, as those
+        of a ``DataLoader`` of a :class:`RowDataset` are.
+    :param dtype: Dtype of the batches, ``torch.float32`` or ``torch.float64``; default ``torch.get_default_dtype()``.
+    :param device: Device of the batches; default CPU.
     :param drop_last: Leave out a last batch that is smaller. Which rows that are differs between epochs.
     :param shard: ``(rank, world_size)``, for the processes of distributed training: only the rank-th of world_size
         parts, contiguous and of equal size up to one row, in as many batches as the others. There must be a row for
@@ -45,14 +48,16 @@ class MemoryMappedBatches(StreamedBatches):
         float32).
     :param chunk_rows: Contiguous rows that are read at a time; default a 64th of the buffer.
     :param prefetch: Fill the next buffer in a thread while this one is used.
+    :ivar num_rows: Number N of rows, in all shards.
+    :ivar row_arguments: Names of the row-wise arguments.
     :raises FileNotFoundError: If there is no such file.
-    :raises TypeError: If a source is neither a path nor an array.
+    :raises TypeError: If a source is neither a path nor an array, or an argument is of another kind.
     :raises ValueError: If shapes or dtypes cannot be used, or an argument is out of range. NaN and infinity are found
         when their chunk is read, and a file that was replaced by one of another layout when an epoch starts.
 
     Example:
-        >>> batches = MemoryMappedBatches("x.npy", "y.npy", batch_size=1024)
-        >>> history = fit(model, likelihood, batches)
+        >>> batches = MemoryMappedBatches("x.npy", "y.npy", batch_size=1024, row_columns={"exposure": "hours.npy"})
+        >>> history = fit(model, PoissonLikelihood(), batches)
     """
 
     def __init__(
@@ -63,6 +68,7 @@ class MemoryMappedBatches(StreamedBatches):
         shuffle: bool = True,
         seed: int = 0,
         *,
+        row_columns: Mapping[str, Any] | None = None,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
         drop_last: bool = False,
@@ -72,29 +78,21 @@ class MemoryMappedBatches(StreamedBatches):
         prefetch: bool = False,
     ) -> None:
         settings = Settings.of(
-            batch_size=batch_size,
-            shuffle=shuffle,
-            seed=seed,
-            dtype=dtype,
-            device=device,
-            shard=shard,
-            drop_last=drop_last,
-            buffer_rows=buffer_rows,
-            chunk_rows=chunk_rows,
-            prefetch=prefetch,
+            batch_size, shuffle, seed, dtype, device, drop_last, shard, buffer_rows, chunk_rows, prefetch
         )
-        self._x, self._y = _opened("x", x), _opened("y", y)
-        x_shape, y_shape = tuple(self._x.shape), tuple(self._y.shape)
-        if len(x_shape) != 2 or not x_shape[1]:
-            raise ValueError(f"x must have shape (N, D), got {x_shape}")
-        if len(y_shape) != 1:
-            raise ValueError(f"y must have shape (N,), got {y_shape}")
-        if x_shape[0] != y_shape[0]:
-            raise ValueError(f"x has {x_shape[0]} rows, but y has {y_shape[0]} entries")
-        super().__init__(*x_shape, settings)
+        named = {"x": x, "y": y, **{_place(name): source for name, source in as_row_columns(row_columns).items()}}
+        self._sources = {name: _opened(name, source) for name, source in named.items()}
+        shapes = {name: tuple(source.shape) for name, source in self._sources.items()}
+        num_rows = _checked_number_of_rows(shapes)
+        super().__init__(num_rows, [shape[1:] for shape in shapes.values()], list(row_columns or {}), settings)
+        self._names = [
+            column
+            for name, shape in shapes.items()
+            for column in ([name] if len(shape) == 1 else [f"column {index} of {name}" for index in range(shape[1])])
+        ]
 
     def _require_unchanged(self) -> None:
-        for source in (self._x, self._y):
+        for source in self._sources.values():
             if isinstance(source, _NumpyFile):
                 source.require_unchanged()
 
@@ -104,13 +102,32 @@ class MemoryMappedBatches(StreamedBatches):
     def _read(self, piece: int) -> Iterator[Rows]:
         rows = slice(piece, min(piece + self._chunk_rows, self._shard_range.stop))
         with np.errstate(over="ignore"):  # what becomes infinite is refused
-            x = np.asarray(self._x[rows], self._numpy_dtype)
-            y = np.asarray(self._y[rows], self._numpy_dtype)
-        if not len(x) == len(y) == rows.stop - rows.start:
-            raise ValueError("x or y have fewer rows than when they were opened")
-        names = [*(f"column {column} of x" for column in range(self._num_columns)), "y"]
-        require_finite(x, y, names, f"rows {rows.start} to {rows.stop - 1}")
-        yield x, y
+            parts = tuple(np.asarray(source[rows], self._numpy_dtype) for source in self._sources.values())
+        for name, part in zip(self._sources, parts, strict=True):
+            if len(part) != rows.stop - rows.start:
+                raise ValueError(f"{name} has fewer rows than when it was opened")
+        require_finite(parts, self._names, f"rows {rows.start} to {rows.stop - 1}")
+        yield parts
+
+
+def _place(name: str) -> str:
+    return f"row_columns[{name!r}]"
+
+
+def _checked_number_of_rows(shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """Shapes of x, y and the row-wise arguments, in this order, must go together."""
+    (_, x), (_, y), *others = shapes.items()
+    if len(x) != 2 or not x[1]:
+        raise ValueError(f"x must have shape (N, D), got {x}")
+    if len(y) != 1:
+        raise ValueError(f"y must have shape (N,), got {y}")
+    for name, shape in others:
+        if len(shape) not in (1, 2):
+            raise ValueError(f"{name} must have shape (N,) or (N, k), got {shape}")
+    for name, shape in shapes.items():
+        if shape[0] != x[0]:
+            raise ValueError(f"x has {x[0]} rows, but {name} has {shape[0]} entries")
+    return x[0]
 
 
 class _Layout(NamedTuple):
@@ -134,8 +151,6 @@ class _NumpyFile:
     """
     A ``.npy`` file whose slices are read, not mapped: pages of a mapping count as memory of the process, and the system
     maps far more of them than are touched.
-
-    :param path: Where it is.
     """
 
     def __init__(self, path: Path) -> None:
@@ -143,12 +158,7 @@ class _NumpyFile:
         self.shape, self.dtype = self._layout.shape, self._layout.dtype
 
     def require_unchanged(self) -> None:
-        """
-        Compare the layout of the file with that when it was opened.
-
-        :raises FileNotFoundError: If the file is gone.
-        :raises ValueError: If the layout is another one.
-        """
+        """Compare the layout of the file with that when it was opened."""
         try:
             layout = _Layout.of(self._path)
         except ValueError as error:
@@ -176,12 +186,7 @@ class _NumpyFile:
 
 
 def _opened(name: str, source: Any) -> Any:
-    """
-    An array of numbers with shape, dtype and slices of rows.
-
-    :param name: Of the argument.
-    :param source: A path, or an array already.
-    """
+    """An array of numbers with shape, dtype and slices of rows."""
     if isinstance(source, str | PathLike):
         source = _opened_file(name, Path(source))
     elif torch.is_tensor(source):

@@ -6,6 +6,7 @@ import importlib
 import math
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 
 from ._shuffle_buffer import Rows
-from .streamed_batches import Settings, StreamedBatches, as_list, require_finite
+from .streamed_batches import Settings, StreamedBatches, as_list, as_row_columns, require_finite
 
 Paths = str | PathLike[str]
 
@@ -44,15 +45,20 @@ class ParquetBatches(StreamedBatches):
     :param y_column: Name of the column that is the response.
     :param batch_size: Rows of a batch.
     :param shuffle: Each epoch in a new order; otherwise in that of the files.
-    :param seed: Of the order.
+    :param seed: Seed of the order.
+    :param row_columns: Row-wise arguments of the likelihood by name, ``{"weights": "w", "offset": "log_hours"}``: for
+        each the name of a column of numbers, or a list of k names for an argument of shape ``(b, k)``. Batches are then
+        triples ``(x, y, {"weights": ...})``.
     :param categories: By the name of a column its values in the order of their codes, distinct and of the type of the
         column, as for new data: ``categories=batches.categories``. Columns of other types than strings are coded, too,
         if they are among them. Default for strings: all values that occur, sorted; they are looked up in one reading
         of the column at the start.
     :ivar categories: For each column that is coded its values.
+    :ivar num_rows: Number of rows, in all shards.
+    :ivar row_arguments: Names of the row-wise arguments.
     :raises ImportError: If pyarrow is not installed.
     :raises FileNotFoundError: If there is no such file.
-    :raises TypeError: If ``categories`` are no mapping from names to lists.
+    :raises TypeError: If ``categories`` are no mapping from names to lists, or an argument is of another kind.
     :raises ValueError: If columns are missing, or of a type that is not a number, or of types in several files that do
         not go together, or an argument is out of range. Missing, NaN and infinite values, and those of no category, are
         found when their chunk is read, and a file that was replaced when an epoch starts.
@@ -73,6 +79,7 @@ class ParquetBatches(StreamedBatches):
         shuffle: bool = True,
         seed: int = 0,
         *,
+        row_columns: Mapping[str, str | Iterable[str]] | None = None,
         categories: Mapping[str, Sequence[Any]] | None = None,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
@@ -83,37 +90,37 @@ class ParquetBatches(StreamedBatches):
         prefetch: bool = False,
     ) -> None:
         settings = Settings.of(
-            batch_size=batch_size,
-            shuffle=shuffle,
-            seed=seed,
-            dtype=dtype,
-            device=device,
-            shard=shard,
-            drop_last=drop_last,
-            buffer_rows=buffer_rows,
-            chunk_rows=chunk_rows,
-            prefetch=prefetch,
+            batch_size, shuffle, seed, dtype, device, drop_last, shard, buffer_rows, chunk_rows, prefetch
         )
-        self._columns = [*_names("x_columns", x_columns), *_names("y_column", [y_column])]
+        self._inputs = [*_names("x_columns", x_columns), *_names("y_column", [y_column])]
+        given = as_row_columns(row_columns)
+        arguments = {
+            name: [columns] if isinstance(columns, str) else _names(f"row_columns[{name!r}]", columns)
+            for name, columns in given.items()
+        }
+        numbers = list(chain.from_iterable(arguments.values()))
+        self._columns = [*self._inputs, *numbers]
         self._files = [_File.opened(path) for path in _found_files(paths)]
         for file in self._files:
             file.require_columns(self._columns)
         self._values = self._all_values({} if categories is None else categories)
         self.categories: dict[str, list[Any]] = {name: values.to_pylist() for name, values in self._values.items()}
         for file in self._files:
-            file.require_numbers([name for name in self._columns if name not in self._values])
-        super().__init__(sum(file.metadata.num_rows for file in self._files), len(self._columns) - 1, settings)
+            file.require_numbers([*(name for name in self._inputs if name not in self._values), *numbers])
+        of_arguments = [() if isinstance(columns, str) else (len(arguments[name]),) for name, columns in given.items()]
+        shapes = [(len(self._inputs) - 1,), (), *of_arguments]
+        super().__init__(sum(file.metadata.num_rows for file in self._files), shapes, list(arguments), settings)
 
     def _all_values(self, given: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-        """The categories as arrays of the type of their column."""
+        """The categories of inputs and responses as arrays of the type of their column."""
         if not isinstance(given, Mapping):
             raise TypeError(f"categories must be a mapping from names of columns to lists of values, got {given!r}")
-        unknown = [name for name in given if name not in self._columns]
+        unknown = [name for name in given if name not in self._inputs]
         if unknown:
-            raise ValueError(f"categories are given for {unknown}, which are not among the columns {self._columns}")
+            raise ValueError(f"categories are given for {unknown}, which are not among the columns {self._inputs}")
         coded = [
             name
-            for name in dict.fromkeys(self._columns)
+            for name in dict.fromkeys(self._inputs)
             if name in given or any(file.is_categorical(name) for file in self._files)
         ]
         kinds = {name: _common_type(self._files, name) for name in coded}
@@ -148,15 +155,16 @@ class ParquetBatches(StreamedBatches):
                 return
 
     def _converted(self, batch: Any, where: str) -> Rows:
-        rows = np.empty((len(batch), len(self._columns)), self._numpy_dtype)
+        table = np.empty((len(batch), len(self._columns)), self._numpy_dtype)
         with np.errstate(over="ignore"):  # what becomes infinite is refused
             for index, name in enumerate(self._columns):
-                column = batch.column(name)
-                is_coded = name in self._values
-                rows[:, index] = _codes(name, column, self._values[name], where) if is_coded else _numbers(column)
-        x, y = rows[:, :-1], rows[:, -1]
-        require_finite(x, y, self._columns, where)
-        return x, y
+                column, is_coded = batch.column(name), index < len(self._inputs) and name in self._values
+                table[:, index] = _codes(name, column, self._values[name], where) if is_coded else _numbers(column)
+        ends = np.cumsum([math.prod(shape) for shape in self._shapes])
+        parts = zip(np.split(table, ends[:-1], axis=1), self._shapes, strict=True)
+        rows = tuple(part.reshape(len(table), *shape) for part, shape in parts)
+        require_finite(rows, self._columns, where)
+        return rows
 
 
 class _File(NamedTuple):
@@ -206,13 +214,7 @@ class _File(NamedTuple):
         return kind.value_type if _pyarrow().types.is_dictionary(kind) else kind
 
     def batches(self, names: Sequence[str], num_rows: int, row_groups: Sequence[int] | None = None) -> Iterator[Any]:
-        """
-        Record batches, one after the other.
-
-        :param names: Columns to read.
-        :param num_rows: Of a batch, at most.
-        :param row_groups: Default all.
-        """
+        """Record batches of these columns with at most so many rows, by default of all row groups."""
         parquet, columns = _pyarrow("parquet"), list(dict.fromkeys(names))
         options = {"metadata": self.metadata, "buffer_size": _READ_BUFFER, "pre_buffer": False}
         try:
@@ -239,22 +241,16 @@ def _state(path: Path) -> tuple[int, ...]:
 
 
 def _names(argument: str, names: Iterable[str]) -> list[str]:
-    """
-    Names of columns.
-
-    :param argument: What they are.
-    :param names: In any container that has an order.
-    :raises ValueError: If there is none, or one is no string.
-    """
+    """Names of columns, in any container that has an order."""
     try:
         found = as_list(argument, names)
     except TypeError as error:
-        raise ValueError(f"{argument} must be a list of names, got {names!r}") from error
+        raise TypeError(f"{argument} must be a list of names, got {names!r}") from error
     if not found:
         raise ValueError(f"{argument} must be a list of names, got an empty one")
     others = [name for name in found if not isinstance(name, str)]
     if others:
-        raise ValueError(f"{argument}: names of columns must be strings, got {others}")
+        raise TypeError(f"{argument}: names of columns must be strings, got {others}")
     return list(map(str, found))  # those of NumPy are shown otherwise
 
 
@@ -270,13 +266,7 @@ def _found_files(paths: Paths | Iterable[Paths]) -> list[Path]:
 
 
 def _common_type(files: Sequence[_File], name: str) -> Any:
-    """
-    A type that holds the values of all files.
-
-    :param files: Where the column is.
-    :param name: Of the column.
-    :raises ValueError: If there is none.
-    """
+    """A type that holds the values of a column in all files."""
     pyarrow = _pyarrow()
     first, common = files[0], pyarrow.null()
     for file in files:
@@ -295,15 +285,7 @@ def _common_type(files: Sequence[_File], name: str) -> Any:
 
 
 def _as_values(name: str, given: Any, kind: Any) -> Any:
-    """
-    Categories as an array of the type of their column.
-
-    :param name: Of the column.
-    :param given: The categories.
-    :param kind: The type; null for a column without values, which may have any.
-    :raises TypeError: If they are no list.
-    :raises ValueError: If they are changed by the conversion, missing, or not distinct.
-    """
+    """Categories as an array of the type of their column; null is that of a column without values, which may be any."""
     pyarrow, compute = _pyarrow(), _pyarrow("compute")
     listed = as_list(f"categories of column {name}", given)
     start = f"categories of column {name} (type {kind})"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, cycle
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -17,25 +17,20 @@ from gpytorch_gam import _checks as checks
 
 from ._shuffle_buffer import Rows, filled, interleaved, prefetched
 
+#: Inputs ``(b, D)`` and responses ``(b)``, and where there are any, row-wise arguments of the likelihood by name.
+Batch = tuple[Tensor, Tensor] | tuple[Tensor, Tensor, dict[str, Tensor]]
+
 # Numbers in a buffer by default: 16 MiB in float32.
 _BUFFER_NUMBERS = 2**22
 
 # Chunks that make a buffer by default. With a default buffer a chunk is some 256 KiB, enough to be read at full speed.
 _CHUNKS_PER_BUFFER = 64
 
-_NUMPY_DTYPES: dict[torch.dtype, np.dtype] = {
-    torch.float32: np.dtype(np.float32),
-    torch.float64: np.dtype(np.float64),
-}
+_NUMPY_DTYPES: dict[torch.dtype, np.dtype] = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """
-    How to go through the data. Documented at the public classes.
-
-    :raises ValueError: If one of them is out of range.
-    """
+class Settings(NamedTuple):
+    """How to go through the data, as the public classes document it."""
 
     batch_size: int
     shuffle: bool
@@ -48,61 +43,67 @@ class Settings:
     chunk_rows: int | None
     prefetch: bool
 
-    def __post_init__(self) -> None:
-        for name in ("shuffle", "drop_last", "prefetch"):
-            checks.flag(name, getattr(self, name))
-        if self.dtype not in _NUMPY_DTYPES:
-            raise ValueError(f"dtype must be torch.float32 or torch.float64, got {self.dtype}")
-        rank, world_size = self.shard
-        if not 0 <= rank < world_size:
-            raise ValueError(f"shard must be (rank, world_size) with 0 <= rank < world_size, got {self.shard}")
-
     @classmethod
     def of(
         cls,
-        *,
         batch_size: int,
+        shuffle: bool,
         seed: int,
         dtype: torch.dtype | None,
         device: torch.device | str | None,
+        drop_last: bool,
         shard: tuple[int, int] | None,
         buffer_rows: int | None,
         chunk_rows: int | None,
-        **others: Any,
+        prefetch: bool,
     ) -> Settings:
-        """With Python's integers, and with defaults for what is None."""
+        """Checked, and with defaults for what is None."""
         return cls(
             batch_size=checks.integer("batch_size", batch_size, least=1),
+            shuffle=checks.flag("shuffle", shuffle),
             seed=checks.integer("seed", seed, least=0),
-            dtype=torch.get_default_dtype() if dtype is None else dtype,
+            dtype=_as_dtype(dtype),
             device=_as_device(device),
+            drop_last=checks.flag("drop_last", drop_last),
             shard=(0, 1) if shard is None else _as_shard(shard),
             buffer_rows=None if buffer_rows is None else checks.integer("buffer_rows", buffer_rows, least=1),
             chunk_rows=None if chunk_rows is None else checks.integer("chunk_rows", chunk_rows, least=1),
-            **others,
+            prefetch=checks.flag("prefetch", prefetch),
         )
+
+
+def _as_dtype(dtype: torch.dtype | None) -> torch.dtype:
+    dtype = torch.get_default_dtype() if dtype is None else dtype
+    if dtype not in _NUMPY_DTYPES:
+        error = ValueError if isinstance(dtype, torch.dtype) else TypeError
+        raise error(f"dtype must be torch.float32 or torch.float64, got {dtype}")
+    return dtype
 
 
 def _as_device(device: torch.device | str | None) -> torch.device:
     try:
         return torch.device("cpu" if device is None else device)
     except (TypeError, RuntimeError) as error:
-        raise ValueError(f"device must be one of torch's, such as 'cuda', got {device!r}: {error}") from error
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"device must be one of torch's, such as 'cuda', got {device!r}: {error}") from error
 
 
 def _as_shard(shard: object) -> tuple[int, int]:
     try:
         rank, world_size = as_list("shard", shard)
-        return checks.integer("rank", rank), checks.integer("world_size", world_size)
-    except (TypeError, ValueError):
-        raise ValueError(f"shard must be (rank, world_size), two integers, got {shard!r}") from None
+        rank, world_size = checks.integer("rank", rank), checks.integer("world_size", world_size)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"shard must be (rank, world_size), two integers, got {shard!r}") from None
+    if not 0 <= rank < world_size:
+        raise ValueError(f"shard must be (rank, world_size) with 0 <= rank < world_size, got {shard}")
+    return rank, world_size
 
 
 def as_list(name: str, values: object) -> list[Any]:
     """
     The elements of anything that has them in an order.
 
-    :param name: Of the argument.
+    :param name: Name of the argument, for messages.
     :param values: A sequence, an array or an iterator.
     :raises TypeError: If it is something else: a single string, too.
     """
@@ -115,27 +116,48 @@ def as_list(name: str, values: object) -> list[Any]:
     return list(iterator)
 
 
+def as_row_columns(given: object) -> dict[str, Any]:
+    """
+    Where the row-wise arguments of the likelihood are, by name.
+
+    :param given: What the caller passed as ``row_columns``; None for nothing.
+    :raises TypeError: If it is no mapping from names.
+    """
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise TypeError(
+            'row_columns must map names of row-wise arguments of the likelihood to their columns, as in {"weights": '
+            f"...}}, got {checks.shown(given)}"
+        )
+    return dict(given)
+
+
 class StreamedBatches(ABC):
     """
     Batches of a source of rows, read in chunks of contiguous rows into a buffer.
 
-    :param num_rows: Of all the data.
-    :param num_columns: Of the inputs.
-    :param settings: How to go through them.
+    :param num_rows: Number of rows of all the data.
+    :param shapes: What a row has: the shape ``(D,)`` of its inputs, that of its response, and those of its row-wise
+        arguments.
+    :param row_arguments: Names of the row-wise arguments.
+    :param settings: How to go through the rows.
     :raises ValueError: If there is no batch.
     """
 
     #: Rows of all the data, in all shards: ``num_data`` of the objectives.
     num_rows: int
+    #: Names of the row-wise arguments of the likelihood that come with each batch.
+    row_arguments: tuple[str, ...]
 
     # Pieces that are read at a time when rows are shuffled.
     _num_open = 1
 
-    def __init__(self, num_rows: int, num_columns: int, settings: Settings) -> None:
-        self.num_rows = num_rows
-        self._num_columns = num_columns
-        self._settings = settings
-        self._epoch = 0
+    def __init__(
+        self, num_rows: int, shapes: Sequence[tuple[int, ...]], row_arguments: Sequence[str], settings: Settings
+    ) -> None:
+        self.num_rows, self.row_arguments = num_rows, tuple(row_arguments)
+        self._shapes, self._settings, self._epoch = tuple(shapes), settings, 0
         if not num_rows:
             raise ValueError("the data have no rows")
         if num_rows < settings.shard[1]:  # in all shards, also in those with a row: they would wait for the others
@@ -169,7 +191,7 @@ class StreamedBatches(ABC):
     def every_row(self) -> StreamedBatches:
         """The same rows in the order of the files, none dropped: for passes over all of the data."""
         other = copy.copy(self)
-        other._settings = dataclasses.replace(self._settings, shuffle=False, drop_last=False)
+        other._settings = self._settings._replace(shuffle=False, drop_last=False)
         return other
 
     def __getitem__(self, index: Any) -> NoReturn:
@@ -178,20 +200,23 @@ class StreamedBatches(ABC):
             "fit(model, likelihood, batches), and not inside one"
         )
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Pairs of inputs ``(b, D)`` and responses ``(b)``, in a new order each time if rows are shuffled."""
+    def __iter__(self) -> Iterator[Batch]:
+        """
+        Pairs of inputs ``(b, D)`` and responses ``(b)``, or triples with the row-wise arguments by name, in a new order
+        each time if rows are shuffled.
+        """
         self._require_unchanged()
         settings = self._settings
         rng = np.random.default_rng((settings.seed, self._epoch, settings.shard[0]))
         self._epoch += 1
         sizes = self._batch_sizes()
         for buffer in prefetched(self._buffers(rng)) if settings.prefetch else self._buffers(rng):
-            x, y = (torch.from_numpy(part) for part in buffer)
-            start = 0
-            while start < len(y):
+            start, parts = 0, [torch.from_numpy(part) for part in buffer]
+            while start < len(parts[0]):
                 rows = slice(start, start + next(sizes))
                 # Copies: the buffer is filled again.
-                yield x[rows].to(settings.device, copy=True), y[rows].to(settings.device, copy=True)
+                x, y, *others = (part[rows].to(settings.device, copy=True) for part in parts)
+                yield (x, y, dict(zip(self.row_arguments, others, strict=True))) if others else (x, y)
                 start = rows.stop
 
     def _batch_sizes(self) -> Iterator[int]:
@@ -205,7 +230,8 @@ class StreamedBatches(ABC):
     def _buffers(self, rng: np.random.Generator) -> Iterator[Rows]:
         num_full, rest = divmod(self._num_used, self._buffer_rows)
         sizes = [self._buffer_rows] * num_full + [rest] * (rest > 0)
-        return filled(self._chunks(rng), sizes, cycle(self._new_storage(max(sizes))), self._order(rng))
+        order = rng.permutation if self._settings.shuffle else np.arange
+        return filled(self._chunks(rng), sizes, cycle(self._new_storage(max(sizes))), order)
 
     @property
     def _num_used(self) -> int:
@@ -220,14 +246,10 @@ class StreamedBatches(ABC):
         shuffled = (pieces[index] for index in rng.permutation(len(pieces)))
         return interleaved(shuffled, self._read, self._num_open, rng)
 
-    def _order(self, rng: np.random.Generator) -> Callable[[int], np.ndarray]:
-        return rng.permutation if self._settings.shuffle else np.arange
-
     def _new_storage(self, size: int) -> list[Rows]:
         """A buffer that is in use, and with ``prefetch`` one that is filled."""
-        dtype = self._numpy_dtype
         return [
-            (np.empty((size, self._num_columns), dtype), np.empty(size, dtype))
+            tuple(np.empty((size, *shape), self._numpy_dtype) for shape in self._shapes)
             for _ in range(2 if self._settings.prefetch else 1)
         ]
 
@@ -243,7 +265,7 @@ class StreamedBatches(ABC):
     @property
     def _buffer_rows(self) -> int:
         """A multiple of the batch size."""
-        wanted = self._settings.buffer_rows or _ceil(_BUFFER_NUMBERS, self._num_columns + 1)
+        wanted = self._settings.buffer_rows or _ceil(_BUFFER_NUMBERS, sum(map(math.prod, self._shapes)))
         return self._settings.batch_size * _ceil(wanted, self._settings.batch_size)
 
     @property
@@ -252,20 +274,11 @@ class StreamedBatches(ABC):
 
     @abstractmethod
     def _require_unchanged(self) -> None:
-        """
-        Called when an epoch starts.
-
-        :raises ValueError: If a file is no longer as it was opened, so that it would be read wrongly.
-        """
+        """Raise ValueError when an epoch starts and a file is no longer as it was opened: it would be read wrongly."""
 
     @abstractmethod
     def _pieces(self, start: int, stop: int) -> Sequence[Any]:
-        """
-        The parts in which these rows are read.
-
-        :param start: First row, counted over all of the data.
-        :param stop: The row after the last.
-        """
+        """The parts in which the rows from ``start`` to ``stop``, counted over all of the data, are read."""
 
     @abstractmethod
     def _read(self, piece: Any) -> Iterator[Rows]:
@@ -276,18 +289,17 @@ def _ceil(number: int, divisor: int) -> int:
     return -(-number // divisor)
 
 
-def require_finite(x: np.ndarray, y: np.ndarray, names: Sequence[str], where: str) -> None:
+def require_finite(rows: Rows, names: Sequence[str], where: str) -> None:
     """
     Refuse rows that no model can use.
 
-    :param x: Inputs ``(n, D)``.
-    :param y: Responses ``(n)``.
-    :param names: Of the columns of ``x``, then of ``y``.
+    :param rows: Inputs, responses and row-wise arguments.
+    :param names: Names of all their columns.
     :param where: Which rows they are.
     :raises ValueError: If a value is NaN (which stands for a missing one, too) or infinite.
     """
-    if np.isfinite(x).all() and np.isfinite(y).all():
+    if all(np.isfinite(part).all() for part in rows):
         return
-    counts = [*(~np.isfinite(x)).sum(0), (~np.isfinite(y)).sum()]
+    counts = chain.from_iterable(np.atleast_1d((~np.isfinite(part)).sum(0)) for part in rows)
     found = ", ".join(f"{name} ({count})" for name, count in zip(names, counts, strict=True) if count)
     raise ValueError(f"missing, NaN or infinite values in {where}: {found}; drop these rows or impute the values")

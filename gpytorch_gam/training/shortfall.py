@@ -17,7 +17,7 @@ from gpytorch_gam.likelihoods.expected_gradients import expected_gradients, join
 from gpytorch_gam.numerics.grad_mode import gradients_on
 from gpytorch_gam.optim.posterior.parameters import additive_strategy
 from gpytorch_gam.optim.processes import Processes
-from gpytorch_gam.optim.rows.likelihood_check import is_gaussian
+from gpytorch_gam.optim.rows.likelihood_check import check_named_arguments, is_gaussian
 from gpytorch_gam.optim.rows.stream import Rows, checked_rows
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 from gpytorch_gam.warnings import InducingPointsWarning
@@ -70,6 +70,7 @@ def inducing_shortfall(
     Example:
         >>> inducing_shortfall(model, likelihood, loader)   # {"x0": 27.1, "x1": 0.03, "constant": 0.0}
     """
+    check_named_arguments(likelihood, batches)
     num_data = number_of_rows(batches, num_data, Processes(None))
     return _shortfall_of_batches(additive_strategy(model), likelihood, batches, num_data)
 

@@ -21,7 +21,12 @@ from gpytorch_gam.kernels import ANOVAKernel, CentredKernel, CentredLinearKernel
 from gpytorch_gam.likelihoods.null_model import NullModel, Responses, null_model, null_model_of_tasks
 from gpytorch_gam.optim.posterior.parameters import StructuredDistribution
 from gpytorch_gam.optim.processes import Processes
-from gpytorch_gam.optim.rows.likelihood_check import check_number_of_predictors, check_response_values, unwrapped
+from gpytorch_gam.optim.rows.likelihood_check import (
+    check_named_arguments,
+    check_number_of_predictors,
+    check_response_values,
+    unwrapped,
+)
 from gpytorch_gam.parameters.initial_values import has_initial_value
 from gpytorch_gam.variational import AdditiveVariationalStrategy, BlockLowRankPrecisionVariationalDistribution
 from gpytorch_gam.warnings import TrainingLoopWarning
@@ -91,6 +96,7 @@ def start_from_responses(model: gpytorch.models.ApproximateGP, likelihood: Likel
             f"model must have an AdditiveVariationalStrategy as its variational_strategy, got {type(strategy).__name__}"
         )
     check_number_of_predictors(strategy, likelihood)
+    check_named_arguments(likelihood, batches)
     if isinstance(batches, Iterator):
         raise ValueError("batches can be gone through only once: pass a DataLoader or a list, not a generator")
     null = null_model_of(strategy, likelihood, batches)

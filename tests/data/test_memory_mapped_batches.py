@@ -400,7 +400,7 @@ def test_an_array_that_lost_rows_is_noticed(arrays: tuple[np.ndarray, np.ndarray
     source = Sliced(arrays[0])
     batches = MemoryMappedBatches(source, arrays[1], 10)
     source._array = source._array[:500]
-    with pytest.raises(ValueError, match="x or y have fewer rows than when they were opened"):
+    with pytest.raises(ValueError, match="x has fewer rows than when it was opened"):
         list(batches)
 
 

@@ -330,7 +330,7 @@ def test_more_shards_than_rows_are_refused_by_all_of_them(folder: Path) -> None:
     for rank in range(2):
         with pytest.raises(ValueError, match="the data have 1 rows, too few for the 2 shards"):
             ParquetBatches(folder / "b.parquet", ["single"], "number", 10, shard=(rank, 2))
-    with pytest.raises(ValueError, match=r"shard must be \(rank, world_size\), two integers, got \(0, 2\.5\)"):
+    with pytest.raises(TypeError, match=r"shard must be \(rank, world_size\), two integers, got \(0, 2\.5\)"):
         ParquetBatches(folder, ["single"], "number", 10, shard=(0, 2.5))
     with pytest.raises(TypeError, match="batch_size must be an integer, got None"):
         ParquetBatches(folder, ["single"], "number", None)
@@ -388,12 +388,15 @@ def test_clear_errors(folder: Path, tmp_path: Path) -> None:
         ParquetBatches(folder, ["sngle"], "num", 10)
     with pytest.raises(ValueError, match=r"columns that are not numbers: {'when': 'timestamp"):
         ParquetBatches(folder, ["when"], "number", 10)
-    for names in ("single", [], iter([]), None, 3, {"single"}, np.array("single")):
-        with pytest.raises(ValueError, match="x_columns must be a list of names"):
+    for names in ("single", None, 3, {"single"}, np.array("single")):
+        with pytest.raises(TypeError, match="x_columns must be a list of names"):
             ParquetBatches(folder, names, "number", 10)
-    with pytest.raises(ValueError, match=r"x_columns: names of columns must be strings, got \[0, None\]"):
+    for names in ([], iter([])):
+        with pytest.raises(ValueError, match="x_columns must be a list of names, got an empty one"):
+            ParquetBatches(folder, names, "number", 10)
+    with pytest.raises(TypeError, match=r"x_columns: names of columns must be strings, got \[0, None\]"):
         ParquetBatches(folder, [0, "single", None], "number", 10)
-    with pytest.raises(ValueError, match=r"y_column: names of columns must be strings, got \[\['number'\]\]"):
+    with pytest.raises(TypeError, match=r"y_column: names of columns must be strings, got \[\['number'\]\]"):
         ParquetBatches(folder, ["single"], ["number"], 10)
     with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
         ParquetBatches(folder, ["single"], "number", 0)

@@ -23,6 +23,8 @@ from torch import Tensor
 
 from gpytorch_gam import _checks as checks
 from gpytorch_gam._checks import did_you_mean
+from gpytorch_gam.data import RowDataset
+from gpytorch_gam.data.streamed_batches import StreamedBatches
 from gpytorch_gam.likelihoods import RowwiseLikelihood
 from gpytorch_gam.likelihoods.poisson_likelihood import refuse_non_counts
 from gpytorch_gam.likelihoods.row_arguments import refuse_rows, row_arguments
@@ -101,8 +103,10 @@ def with_noise_by_row(likelihood: Likelihood, batches: Iterable[Any]) -> Iterabl
     :param likelihood: Any; batches of another likelihood are left as they are.
     :param batches: Any.
     :raises ValueError: If there are more or fewer noises than rows.
+    :raises TypeError: If batches name a row-wise argument that the likelihood does not read.
     :raises NotImplementedError: If the likelihood learns additional noise.
     """
+    check_named_arguments(likelihood, batches)
     noise = _stored_noise(likelihood)
     if noise is None or not isinstance(batches, list | tuple) or len(batches) != 1:
         return batches
@@ -148,6 +152,18 @@ def _stored_noise(likelihood: Likelihood) -> Tensor | None:
     return noise
 
 
+def check_named_arguments(likelihood: Likelihood, batches: Iterable[Any]) -> None:
+    """
+    The check of :func:`check_row_arguments`, before anything is read, for batches that say what they will bring.
+
+    :param likelihood: Of the data.
+    :param batches: Any.
+    """
+    source = getattr(batches, "dataset", batches)
+    if isinstance(source, StreamedBatches | RowDataset):
+        check_row_arguments(likelihood, tuple(source.row_arguments))
+
+
 def check_row_arguments(likelihood: Likelihood, names: Collection[str]) -> None:
     """
     Raise an error for row-wise arguments that the likelihood would swallow without reading them, and for missing
@@ -162,7 +178,8 @@ def check_row_arguments(likelihood: Likelihood, names: Collection[str]) -> None:
         raise ValueError(
             f"{type(unwrapped(likelihood)).__name__} holds the noises of all rows in their order, and does not know "
             "which rows a batch has: pass the noise of each row with it, as in batches = DataLoader(RowDataset(x, y, "
-            "noise=noise), ...), or all rows as the one batch of a list, [(x, y)]"
+            'noise=noise), ...) or row_columns={"noise": ...} of batches from files, or all rows as the one batch of a '
+            "list, [(x, y)]"
         )
     if not names:
         return
