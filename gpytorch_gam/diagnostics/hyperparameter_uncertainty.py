@@ -15,8 +15,8 @@ from torch import Tensor
 from gpytorch_gam import _checks as checks
 from gpytorch_gam.components.group_projection import project_components, whitened_weights
 from gpytorch_gam.data.whole_epochs import every_row
+from gpytorch_gam.numerics.blocks import split_groups
 from gpytorch_gam.numerics.grad_mode import gradients_on
-from gpytorch_gam.numerics.precision import split_groups
 from gpytorch_gam.optim.rows.likelihood_check import with_noise_by_row
 from gpytorch_gam.optim.rows.stream import checked_rows
 from gpytorch_gam.training.polishing import polish

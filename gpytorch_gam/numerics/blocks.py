@@ -1,9 +1,9 @@
-"""Tensor functions for ragged block-diagonal matrices given by lower-triangular blocks.
+"""
+Tensor functions for ragged block-diagonal matrices and for vectors of that structure.
 
 A matrix of size ``Q x Q`` is given as a list of tensors, the g-th of shape ``(*batch, C_g, M_g, M_g)``: ``C_g``
 consecutive diagonal blocks of size ``M_g``, so that ``Q`` is the sum of ``C_g M_g``. Blocks of equal size are handled
-by one batched call, so the Python loops below run over the few groups and never over single blocks. Entries above a
-block's diagonal are never read.
+by one batched call, so the Python loops below run over the few groups and never over single blocks.
 """
 
 from __future__ import annotations
@@ -17,59 +17,83 @@ from torch.nn.functional import pad
 from .triangular import triangular_solve
 
 
-def total_size(factors: Sequence[Tensor]) -> int:
-    """Size ``Q`` of the matrix."""
-    return sum(factor.shape[-3] * factor.shape[-1] for factor in factors)
+def block_shapes(blocks: Sequence[Tensor]) -> list[tuple[int, int]]:
+    """
+    ``(C_g, M_g)`` of each group.
+
+    :param blocks: For each group ``(*batch, C_g, M_g, k)``.
+    """
+    return [(block.shape[-3], block.shape[-2]) for block in blocks]
 
 
-def split_rows(x: Tensor, factors: Sequence[Tensor]) -> list[Tensor]:
-    """Cut the rows of ``(*batch, Q, k)`` into one ``(*batch, C_g, M_g, k)`` a group."""
-    parts = x.split([factor.shape[-3] * factor.shape[-1] for factor in factors], dim=-2)
-    return [part.unflatten(-2, factor.shape[-3:-1]) for part, factor in zip(parts, factors, strict=True)]
+def split_groups(stacked: Tensor, group_shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
+    """
+    Cut the rows of a matrix into the parts of the groups.
+
+    :param stacked: ``(*batch, Q, k)``.
+    :param group_shapes: ``(C_g, M_g)`` of each group.
+    :return: For each group ``(*batch, C_g, M_g, k)``.
+    """
+    parts = stacked.split([num * size for num, size in group_shapes], dim=-2)
+    return [part.unflatten(-2, shape) for part, shape in zip(parts, group_shapes, strict=True)]
 
 
-def join_rows(parts: Sequence[Tensor]) -> Tensor:
-    """Inverse of :func:`split_rows`."""
+def join_groups(parts: Sequence[Tensor]) -> Tensor:
+    """
+    The inverse of :func:`split_groups`.
+
+    :param parts: For each group ``(*batch, C_g, M_g, k)``.
+    :return: ``(*batch, Q, k)``.
+    """
     return torch.cat([part.flatten(-3, -2) for part in parts], dim=-2)
 
 
-def block_product(factors: Sequence[Tensor], x: Tensor, transpose: bool = False) -> Tensor:
-    """``L x``, or ``L' x`` if ``transpose``, for ``x`` of shape ``(*batch, Q, k)``; ``O(C M^2 k)``."""
-    lower = [factor.tril() for factor in factors]
-    parts = split_rows(x, factors)
-    return join_rows([(L.mT if transpose else L) @ part for L, part in zip(lower, parts, strict=True)])
+def solve_blocks(choleskys: Sequence[Tensor], stacked: Tensor, transpose: bool = False) -> Tensor:
+    r"""
+    :math:`L^{-1} X`, or :math:`L^{-\top} X` if ``transpose``, for :math:`L = \mathrm{blockdiag}(L_c)`.
+
+    :param choleskys: :math:`L_c` of each group, ``(*batch, C_g, M_g, M_g)``; entries above the diagonal are not read.
+    :param stacked: ``(*batch, Q, k)``.
+    """
+    parts = split_groups(stacked, block_shapes(choleskys))
+    return join_groups([triangular_solve(chol, part, transpose) for chol, part in zip(choleskys, parts, strict=True)])
 
 
-def block_solve(factors: Sequence[Tensor], x: Tensor, transpose: bool = False) -> Tensor:
-    """``L^-1 x``, or ``L^-T x`` if ``transpose``, for ``x`` of shape ``(*batch, Q, k)``; ``O(C M^2 k)``."""
-    return join_rows(
-        [
-            triangular_solve(factor, part, transpose)
-            for factor, part in zip(factors, split_rows(x, factors), strict=True)
-        ]
-    )
+def multiply_blocks(blocks: Sequence[Tensor], stacked: Tensor) -> Tensor:
+    """
+    The product of a block-diagonal matrix with columns.
+
+    :param blocks: For each group ``(*batch, C_g, M_g, M_g)``.
+    :param stacked: ``(*batch, Q, k)``.
+    """
+    parts = split_groups(stacked, block_shapes(blocks))
+    return join_groups([block @ part for block, part in zip(blocks, parts, strict=True)])
 
 
-def block_inverses(factors: Sequence[Tensor]) -> list[Tensor]:
-    """``L^-1``, block by block: tensors ``(*batch, C_g, M_g, M_g)``; ``O(C M^3)``."""
-    return [
-        torch.linalg.solve_triangular(
-            factor, torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device), upper=False
-        )
-        for factor in factors
-    ]
+def diagonal_blocks(matrix: Tensor, group_shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
+    """
+    The diagonal blocks of a dense matrix.
 
-
-def block_log_determinant(factors: Sequence[Tensor]) -> Tensor:
-    """``log |L L'|``, of shape ``(*batch)``."""
-    # log |L L'| = 2 sum_i log |L_ii|
-    terms = [factor.diagonal(dim1=-2, dim2=-1).abs().log().sum((-2, -1)) for factor in factors]
-    return 2.0 * torch.stack(terms).sum(0)
+    :param matrix: ``(*batch, Q, Q)``.
+    :param group_shapes: ``(C_g, M_g)`` of each group.
+    :return: For each group ``(*batch, C_g, M_g, M_g)``.
+    """
+    sizes = [num * size for num, size in group_shapes]
+    blocks = []
+    for index, (rows, shape) in enumerate(zip(split_groups(matrix, group_shapes), group_shapes, strict=True)):
+        own = rows.split(sizes, dim=-1)[index].unflatten(-1, shape)  # (*batch, C, M, C, M)
+        blocks.append(own.diagonal(dim1=-4, dim2=-2).movedim(-1, -3))
+    return blocks
 
 
 def assemble(blocks: Sequence[Tensor]) -> Tensor:
-    """Dense ``(*batch, Q, Q)`` matrix with the given blocks on its diagonal and zeros elsewhere."""
-    size, start = total_size(blocks), 0
+    """
+    The dense matrix with the given blocks on its diagonal and zeros elsewhere.
+
+    :param blocks: For each group ``(*batch, C_g, M_g, M_g)``.
+    :return: ``(*batch, Q, Q)``.
+    """
+    size, start = sum(num * size for num, size in block_shapes(blocks)), 0
     rows = []
     for block in blocks:
         # (*batch, C, M, M) -> (*batch, C, M, C, M), zero where the two component indices differ

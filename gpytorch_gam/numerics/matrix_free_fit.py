@@ -21,8 +21,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .blocks import block_shapes, multiply_blocks, solve_blocks, split_groups
 from .capacitance import add_identity
-from .precision import multiply_blocks, precision_covariance_factors, solve_blocks, split_groups
+from .precision import precision_covariance_factors
 from .precision_fit import leading_root
 from .triangular import cholesky, triangular_solve
 
@@ -205,10 +206,9 @@ def remainder_factors(totals: Sequence[Tensor], factor: Tensor | None) -> list[T
     :param totals: :math:`T_c`, ``(count, size, size)`` for each group.
     :param factor: :math:`B`, ``(Q, R)``, or None.
     """
-    shapes = [(total.shape[-3], total.shape[-2]) for total in totals]
     remainders = list(totals)
     if factor is not None:
-        parts = split_groups(factor, shapes)
+        parts = split_groups(factor, block_shapes(totals))
         remainders = [total - part @ part.mT for total, part in zip(totals, parts, strict=True)]
     roots = []
     for total, remainder in zip(totals, remainders, strict=True):
@@ -225,7 +225,7 @@ def positive_remainder_factors(totals: Sequence[Tensor], factor: Tensor) -> list
     :param totals: :math:`T_c`, ``(count, size, size)`` for each group.
     :param factor: :math:`B`, ``(Q, R)``.
     """
-    parts = split_groups(factor, [(total.shape[-3], total.shape[-2]) for total in totals])
+    parts = split_groups(factor, block_shapes(totals))
     return [leading_root(total - part @ part.mT, total.shape[-1]) for total, part in zip(totals, parts, strict=True)]
 
 

@@ -19,8 +19,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .blocks import block_shapes, join_groups, split_groups
 from .capacitance import add_identity, capacitance_log_determinant, explained_factor
-from .triangular import cholesky, triangular_solve
+from .triangular import cholesky
 
 
 class CovarianceFactors(NamedTuple):
@@ -38,50 +39,6 @@ class CovarianceFactors(NamedTuple):
     explained_blocks: tuple[Tensor, ...] | None
     explained_shared: Tensor | None
     shared_sign: int
-
-
-def split_groups(stacked: Tensor, group_shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
-    """
-    Cut a matrix over the inducing vector into the parts of the groups.
-
-    :param stacked: ``(*batch, Q, k)``.
-    :param group_shapes: ``(C_g, M_g)`` of each group.
-    :return: For each group ``(*batch, C_g, M_g, k)``.
-    """
-    parts = stacked.split([num * size for num, size in group_shapes], dim=-2)
-    return [part.unflatten(-2, shape) for part, shape in zip(parts, group_shapes, strict=True)]
-
-
-def join_groups(parts: Sequence[Tensor]) -> Tensor:
-    """
-    The inverse of :func:`split_groups`.
-
-    :param parts: For each group ``(*batch, C_g, M_g, k)``.
-    :return: ``(*batch, Q, k)``.
-    """
-    return torch.cat([part.flatten(-3, -2) for part in parts], dim=-2)
-
-
-def solve_blocks(choleskys: Sequence[Tensor], stacked: Tensor, transpose: bool = False) -> Tensor:
-    r"""
-    :math:`L^{-1} X`, or :math:`L^{-\top} X` if ``transpose``, for :math:`L = \mathrm{blockdiag}(L_c)`.
-
-    :param choleskys: :math:`L_c` of each group, ``(*batch, C_g, M_g, M_g)``.
-    :param stacked: ``(*batch, Q, k)``.
-    """
-    parts = split_groups(stacked, [(chol.shape[-3], chol.shape[-2]) for chol in choleskys])
-    return join_groups([triangular_solve(chol, part, transpose) for chol, part in zip(choleskys, parts, strict=True)])
-
-
-def multiply_blocks(blocks: Sequence[Tensor], stacked: Tensor) -> Tensor:
-    """
-    The product of a block-diagonal matrix with columns.
-
-    :param blocks: For each group ``(*batch, C_g, M_g, M_g)``.
-    :param stacked: ``(*batch, Q, k)``.
-    """
-    parts = split_groups(stacked, [(block.shape[-3], block.shape[-2]) for block in blocks])
-    return join_groups([block @ part for block, part in zip(blocks, parts, strict=True)])
 
 
 def explained_block(block_factor: Tensor) -> tuple[Tensor, Tensor]:
@@ -103,8 +60,7 @@ def apply_block_inverse(explained_blocks: Sequence[Tensor], factor: Tensor) -> T
     :param factor: :math:`B`, ``(*batch, Q, R)``.
     :return: ``(*batch, Q, R)``.
     """
-    shapes = [(root.shape[-3], root.shape[-2]) for root in explained_blocks]
-    parts = split_groups(factor, shapes)
+    parts = split_groups(factor, block_shapes(explained_blocks))
     return join_groups([part - root @ (root.mT @ part) for root, part in zip(explained_blocks, parts, strict=True)])
 
 

@@ -21,8 +21,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .blocks import assemble, diagonal_blocks, multiply_blocks, solve_blocks, split_groups
 from .capacitance import add_identity
-from .precision import multiply_blocks, precision_covariance_factors, solve_blocks, split_groups
+from .precision import precision_covariance_factors
 from .triangular import cholesky
 
 # Rounds of a fit: at most so many, and none that would gain less than this many nats.
@@ -71,21 +72,6 @@ def truncation_gap(excess: Tensor, rank: int) -> Tensor:
     """
     left_out = torch.linalg.eigvalsh(excess)[..., : excess.shape[-1] - rank].clamp_min(0)
     return 0.5 * (left_out - left_out.log1p()).sum(-1)
-
-
-def diagonal_blocks(matrix: Tensor, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
-    """
-    The diagonal blocks of ``(*batch, Q, Q)``.
-
-    :param shapes: ``(count, size)`` of each group of equal blocks.
-    :return: For each group ``(*batch, count, size, size)``.
-    """
-    blocks = []
-    for rows, (count, size), start in zip(split_groups(matrix, shapes), shapes, _starts(shapes), strict=True):
-        # (*batch, count, size, count, size)
-        columns = rows[..., start : start + count * size].unflatten(-1, (count, size))
-        blocks.append(columns.diagonal(dim1=-4, dim2=-2).movedim(-1, -3))
-    return blocks
 
 
 def fit_block_low_rank(
@@ -164,7 +150,7 @@ def _round(
 ) -> _Fit:
     """The best factor for given blocks, and the blocks that it leaves."""
     choleskys = [cholesky(add_identity(block)) for block in blocks]
-    unexplained = _minus_diagonal_blocks(excess, blocks, shapes)
+    unexplained = excess - assemble(blocks)
     shared = leading_root(solve_blocks(choleskys, solve_blocks(choleskys, unexplained).mT), rank)
     factor = multiply_blocks(choleskys, shared)
     own = [part @ part.mT for part in split_groups(factor, shapes)]
@@ -233,23 +219,7 @@ def candidate_ranks(size: int) -> list[int]:
     return ranks
 
 
-def _starts(shapes: Sequence[tuple[int, int]]) -> list[int]:
-    starts = [0]
-    for count, size in shapes:
-        starts.append(starts[-1] + count * size)
-    return starts[:-1]
-
-
 def _positive_part(block: Tensor) -> Tensor:
     """Without the negative eigenvalues that rounding leaves."""
     root = leading_root(block, block.shape[-1])
     return root @ root.mT
-
-
-def _minus_diagonal_blocks(matrix: Tensor, blocks: Sequence[Tensor], shapes: Sequence[tuple[int, int]]) -> Tensor:
-    changed = matrix.clone()
-    for block, (count, size), start in zip(blocks, shapes, _starts(shapes), strict=True):
-        place = slice(start, start + count * size)
-        own = changed[..., place, place].unflatten(-1, (count, size)).unflatten(-3, (count, size))
-        own.diagonal(dim1=-4, dim2=-2).sub_(block.movedim(-3, -1))
-    return changed

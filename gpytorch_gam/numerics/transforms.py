@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,32 +12,50 @@ from gpytorch.settings import debug, trace_mode
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+try:
+    from torch._C._functorch import (
+        get_unwrapped,
+        is_batchedtensor,
+        is_functorch_wrapped_tensor,
+        is_legacy_batchedtensor,
+        maybe_current_level,
+    )
+except ImportError:  # these are private to torch, and no public function tells the same
+    CAN_TELL = False
+    warnings.warn(
+        f"torch {torch.__version__} does not say whether code runs inside of torch.func: gpytorch_gam uses the slower "
+        "functions that transformations can differentiate everywhere, and torch.vmap of a model may raise an error",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+else:
+    CAN_TELL = True
+
 
 def is_transformed(*tensors: Tensor) -> bool:
     """
     Whether this runs inside of a transformation, which functions with a backward pass of their own do not serve.
 
-    :param tensors: which may be batches of tensors that look like single ones.
+    :param tensors: Tensors which may be batches that look like single ones.
     """
-    is_batch = (torch._C._functorch.is_legacy_batchedtensor, torch._C._functorch.is_batchedtensor)
-    return torch._C._functorch.maybe_current_level() is not None or any(
-        check(tensor) for tensor in tensors for check in is_batch
-    )
+    if not CAN_TELL or maybe_current_level() is not None:
+        return True
+    return any(is_legacy_batchedtensor(tensor) or is_batchedtensor(tensor) for tensor in tensors)
 
 
 def is_vmapped(tensor: Tensor) -> bool:
     """
     Whether the values of a tensor cannot be looked at, because ``vmap`` stands for a batch of them.
 
-    :param tensor: Inside of transformations, or not.
+    :param tensor: A tensor, inside of transformations or not.
     """
-    if torch.compiler.is_compiling():  # which does not know how to ask, and does not trace what vmap wraps
+    # The compiler does not know how to ask, and does not trace what vmap wraps.
+    if not CAN_TELL or torch.compiler.is_compiling():
         return False
-    functorch = torch._C._functorch
-    while functorch.is_functorch_wrapped_tensor(tensor):
-        if functorch.is_batchedtensor(tensor):
+    while is_functorch_wrapped_tensor(tensor):
+        if is_batchedtensor(tensor):
             return True
-        tensor = functorch.get_unwrapped(tensor)
+        tensor = get_unwrapped(tensor)
     return False
 
 

@@ -7,15 +7,7 @@ from linear_operator.operators import TriangularLinearOperator
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
-from gpytorch_gam.numerics.blocks import (
-    assemble,
-    block_inverses,
-    block_log_determinant,
-    block_product,
-    block_solve,
-    split_rows,
-    total_size,
-)
+from gpytorch_gam.numerics.blocks import assemble, block_shapes, multiply_blocks, solve_blocks, split_groups
 
 from ._positive_definite_linear_operator import PositiveDefiniteLinearOperator
 
@@ -95,7 +87,7 @@ class BlockDiagonalCholeskyLinearOperator(PositiveDefiniteLinearOperator):
         return BlockDiagonalCholeskyLinearOperator(*self.factors, inverse=not self.is_inverse)
 
     def _size(self) -> torch.Size:
-        size = total_size(self.factors)
+        size = sum(num * size for num, size in block_shapes(self.factors))
         return torch.Size([*self.factors[0].shape[:-3], size, size])
 
     def _expand_batch(self, batch_shape: torch.Size | list[int]) -> BlockDiagonalCholeskyLinearOperator:
@@ -108,22 +100,18 @@ class BlockDiagonalCholeskyLinearOperator(PositiveDefiniteLinearOperator):
         return BlockDiagonalCholeskyLinearOperator(*factors, inverse=self.is_inverse)
 
     def _plus_diagonal(self, diagonal: Tensor) -> BlockDiagonalCholeskyLinearOperator:
-        parts = split_rows(diagonal.unsqueeze(-1), self.factors)
+        parts = split_groups(diagonal.unsqueeze(-1), block_shapes(self.factors))
         blocks = zip(self._root_blocks(), parts, strict=True)
         sums = (root @ root.mT + torch.diag_embed(part.squeeze(-1)) for root, part in blocks)
         return BlockDiagonalCholeskyLinearOperator(*(psd_safe_cholesky(total) for total in sums))
 
     def _exact_root_product(self, x: Tensor, transpose: bool = False) -> Tensor:
         # T = L, or T = L^-T
-        if self.is_inverse:
-            return block_solve(self.factors, x, transpose=not transpose)
-        return block_product(self.factors, x, transpose=transpose)
+        return solve_blocks(self.factors, x, not transpose) if self.is_inverse else self._multiply_factors(x, transpose)
 
     def _exact_root_solve(self, x: Tensor, transpose: bool = False) -> Tensor:
         # T^-1 = L^-1, or T^-1 = L'
-        if self.is_inverse:
-            return block_product(self.factors, x, transpose=not transpose)
-        return block_solve(self.factors, x, transpose=transpose)
+        return self._multiply_factors(x, not transpose) if self.is_inverse else solve_blocks(self.factors, x, transpose)
 
     def _exact_product(self, x: Tensor) -> Tensor:
         return self._exact_root_product(self._exact_root_product(x, transpose=True))
@@ -132,13 +120,22 @@ class BlockDiagonalCholeskyLinearOperator(PositiveDefiniteLinearOperator):
         return self._exact_root_solve(self._exact_root_solve(x), transpose=True)
 
     def _exact_logdet(self) -> Tensor:
-        log_determinant = block_log_determinant(self.factors)
+        # log |L L'| = 2 sum_i log |L_ii|
+        terms = [factor.diagonal(dim1=-2, dim2=-1).abs().log().sum((-2, -1)) for factor in self.factors]
+        log_determinant = 2.0 * torch.stack(terms).sum(0)
         return -log_determinant if self.is_inverse else log_determinant
 
+    def _multiply_factors(self, x: Tensor, transpose: bool) -> Tensor:
+        """``L x`` or ``L' x``."""
+        return multiply_blocks([factor.tril().mT if transpose else factor.tril() for factor in self.factors], x)
+
     def _root_blocks(self) -> list[Tensor]:
-        if self.is_inverse:
-            return [block.mT for block in block_inverses(self.factors)]
-        return [factor.tril() for factor in self.factors]
+        """The blocks of T, each ``(*batch, C_g, M_g, M_g)``."""
+        if not self.is_inverse:
+            return [factor.tril() for factor in self.factors]
+        identities = (torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device) for factor in self.factors)
+        pairs = zip(self.factors, identities, strict=True)
+        return [torch.linalg.solve_triangular(factor, eye, upper=False).mT for factor, eye in pairs]
 
     def _exact_diagonal(self) -> Tensor:
         # (T T')_ii = sum_j T_ij^2

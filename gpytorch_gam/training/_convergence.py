@@ -12,7 +12,7 @@ from gpytorch.constraints import Interval
 from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 
-from gpytorch_gam.numerics.precision import split_groups
+from gpytorch_gam.numerics.blocks import split_groups
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 from gpytorch_gam.warnings import ConvergenceWarning
 

@@ -36,7 +36,8 @@ from gpytorch_gam.effects.component_posterior import ComponentPosterior, draw_gi
 from gpytorch_gam.effects.component_source import ComponentProjections, GroupPosterior
 from gpytorch_gam.effects.prediction import Prediction, joined
 from gpytorch_gam.numerics.autocast import without_autocast
-from gpytorch_gam.numerics.precision import CovarianceFactors, split_groups
+from gpytorch_gam.numerics.blocks import split_groups
+from gpytorch_gam.numerics.precision import CovarianceFactors
 from gpytorch_gam.numerics.precision_fit import inverse_cholesky
 from gpytorch_gam.numerics.transforms import is_transformed
 from gpytorch_gam.operators import BlockDiagonalCholeskyLinearOperator, LowRankPrecisionLinearOperator

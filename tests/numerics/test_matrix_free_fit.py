@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from gpytorch_gam.numerics.blocks import diagonal_blocks
 from gpytorch_gam.numerics.capacitance import add_identity
 from gpytorch_gam.numerics.matrix_free_fit import (
     fit_from_scratch,
@@ -13,7 +14,6 @@ from gpytorch_gam.numerics.matrix_free_fit import (
     mixed_product,
     remainder_factors,
 )
-from gpytorch_gam.numerics.precision_fit import diagonal_blocks
 from tests.problems import gap, random_excess
 
 

@@ -9,13 +9,8 @@ import pytest
 import torch
 
 from gpytorch_gam import BlockLowRankPrecisionVariationalDistribution, LowRankPrecisionVariationalDistribution
-from gpytorch_gam.numerics.precision_fit import (
-    diagonal_blocks,
-    fit_block_low_rank,
-    inverse_cholesky,
-    rank_for_tolerance,
-    truncation_gap,
-)
+from gpytorch_gam.numerics.blocks import diagonal_blocks
+from gpytorch_gam.numerics.precision_fit import fit_block_low_rank, inverse_cholesky, rank_for_tolerance, truncation_gap
 from gpytorch_gam.warnings import RankWarning
 from tests.problems import gap, random_excess
 

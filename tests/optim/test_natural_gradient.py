@@ -17,8 +17,8 @@ from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
 from gpytorch_gam.components import regular_grid
 from gpytorch_gam.likelihoods import PoissonLikelihood
 from gpytorch_gam.mlls import CollapsedELBO
+from gpytorch_gam.numerics.blocks import diagonal_blocks
 from gpytorch_gam.numerics.capacitance import add_identity
-from gpytorch_gam.numerics.precision_fit import diagonal_blocks
 from gpytorch_gam.optim import NaturalGradient
 from gpytorch_gam.optim.posterior.posterior import Posterior, transported
 from gpytorch_gam.variational import BlockLowRankPrecisionVariationalDistribution

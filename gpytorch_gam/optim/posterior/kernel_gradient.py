@@ -25,7 +25,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from gpytorch_gam.numerics.precision import CovarianceFactors, split_groups
+from gpytorch_gam.numerics.blocks import split_groups
+from gpytorch_gam.numerics.precision import CovarianceFactors
 from gpytorch_gam.numerics.triangular import triangular_solve
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 

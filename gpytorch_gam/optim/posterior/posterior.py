@@ -8,14 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gpytorch_gam.numerics.precision import (
-    CovarianceFactors,
-    apply_block_inverse,
-    join_groups,
-    multiply_blocks,
-    precision_covariance_factors,
-    split_groups,
-)
+from gpytorch_gam.numerics.blocks import join_groups, multiply_blocks, split_groups
+from gpytorch_gam.numerics.precision import CovarianceFactors, apply_block_inverse, precision_covariance_factors
 from gpytorch_gam.numerics.triangular import triangular_solve
 
 from ..rows.sums import Resistance

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gpytorch_gam.numerics.blocks import diagonal_blocks, split_groups
 from gpytorch_gam.numerics.capacitance import add_identity
 from gpytorch_gam.numerics.matrix_free_fit import positive_remainder_factors
-from gpytorch_gam.numerics.precision import precision_covariance_factors, split_groups
-from gpytorch_gam.numerics.precision_fit import diagonal_blocks, relative_divergence
+from gpytorch_gam.numerics.precision import precision_covariance_factors
+from gpytorch_gam.numerics.precision_fit import relative_divergence
 
 from .posterior import Posterior
 from .step import Family, Step, with_more_directions

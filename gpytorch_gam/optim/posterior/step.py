@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gpytorch_gam.numerics.blocks import diagonal_blocks, multiply_blocks, split_groups
 from gpytorch_gam.numerics.capacitance import add_identity
 from gpytorch_gam.numerics.matrix_free_fit import (
     StreamingFit,
@@ -17,13 +18,8 @@ from gpytorch_gam.numerics.matrix_free_fit import (
     mixed_product,
     remainder_factors,
 )
-from gpytorch_gam.numerics.precision import (
-    CovarianceFactors,
-    multiply_blocks,
-    precision_covariance_factors,
-    split_groups,
-)
-from gpytorch_gam.numerics.precision_fit import diagonal_blocks, fit_block_low_rank, leading_root
+from gpytorch_gam.numerics.precision import CovarianceFactors, precision_covariance_factors
+from gpytorch_gam.numerics.precision_fit import fit_block_low_rank, leading_root
 
 from ..rows.sums import RowSums
 from .posterior import Posterior, precision_solve, step_length

@@ -12,8 +12,9 @@ from torch import Tensor
 from gpytorch_gam import _checks as checks
 from gpytorch_gam.components.reading import Reading
 from gpytorch_gam.likelihoods.expected_gradients import ExpectedGradients, expected_gradients, joint_expected_gradients
+from gpytorch_gam.numerics.blocks import split_groups
 from gpytorch_gam.numerics.grad_mode import trainable
-from gpytorch_gam.numerics.precision import CovarianceFactors, split_groups
+from gpytorch_gam.numerics.precision import CovarianceFactors
 from gpytorch_gam.operators.posterior_covariance import covariance_in_rows, keep_positive
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gpytorch_gam.numerics.precision import split_groups
+from gpytorch_gam.numerics.blocks import split_groups
 
 from .predictors import (
     ONE_PREDICTOR,
