@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import torch
+from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 
+from gpytorch_gam.likelihoods import RowwiseLikelihood
+from gpytorch_gam.likelihoods.expected_gradients import ExpectedGradients, expected_gradients
+from gpytorch_gam.likelihoods.one_predictor_likelihood import OnePredictorLikelihood
+from gpytorch_gam.likelihoods.row_arguments import row_vector
+from gpytorch_gam.optim.rows.likelihood_check import check_row_arguments
 from gpytorch_gam.optim.rows.stream import checked_rows
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 
@@ -32,6 +38,8 @@ class BinTables(NamedTuple):
     :ivar weights: sum of the weights at each bin, ``(U_t,)``.
     :ivar targets: sum of :math:`\lambda_n r_n` at each bin, ``(U_t,)``.
     :ivar totals: sums of :math:`\lambda_n`, :math:`\lambda_n r_n` and :math:`\lambda_n r_n^2` over all rows, ``(3,)``.
+    :ivar num_rows: number of rows (with weights their sum) whose Gaussian densities count; 0 for sites.
+    :ivar log_noise: see :class:`~gpytorch_gam.mlls.GaussianStatistics`.
     """
 
     places: list[Tensor]
@@ -40,26 +48,25 @@ class BinTables(NamedTuple):
     weights: list[Tensor]
     targets: list[Tensor]
     totals: Tensor
+    num_rows: float = 0.0
+    log_noise: Tensor | None = None
 
     def scaled(self, factor: float) -> BinTables:
         """The sums of ``factor`` times as many rows of the same kind."""
         own, weights, targets = ([factor * table for table in part] for part in (self.own, self.weights, self.targets))
         pairs = {key: factor * table for key, table in self.pairs.items()}
-        return BinTables(self.places, own, pairs, weights, targets, factor * self.totals)
+        log_noise = None if self.log_noise is None else factor * self.log_noise
+        return BinTables(
+            self.places, own, pairs, weights, targets, factor * self.totals, factor * self.num_rows, log_noise
+        )
 
 
 class MomentTables(NamedTuple):
-    """
-    Mean and variance of the predictor as sums of entries of tables.
+    """Mean and variance of the predictor as sums of entries of tables."""
 
-    :ivar mean: ``(U_t,)`` for each set of columns.
-    :ivar variance: ``(U_t,)`` for each.
-    :ivar pairs: what pairs s < t of sets add to the variance, ``(U_s, U_t)``.
-    """
-
-    mean: list[Tensor]
-    variance: list[Tensor]
-    pairs: dict[tuple[int, int], Tensor]
+    mean: list[Tensor]  # (U_t,) for each set of columns
+    variance: list[Tensor]  # (U_t,) for each
+    pairs: dict[tuple[int, int], Tensor]  # what pairs s < t of sets add to the variance, (U_s, U_t)
 
 
 class _Centres:
@@ -86,13 +93,15 @@ class DiscretizedData:
     """
     Rows as indices of bins.
 
-    It holds two (or four) bytes for each row and set of columns, and the response.
+    It holds two (or four) bytes for each row and set of columns, the response and the row-wise arguments.
 
     :param places: the bins of each set of columns, ``(U_t, d_t)``.
     :param codes: the bin of each row, ``(n,)`` integers for each set.
     :param responses: ``(n,)``.
-    :param offset: a part of the predictor that stays as it is, ``(n,)`` in float64; None for none.
-    :param num_threads: That share the rows in sums.
+    :param taken: row-wise arguments that are taken care of here, in float64: ``offset``, a part of the predictor that
+        stays as it is, and ``weights`` of the rows.
+    :param arguments: row-wise arguments that are left to the likelihood.
+    :param num_threads: threads that share the rows in sums.
     """
 
     def __init__(
@@ -100,67 +109,76 @@ class DiscretizedData:
         places: list[Tensor],
         codes: list[Tensor],
         responses: Tensor,
-        offset: Tensor | None = None,
+        taken: Mapping[str, Tensor] | None = None,
+        arguments: Mapping[str, Tensor] | None = None,
         num_threads: int = 1,
     ) -> None:
         self.places = [bins.double() for bins in places]
-        self._codes, self.responses, self.offset = codes, responses, offset
+        self._codes, self.responses = codes, responses
+        self._taken, self.arguments = dict(taken or {}), dict(arguments or {})
+        self.offset, self.weights = self._taken.get("offset"), self._taken.get("weights")
         self._num_threads = num_threads
 
     @classmethod
     def from_batches(
         cls,
-        batches: Iterable[tuple[Tensor, Tensor]],
+        batches: Iterable[Any],
         bins: ColumnBins,
         strategy: AdditiveVariationalStrategy,
-        offset: Callable[[Tensor], Tensor] | None,
+        likelihood: Likelihood,
+        mean: Callable[[Tensor], Tensor] | None = None,
         num_threads: int = 1,
     ) -> DiscretizedData:
         """
         One pass over the data. The place of a bin is the mean of the rows that are rounded to it: then sums of
         functions lose only what is of second order in the step, at the ends of the range, too.
 
-        :param batches: Pairs of inputs ``(b, D)`` and responses ``(b)``.
-        :param bins: For all components.
-        :param strategy: That reads the inputs.
-        :param offset: Of the predictor, from inputs; None for none.
+        :param batches: Pairs of inputs ``(b, D)`` and responses ``(b)``, or triples with row-wise arguments.
+        :param bins: The bins of all components.
+        :param strategy: The strategy that reads the inputs.
+        :param likelihood: The likelihood that reads the row-wise arguments.
+        :param mean: A mean of the predictor that stays as it is, from inputs; None for none.
         :param num_threads: See the class.
         :raises ValueError: If the data cannot be read.
         """
-        parts: list[list[Tensor]] = []
+        parts: list[tuple[list[Tensor], Tensor, dict[str, Tensor], dict[str, Tensor]]] = []
         centres = {term: _Centres(bins.values(term)) for term in bins.terms if not bins.is_exact(term)}
         for batch in batches:
-            x, y, parameters = checked_rows(strategy, None, batch)
-            if parameters:
-                raise NotImplementedError(
-                    f"fit_discretized takes no row-wise arguments of the likelihood, got {sorted(parameters)}: use fit "
-                    "and polish"
-                )
-            rows = [*bins.index(x), y]
-            for term, codes in zip(bins.terms, rows, strict=False):
+            x, y, arguments = checked_rows(strategy, None, batch)  # the values of all responses are looked at later
+            check_row_arguments(likelihood, arguments)
+            codes = bins.index(x)
+            for term, positions in zip(bins.terms, codes, strict=True):
                 if term in centres:
-                    centres[term].add(codes, bins.coordinates(x, term))
-            parts.append(rows if offset is None else [*rows, offset(x).detach().double()])
+                    centres[term].add(positions, bins.coordinates(x, term))
+            taken, arguments = _taken_apart(likelihood, y, arguments, None if mean is None else mean(x).detach())
+            parts.append((codes, y, taken, arguments))
         if not parts:
             raise ValueError("batches is empty: there is no data to fit, or it can be gone through only once")
-        columns = [joined[0] if len(joined) == 1 else torch.cat(joined) for joined in zip(*parts, strict=True)]
-        count = len(bins.terms)
-        if not torch.isfinite(columns[count].sum()):
-            missing = int((~torch.isfinite(columns[count])).sum())
-            raise ValueError(f"y has NaN or infinity in {missing} of {len(columns[count])} rows")
+        codes_of, responses_of, taken_of, arguments_of = zip(*parts, strict=True)
+        responses = _joined(responses_of)
+        if not torch.isfinite(responses.sum()):
+            missing = int((~torch.isfinite(responses)).sum())
+            raise ValueError(f"y has NaN or infinity in {missing} of {len(responses)} rows")
         places = [centres[term].mean() if term in centres else bins.values(term) for term in bins.terms]
-        places = [place.to(columns[count].device) for place in places]
-        return cls(places, columns[:count], columns[count], None if offset is None else columns[-1], num_threads)
+        return cls(
+            [place.to(responses.device) for place in places],
+            [_joined(codes) for codes in zip(*codes_of, strict=True)],
+            responses,
+            _joined_by_name(taken_of),
+            _joined_by_name(arguments_of),
+            num_threads,
+        )
 
     def __len__(self) -> int:
         return len(self.responses)
 
-    def thinned(self, num_rows: int) -> DiscretizedData:
-        """
-        Some of the rows, from all parts of the data.
+    @property
+    def num_rows(self) -> float:
+        """The number of rows; with weights their sum."""
+        return float(len(self)) if self.weights is None else self.weights.sum().item()
 
-        :param num_rows: Largest number of them.
-        """
+    def thinned(self, num_rows: int) -> DiscretizedData:
+        """No more than so many of the rows, from all parts of the data."""
         if len(self) <= num_rows:
             return self
         # Not evenly spaced: rows may follow a rhythm of their own.
@@ -169,8 +187,11 @@ class DiscretizedData:
             + torch.rand(num_rows, generator=torch.Generator().manual_seed(0)).double()
         )
         rows = (parts * (len(self) / num_rows)).long().clamp_(max=len(self) - 1).to(self.responses.device)
-        offset = None if self.offset is None else self.offset[rows]
-        return DiscretizedData(self.places, [codes[rows] for codes in self._codes], self.responses[rows], offset)
+        taken, arguments = (
+            {name: value[rows] for name, value in each.items()} for each in (self._taken, self.arguments)
+        )
+        codes = [codes[rows] for codes in self._codes]
+        return DiscretizedData(self.places, codes, self.responses[rows], taken, arguments)
 
     def tables(self, weights: Tensor | None, targets: Tensor, squares: Tensor) -> BinTables:
         r"""
@@ -216,11 +237,7 @@ class DiscretizedData:
         return torch.add(self._codes[second][rows].int(), position, alpha=len(self.places[second]))
 
     def moments(self, tables: MomentTables) -> tuple[Tensor, Tensor]:
-        """
-        Mean and variance of the predictor in each row, offset left out, both ``(n,)`` in float64.
-
-        :param tables: Of the moments.
-        """
+        """Mean and variance of the predictor in each row, offset left out, both ``(n,)`` in float64."""
         mean, variance = torch.zeros(2, len(self), dtype=torch.float64, device=self.responses.device)
 
         def fill(rows: slice) -> None:
@@ -234,41 +251,69 @@ class DiscretizedData:
         self.map_rows(fill)
         return mean, variance.clamp_(min=torch.finfo(torch.float64).tiny)
 
-    def map_rows(self, function: Callable[[slice], Any]) -> list[Any]:
-        """
-        Apply a function to chunks of rows.
+    def gradients(
+        self, likelihood: Likelihood, mean: Tensor, variance: Tensor, rows: slice, dtype: torch.dtype
+    ) -> ExpectedGradients:
+        """Derivatives of the expected log-likelihood of some rows, in a dtype, at moments of their predictors."""
+        arguments = {name: value[rows] for name, value in self.arguments.items()}
+        found = expected_gradients(likelihood, self.responses[rows], mean.to(dtype), variance.to(dtype), arguments)
+        return self.weighted(found, rows)
 
-        :param function: Of the rows.
-        """
+    def weighted(self, found: ExpectedGradients, rows: slice) -> ExpectedGradients:
+        """The derivatives of some rows, times their weights."""
+        if self.weights is None:
+            return found
+        return ExpectedGradients(*(self.weights[rows] * part for part in found))
+
+    def map_rows(self, function: Callable[[slice], Any]) -> list[Any]:
+        """Apply a function to chunks of rows."""
         starts = range(0, len(self), _CHUNK_SIZE)
         chunks = [slice(start, min(start + _CHUNK_SIZE, len(self))) for start in starts]
         return in_threads([functools.partial(function, rows) for rows in chunks], self._num_threads)
 
 
-def sampled(batches: Iterable[tuple[Tensor, Tensor]], share: float) -> Iterator[tuple[Tensor, Tensor]]:
-    """
-    A random part of the rows of each batch, always the same one.
+def _taken_apart(
+    likelihood: Likelihood, y: Tensor, given: Mapping[str, Tensor], mean: Tensor | None
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Offset (with the mean of the predictor in it) and weights of a batch, and the likelihood's own arguments."""
+    taken: dict[str, Tensor] = {}
+    arguments, like = dict(given), y.detach().double()
+    if isinstance(likelihood, RowwiseLikelihood | OnePredictorLikelihood):  # those of others may mean anything
+        for name in ("offset", "weights"):
+            vector = row_vector(name, arguments.pop(name, None), like, nonnegative=name == "weights")
+            taken |= {} if vector is None else {name: vector.expand(y.shape)}
+    if mean is not None:
+        taken["offset"] = mean.double() + taken.get("offset", 0.0)
+    return taken, arguments
 
-    :param batches: Pairs of inputs and responses.
-    :param share: Of the rows.
-    """
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+def _joined_by_name(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    names = parts[0].keys()
+    if any(part.keys() != names for part in parts):
+        raise ValueError("the batches must all have the same row-wise arguments: give those of some to each")
+    return {name: _joined([part[name] for part in parts]) for name in names}
+
+
+def sampled(batches: Iterable[Any], share: float) -> Iterator[tuple[Tensor, Tensor, dict[str, Tensor]]]:
+    """A random part of the rows of each batch, always the same one."""
     generator = torch.Generator("cpu").manual_seed(0)  # whatever the default device is
-    for x, y in batches:
+    for x, y, *rest in batches:
         if share * len(x) < 100:  # many small batches: each row by a coin of its own
             rows = (torch.rand(len(x), generator=generator, device="cpu") < share).nonzero().squeeze(-1)
         else:
             rows = torch.randint(len(x), (round(share * len(x)),), generator=generator, device="cpu").unique()
         if len(rows):
-            yield x[rows.to(x.device)], y[rows.to(y.device)]
+            arguments = rest[0] if rest else {}
+            chosen = {name: value[rows.to(value.device)] for name, value in arguments.items()}
+            yield x[rows.to(x.device)], y[rows.to(y.device)], chosen
 
 
 def in_threads(jobs: Sequence[Callable[[], Any]], num_threads: int) -> list[Any]:
-    """
-    Results of the jobs in order.
-
-    :param jobs: Independent of each other, and serial themselves.
-    :param num_threads: That work on them.
-    """
+    """Results of jobs in order, which are independent of each other, and serial themselves."""
     if min(num_threads, len(jobs)) == 1:
         return [job() for job in jobs]
     with ThreadPoolExecutor(num_threads) as pool:

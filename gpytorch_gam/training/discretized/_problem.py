@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import gpytorch
@@ -15,34 +15,36 @@ from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
 
 from gpytorch_gam.likelihoods.null_model import NullModel
-from gpytorch_gam.mlls import GaussianOptimum
+from gpytorch_gam.mlls import GaussianOptimum, GaussianStatistics
 from gpytorch_gam.mlls.collapsed_elbo import gaussian_optimum
+from gpytorch_gam.optim.rows.likelihood_check import unwrapped
 from gpytorch_gam.parameters.log_scale import Coordinates
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 
 from .._quasi_newton import ObjectiveError, QuasiNewton
 from ..starting_values import start_from_null_model, units_of_means
-from ._data import BinTables, DiscretizedData, MomentTables
+from ._data import DiscretizedData, MomentTables
 from ._statistics import BinStatistics, interpolated, moment_tables
 from .column_bins import ColumnBins
 
-# Knots in a column on which hyperparameters do most of their way, see `interpolated`.
+# Knots per column of the coarse grid on which the hyperparameters are optimised first, see `interpolated`: of sets of
+# one column, of two, and of more.
 _NUM_KNOTS = (32, 16, 8)
 
-# Share of the explained variance that interpolation may add to it out of nothing.
+# Largest interpolation error, relative to the explained variance; beyond it the coarse bound is rejected.
 _LARGEST_EXCESS = 1e-4
 
-# The quasi-Newton method begins with this curvature of the bound in a hyperparameter of the kernels.
+# Minus the second derivative of the bound in a hyperparameter of the kernels, as the quasi-Newton method assumes first.
 _CURVATURE = 1.0
 
-# Precision of rows, relative to one that leaves them freedom, at which the prior does not move them.
+# Factor on the precision of rows at which their posterior mean is no longer shrunk to the prior's.
 _EXACT = 1e6
 
-# Parameters of an interval are logits, which end so far out: beyond, gradients vanish and there is no way back.
+# Largest logit of a parameter in an interval: beyond it gradients vanish, and it would never come back.
 _LARGEST_LOGIT = 9.0
 
-# Many rows with a Gaussian likelihood begin with the bound of so many rows of the same kind: what it says of the
-# kernels is not yet drowned in what it says of the noise.
+# Many rows with a Gaussian likelihood begin with the bound of so many rows of the same kind, in which the information
+# on the kernels is not yet drowned in that on the noise.
 FIRST_ROWS = 2000
 
 
@@ -50,11 +52,11 @@ class DiscretizedProblem:
     """
     What both kinds of fit share: the model as a function of tables, and moves of its hyperparameters.
 
-    :param model: Its hyperparameters go to their starting values.
-    :param likelihood: Of the data; so do its parameters.
-    :param bins: Of the columns.
-    :param num_rows: Of the data.
-    :param null: Of the data, which says where to start; None to start from the present values.
+    :param model: The model, whose hyperparameters go to their starting values.
+    :param likelihood: Its likelihood, whose parameters do so, too.
+    :param bins: The bins of the columns.
+    :param num_rows: The number of rows of the data.
+    :param null: The null model of the data, which says where to start; None to start from the present values.
     """
 
     def __init__(
@@ -62,7 +64,7 @@ class DiscretizedProblem:
         model: gpytorch.models.ApproximateGP,
         likelihood: Likelihood,
         bins: ColumnBins,
-        num_rows: int,
+        num_rows: float,
         null: NullModel | None = None,
     ) -> None:
         self.model, self.likelihood = model, likelihood
@@ -76,15 +78,16 @@ class DiscretizedProblem:
         if null is not None:
             start_from_null_model(self.strategy, likelihood, null)
         units = {} if null is None else units_of_means(self.strategy, null)
+        in_intervals = _in_intervals(model, likelihood)
         self._ascent = QuasiNewton(
             self.hyperparameters,
             [self._curvature(p, num_rows) for p in self.hyperparameters],
             Coordinates(self.hyperparameters, (model, likelihood), units),
-            [_LARGEST_LOGIT if id(p) in _in_intervals(model, likelihood) else math.inf for p in self.hyperparameters],
+            [_LARGEST_LOGIT if id(p) in in_intervals else math.inf for p in self.hyperparameters],
         )
 
-    def _curvature(self, parameter: Tensor, num_rows: int) -> float:
-        """About what minus the second derivative of the bound is: noise and mean are known from each row."""
+    def _curvature(self, parameter: Tensor, num_rows: float) -> float:
+        """About what minus the second derivative of the bound is: each row tells of noise and mean."""
         of_rows = (*self.likelihood.parameters(), *self.strategy.predictor.means[0].parameters())
         return max(0.5 * num_rows, 1.0) if any(parameter is other for other in of_rows) else _CURVATURE
 
@@ -93,23 +96,18 @@ class DiscretizedProblem:
         mean = self.strategy.predictor.means[0]
         return mean.constant.double().squeeze() if isinstance(mean, ConstantMean) else 0.0
 
-    def noise(self) -> Tensor:
-        """Variance of the noise; of sites, whose weights say it all, 1."""
-        if isinstance(self.likelihood, GaussianLikelihood):
-            return self.likelihood.noise.double().squeeze(-1)
-        return torch.ones((), dtype=torch.float64, device=self.strategy.predictor.device)
+    def optimum(self, statistics: BinStatistics) -> GaussianOptimum:
+        """The optimal posterior and its bound, which for sites lacks a constant."""
+        return self._optimum(statistics(self.constant()))
 
-    def optimum(self, statistics: BinStatistics, num_rows: int) -> GaussianOptimum:
-        """The optimal posterior and its bound. Of sites the bound lacks a constant, and ``num_rows`` is 0."""
-        return gaussian_optimum(statistics(self.constant())._replace(num_rows=num_rows), self.noise())
+    def _optimum(self, sums: GaussianStatistics) -> GaussianOptimum:
+        inner = unwrapped(self.likelihood)
+        if isinstance(inner, GaussianLikelihood) and sums.log_noise is None:
+            return gaussian_optimum(sums, inner.noise.double().squeeze(-1))
+        return gaussian_optimum(sums, torch.ones_like(sums.residual_square))  # the weights say it all
 
     def moments(self, data: DiscretizedData, optimum: GaussianOptimum) -> tuple[MomentTables, float]:
-        """
-        Moments of the predictor at the bins without mean module, and the divergence from the prior in nats.
-
-        :param data: That have the bins.
-        :param optimum: The posterior.
-        """
+        """Moments of the predictor at the bins without mean module, and the divergence from the prior in nats."""
         cholesky = torch.linalg.cholesky(optimum.precision)
         covariance = torch.cholesky_inverse(cholesky)
         excess = covariance.diagonal() - 1.0 + 2.0 * cholesky.diagonal().log() + optimum.mean.square()
@@ -130,101 +128,102 @@ class DiscretizedProblem:
 
     def constant_posterior(self, data: DiscretizedData, place: float, precision: float) -> GaussianOptimum:
         """
-        The posterior of rows that all have the same predictor: it is there with its mean, whatever the precision.
+        The posterior of rows that all have the same predictor, which is its mean whatever the precision.
 
         :param data: The rows.
         :param place: Their predictor, offset left out.
-        :param precision: Of all rows together.
+        :param precision: The precision of all rows together.
         """
         weights = torch.full((len(data),), precision / len(data), dtype=torch.float64, device=data.responses.device)
         targets = place * weights
         tables = data.tables(weights, targets, place * targets.sum())
         loose, tight = (
-            self.optimum(BinStatistics(self.strategy, self.terms, tables.scaled(factor)), 0) for factor in (1.0, _EXACT)
+            self.optimum(BinStatistics(self.strategy, self.terms, tables.scaled(factor))) for factor in (1.0, _EXACT)
         )
         return loose._replace(mean=tight.mean)
 
-    def maximise(self, tables: BinTables, statistics: BinStatistics, num_rows: int, nats: float, steps: int) -> float:
+    def maximise(self, statistics: BinStatistics, nats: float, steps: int) -> float:
         """
         Move the hyperparameters on the collapsed bound, first on fewer bins.
 
-        :param tables: Of the rows.
-        :param statistics: The same tables as statistics.
-        :param num_rows: See :meth:`optimum`.
+        :param statistics: The statistics of the rows.
         :param nats: Stop when a step promises less.
         :param steps: Largest number.
-        :return: What a further step promises.
+        :return: Nats that a further step promises.
         """
         if not self.hyperparameters:
             return 0.0
-        few = self._on_fewer_bins(tables)
+        few = self._on_fewer_bins(statistics)
         if few is not None:
-            with self._kept_only_if_better(statistics, num_rows):
-                self._ascent.maximise(lambda: self._interpolated_objective(few, num_rows), nats, steps)
-        return self._ascent.maximise(lambda: self._objective(statistics, num_rows), nats, steps)
+            with self._kept_only_if_better(statistics):
+                self._ascent.maximise(self._interpolated_objective(few), nats, steps)
+        return self._ascent.maximise(lambda: self._objective(statistics), nats, steps)
 
-    def begin(self, tables: BinTables, statistics: BinStatistics, num_rows: int, steps: int) -> None:
+    def begin(self, statistics: BinStatistics, steps: int) -> None:
         """
         Move the hyperparameters as far as a part of the rows would.
 
-        :param tables: Of all rows.
-        :param statistics: The same tables as statistics.
-        :param num_rows: Of these.
+        :param statistics: The statistics of all rows.
         :param steps: Largest number.
         """
-        part = tables.scaled(FIRST_ROWS / num_rows)
-        few = self._on_fewer_bins(part) or BinStatistics(self.strategy, self.terms, part)
-        with self._kept_only_if_better(statistics, num_rows):
+        num_rows = statistics.tables.num_rows
+        part = BinStatistics(self.strategy, self.terms, statistics.tables.scaled(FIRST_ROWS / num_rows))
+        with self._kept_only_if_better(statistics):
             self.scale_to(FIRST_ROWS)
             try:
-                self._ascent.maximise(lambda: self._interpolated_objective(few, FIRST_ROWS), 0.1, steps)
+                self._ascent.maximise(self._interpolated_objective(self._on_fewer_bins(part) or part), 0.1, steps)
             finally:
                 self.scale_to(num_rows)
 
     @contextmanager
-    def _kept_only_if_better(self, statistics: BinStatistics, num_rows: int) -> Iterator[None]:
+    def _kept_only_if_better(self, statistics: BinStatistics) -> Iterator[None]:
         """Moves on a stand-in for the bound are taken back where they lower the bound itself."""
-        before, values = self._bound(statistics, num_rows), [p.detach().clone() for p in self.hyperparameters]
+        before, values = self._bound(statistics), [p.detach().clone() for p in self.hyperparameters]
         with suppress(ObjectiveError):  # nothing stands in for the bound where it starts
             yield
-        if not self._bound(statistics, num_rows) > before:
+        if not self._bound(statistics) > before:
             with torch.no_grad():
                 for parameter, value in zip(self.hyperparameters, values, strict=True):
                     parameter.copy_(value)
             self._ascent.forget()
 
     @torch.no_grad()
-    def _bound(self, statistics: BinStatistics, num_rows: int) -> float:
+    def _bound(self, statistics: BinStatistics) -> float:
         """Minus infinity where it cannot be computed."""
         try:
-            value = self._objective(statistics, num_rows).item()
+            value = self._objective(statistics).item()
         except (torch.linalg.LinAlgError, NotPSDError, NanError):
             return -math.inf
         return value if math.isfinite(value) else -math.inf
 
-    def scale_to(self, num_rows: int) -> None:
-        """Tell of the number of rows that the next moves are about."""
+    def scale_to(self, num_rows: float) -> None:
+        """Expect the curvatures of so many rows in the next moves."""
         before, self._num_rows = self._num_rows, num_rows
         self._ascent.rescale([self._curvature(p, num_rows) / self._curvature(p, before) for p in self.hyperparameters])
 
-    def _on_fewer_bins(self, tables: BinTables) -> BinStatistics | None:
+    def _on_fewer_bins(self, statistics: BinStatistics) -> BinStatistics | None:
         """None if there is nothing to be gained."""
+        tables = statistics.tables
         coarse = interpolated(tables, self._is_rounded, _NUM_KNOTS)
         is_smaller = any(len(few) < len(many) for few, many in zip(coarse.places, tables.places, strict=True))
         return BinStatistics(self.strategy, self.terms, coarse) if is_smaller else None
 
-    def _interpolated_objective(self, statistics: BinStatistics, num_rows: int) -> Tensor:
+    def _interpolated_objective(self, statistics: BinStatistics) -> Callable[[], Tensor]:
         """NaN where features vary too fast for the knots: they explain more than there is, and the bound has no end."""
-        sums = statistics(self.constant())
-        bound = gaussian_optimum(sums._replace(num_rows=num_rows), self.noise()).bound + self._log_prior()
-        explained = sums.gram.diagonal(dim1=-2, dim2=-1).sum(-1)
-        return torch.where(sums.unexplained < -_LARGEST_EXCESS * explained, torch.full_like(bound, math.nan), bound)
 
-    def _objective(self, statistics: BinStatistics, num_rows: int) -> Tensor:
-        return self.optimum(statistics, num_rows).bound + self._log_prior()
+        def objective() -> Tensor:
+            sums = statistics(self.constant())
+            bound = self._optimum(sums).bound + self._log_prior()
+            explained = sums.gram.diagonal(dim1=-2, dim2=-1).sum(-1)
+            return torch.where(sums.unexplained < -_LARGEST_EXCESS * explained, torch.full_like(bound, math.nan), bound)
+
+        return objective
+
+    def _objective(self, statistics: BinStatistics) -> Tensor:
+        return self.optimum(statistics).bound + self._log_prior()
 
     def _log_prior(self) -> Tensor:
-        """Of the hyperparameters."""
+        """The logarithm of the prior density of the hyperparameters."""
         total = torch.zeros((), dtype=torch.float64, device=self.strategy.predictor.device)
         for module in (self.model, self.likelihood):
             for _, owner, prior, closure, _ in module.named_priors():

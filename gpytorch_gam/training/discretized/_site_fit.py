@@ -10,7 +10,7 @@ import torch
 from scipy.optimize import brentq
 from torch import Tensor
 
-from gpytorch_gam.likelihoods.expected_gradients import ExpectedGradients, expected_gradients
+from gpytorch_gam.likelihoods.expected_gradients import ExpectedGradients
 from gpytorch_gam.mlls import GaussianOptimum
 
 from .._quasi_newton import ObjectiveError
@@ -19,27 +19,27 @@ from ._problem import DiscretizedProblem
 from ._statistics import BinStatistics
 from ._tabulated_gradients import distinct_responses, tabulated
 
-# Steps end when the next one promises less than this part of the tolerance: there are many directions to be right in.
+# Stop when the predicted gain of a step is below this fraction of `tolerance`: gains in many directions add up.
 SHARE_OF_TOLERANCE = 0.3
 
 # Steps of the hyperparameters between two passes over the rows.
 _SITE_STEPS = 12
 
-# Nats that the bound may fall by rounding and quadrature, relative to its size.
-_ROUNDING = 1e-9
+# Largest fall of the bound, relative to its size, that counts as an error of rounding or quadrature.
+ROUNDING = 1e-9
 
-# Share of the way to the posterior of the sites below which a pass is given up.
+# Shortest step, as a share of the way to the posterior of the sites, before the fit is given up.
 _SMALLEST_RATE = 1e-8
 
-# Sites are near enough for hyperparameters to move if a pass gained what they promised, to within this part of it.
+# Hyperparameters move once a pass has gained what the sites promised, to within this part of it.
 _FORETOLD = 0.25
 
-# Rows from which the model without effects is found, and their weight in units of the prior's precision.
+# Number of rows from which the model without effects is found, and its precision in units of the prior's.
 _NULL_ROWS, _NULL_WEIGHT = 500, 100.0
 
 
-class _Look(NamedTuple):
-    """A pass over the rows."""
+class _Pass(NamedTuple):
+    """What a pass over the rows finds."""
 
     bound: float
     sites: BinTables
@@ -51,7 +51,7 @@ class _State(NamedTuple):
 
     hyperparameters: list[Tensor]
     optimum: GaussianOptimum  # the posterior
-    look: _Look  # at it
+    seen: _Pass  # at it
 
 
 class _Proposal(NamedTuple):
@@ -67,13 +67,14 @@ class SiteFit:
     """
     The loop: posterior, sites there, and hyperparameters, as they were accepted last.
 
-    :param problem: The model.
+    :param problem: The model and its likelihood.
     :param data: All rows.
     """
 
     def __init__(self, problem: DiscretizedProblem, data: DiscretizedData) -> None:
         self._problem, self._data = problem, data
-        self._responses = distinct_responses(data.responses)
+        # Responses alone say which log-likelihood a row has, unless it has arguments of its own.
+        self._responses = None if data.arguments else distinct_responses(data.responses)
         self._state: _State | None = None
         #: Nats that a further pass promises, after :meth:`run`.
         self.open = math.inf
@@ -100,8 +101,8 @@ class SiteFit:
         them: sites that are far from the data say nothing of hyperparameters.
 
         :param start: The posterior to begin with; None for that of the model without effects.
-        :param max_passes: Besides the first look.
-        :param tolerance: In nats.
+        :param max_passes: Largest number of passes besides the first one.
+        :param tolerance: The tolerance in nats.
         :param callback: Called with each bound that is accepted.
         :return: These bounds.
         """
@@ -112,9 +113,9 @@ class SiteFit:
             moves = may_move and rate == 1.0
             proposal = self._proposal(state, moves, tolerance) if proposal is None else proposal
             optimum = None if proposal is None else self._part(state, proposal, rate)
-            look = None if optimum is None else self._look(optimum)
-            gain = -math.inf if look is None else look.bound - state.look.bound
-            if optimum is None or look is None or gain < -_ROUNDING * abs(state.look.bound):
+            seen = None if optimum is None else self._pass(optimum)
+            gain = -math.inf if seen is None else seen.bound - state.seen.bound
+            if optimum is None or seen is None or gain < -ROUNDING * abs(state.seen.bound):
                 self.open = math.inf if proposal is None else max(proposal.promised, proposal.open)
                 self._set(state.hyperparameters)
                 if rate < _SMALLEST_RATE or (gain >= -tolerance and self.open <= tolerance):
@@ -122,10 +123,10 @@ class SiteFit:
                 rate *= _shortening(gain, 0.0 if proposal is None else proposal.promised * rate)
                 continue
             assert proposal is not None
-            state = _State(self._hyperparameters(), optimum, look)
-            history.append(look.bound)
+            state = _State(self._hyperparameters(), optimum, seen)
+            history.append(seen.bound)
             if callback is not None:
-                callback(look.bound)
+                callback(seen.bound)
             self.open = max(gain, proposal.open)
             if rate == 1.0 and self.open <= tolerance and (moves or not self._problem.hyperparameters):
                 break
@@ -133,13 +134,13 @@ class SiteFit:
             may_move = may_move or (rate == 1.0 and (foretold or gain <= tolerance))
             rate, proposal = min(1.0, 2.0 * rate), None
         self._state, self.has_moved = state, bool(history)
-        return history or [state.look.bound]
+        return history or [state.seen.bound]
 
     def _first_state(self, start: GaussianOptimum | None) -> _State:
         for posterior in self._starts() if start is None else (start, *self._starts()):
-            look = self._look(posterior)
-            if look is not None:
-                return _State(self._hyperparameters(), posterior, look)
+            seen = self._pass(posterior)
+            if seen is not None:
+                return _State(self._hyperparameters(), posterior, seen)
         raise ValueError(
             f"the gradient of the expected log-likelihood of {type(self._problem.likelihood).__name__} is NaN or "
             "infinite for the model without effects: look for such values in the responses, or for some that the "
@@ -164,9 +165,9 @@ class SiteFit:
         """
         The most probable predictor, offset left out, if it is one and the same in all rows.
 
-        :param some: Of the rows.
-        :param variance: Of the prior around the constant mean.
-        :param narrow: That of the predictor beside which log-likelihoods are smooth.
+        :param some: Some of the rows.
+        :param variance: The prior variance of the predictor around the constant mean.
+        :param narrow: A variance of the predictor beside which log-likelihoods are smooth.
         """
         likelihood, dtype = self._problem.likelihood, self._problem.strategy.predictor.dtype
         centre, factor = float(self._problem.constant()), len(self._data) / len(some)
@@ -174,31 +175,30 @@ class SiteFit:
         offset = torch.zeros_like(variances) if some.offset is None else some.offset.to(dtype)
 
         def slope(place: float) -> float:
-            found = expected_gradients(likelihood, some.responses, offset + place, variances)
+            found = some.gradients(likelihood, offset + place, variances, slice(None), dtype)
             return factor * found.gradients.sum().item() - (place - centre) / variance
 
         return _zero_of_falling(slope, centre, math.sqrt(variance))
 
     def _proposal(self, state: _State, moves: bool, tolerance: float) -> _Proposal | None:
         """
-        The posterior of the sites that were seen last.
+        The posterior of the sites of a state; None if there is none in the range of numbers.
 
-        :param state: That they were seen in.
+        :param state: What was accepted last.
         :param moves: Whether the hyperparameters move to their optimum first.
-        :param tolerance: In nats.
-        :return: None if there is no such posterior in the range of numbers.
+        :param tolerance: The tolerance in nats.
         """
-        sites, still_open = state.look.sites, 0.0
-        statistics = BinStatistics(self._problem.strategy, self._problem.terms, sites)
+        still_open = 0.0
+        statistics = BinStatistics(self._problem.strategy, self._problem.terms, state.seen.sites)
         try:
             if moves:
-                still_open = self._problem.maximise(sites, statistics, 0, SHARE_OF_TOLERANCE * tolerance, _SITE_STEPS)
+                still_open = self._problem.maximise(statistics, SHARE_OF_TOLERANCE * tolerance, _SITE_STEPS)
             with torch.no_grad():
-                optimum = self._problem.optimum(statistics, 0)
+                optimum = self._problem.optimum(statistics)
         except (torch.linalg.LinAlgError, ObjectiveError):
             self._set(state.hyperparameters)
             return None
-        promised = optimum.bound.item() + state.look.rest - state.look.bound
+        promised = optimum.bound.item() + state.seen.rest - state.seen.bound
         return _Proposal(self._hyperparameters(), optimum, promised, still_open)
 
     def _part(self, state: _State, proposal: _Proposal, rate: float) -> GaussianOptimum:
@@ -219,13 +219,8 @@ class SiteFit:
             parameter.copy_(value)
 
     @torch.no_grad()
-    def _look(self, optimum: GaussianOptimum) -> _Look | None:
-        """
-        The bound and the sites at a posterior, from one pass over the rows.
-
-        :param optimum: The posterior.
-        :return: None if there are infinite numbers.
-        """
+    def _pass(self, optimum: GaussianOptimum) -> _Pass | None:
+        """The bound and the sites at a posterior, from one pass over the rows; None if there are infinite numbers."""
         problem, data = self._problem, self._data
         tables, divergence = problem.moments(data, optimum)
         mean, variance = data.moments(tables)
@@ -245,25 +240,18 @@ class SiteFit:
         if not torch.isfinite(targets.sum() + curvatures.sum() + expected):
             return None
         rest = (expected + 0.5 * excess).item()
-        return _Look(expected.item() - divergence, data.tables(curvatures, targets, squares), rest)
+        return _Pass(expected.item() - divergence, data.tables(curvatures, targets, squares), rest)
 
     def _derivatives(self, mean: Tensor, variance: Tensor) -> Callable[[slice], ExpectedGradients]:
-        """
-        Those of the expected log-likelihood, as a function of the rows.
-
-        :param mean: Of the predictor without offset, ``(n,)``.
-        :param variance: Of the predictor, ``(n,)``.
-        """
+        """Derivatives of the expected log-likelihood, as a function of the rows, at moments ``(n,)`` without offset."""
         data, likelihood, dtype = self._data, self._problem.likelihood, self._problem.strategy.predictor.dtype
         total = mean if data.offset is None else mean + data.offset
         if self._responses is not None:
             distinct, codes = self._responses
             table = tabulated(likelihood, distinct, codes, total, variance)
             if table is not None:
-                return lambda rows: table(codes[rows], total[rows], variance[rows])
-        return lambda rows: expected_gradients(
-            likelihood, data.responses[rows], total[rows].to(dtype), variance[rows].to(dtype)
-        )
+                return lambda rows: data.weighted(table(codes[rows], total[rows], variance[rows]), rows)
+        return lambda rows: data.gradients(likelihood, total[rows], variance[rows], rows, dtype)
 
 
 def _shortening(gain: float, promised: float) -> float:
@@ -276,11 +264,8 @@ def _shortening(gain: float, promised: float) -> float:
 
 def _zero_of_falling(function: Callable[[float], float], start: float, step: float) -> float:
     """
-    Where a falling function is zero, or as near as the range of its numbers goes.
-
-    :param function: NaN and infinity stand for what is beyond its zero.
-    :param start: Where the search begins.
-    :param step: Its first step.
+    Where a falling function is zero, or as near as the range of its numbers goes: NaN and infinity stand for what is
+    beyond its zero. The search begins at ``start`` with a step of the given size.
     """
     value = function(start)
     if value == 0.0 or not math.isfinite(value):

@@ -1,63 +1,55 @@
 r"""
 Statistics of a model from tables of its bins.
 
-With features at the bins :math:`\Phi_c = L_c^{-1} k_c(Z_c, \ell)`, blocks of the Gram matrix are :math:`\Phi_c
-W_{cc'} \Phi_{c'}^\top` with the table :math:`W_{cc'}` of summed weights: the number of rows is gone, and the
-hyperparameters are free to move.
+With features at the bins :math:`\Phi_t = L^{-1} k(Z, \ell)` of all components that read the set of columns t, blocks of
+the Gram matrix are :math:`\Phi_s W_{st} \Phi_t^\top` with the table :math:`W_{st}` of summed weights: the number of
+rows is gone, and the hyperparameters are free to move.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from gpytorch_gam.components import AdditivePredictor, ComponentGroup
+from gpytorch_gam.components import ComponentGroup
 from gpytorch_gam.mlls import GaussianStatistics
 from gpytorch_gam.numerics.triangular import solve_in_blocks
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 
 from ._data import BinTables, MomentTables
 from ._tabulated_gradients import lagrange_weights
+from .column_bins import stacked
 
-# Knots from which a place between them is interpolated.
+# Number of knots around a place from which it is interpolated.
 _STENCIL = 6
-
-
-class _GroupTables(NamedTuple):
-    """Tables of the components of a group, padded to one number of bins."""
-
-    places: Tensor  # (C_g, U_g, d)
-    own: Tensor  # (C_g, U_g), or (C_g, U_g, U_g)
-    weights: Tensor  # (C_g, U_g)
-    targets: Tensor  # (C_g, U_g)
-
-
-class _Block(NamedTuple):
-    """Pairs of components of two groups (or of one) and their tables."""
-
-    groups: tuple[int, int]
-    first: Tensor  # (P,), positions in the first group
-    second: Tensor  # (P,), positions in the second
-    table: Tensor  # (P, U_g, U_g')
 
 
 class BinStatistics:
     """
     Statistics as a differentiable function of the hyperparameters.
 
-    :param strategy: With one predictor and no batch shape.
-    :param terms: The set of columns that each component reads, as its position in the tables; for each group.
-    :param tables: Of all sets.
+    :param strategy: A strategy with one predictor and no batch shape.
+    :param terms: For each group, the set of columns that each component reads, as its position in the tables.
+    :param tables: The tables of all sets.
     """
 
     def __init__(self, strategy: AdditiveVariationalStrategy, terms: list[list[int]], tables: BinTables) -> None:
-        self._strategy, self._tables = strategy, tables
-        self._groups = [_group_tables(terms_of_group, tables) for terms_of_group in terms]
-        self._blocks = list(_blocks(terms, tables))
+        self._strategy, self._terms, self.tables = strategy, terms, tables
+        num_features = [0] * len(tables.places)
+        for group, terms_of_group in zip(strategy.predictor.groups, terms, strict=True):
+            for term in terms_of_group:
+                num_features[term] += group.num_inducing
+        # Products with tables are taken from the side of the set that has fewer features.
+        self._order = sorted(range(len(num_features)), key=num_features.__getitem__)
+        self._later = [self._order[position + 1 :] for position in range(len(self._order))]
+        self._rows = [  # (U_s, sum of the later U_t)
+            torch.cat([_between(tables, first, other) for other in later], dim=-1) if later else None
+            for first, later in zip(self._order, self._later, strict=True)
+        ]
 
     def __call__(self, constant: Tensor | float = 0.0) -> GaussianStatistics:
         """
@@ -65,125 +57,78 @@ class BinStatistics:
 
         :param constant: Mean of the predictor, subtracted from the residuals.
         """
-        predictor = self._strategy.predictor
-        features, unexplained = [], torch.zeros_like(self._tables.totals[0])
-        for group, tables in zip(predictor.groups, self._groups, strict=True):
-            features.append(bin_features(self._strategy, group, tables.places))
-            unexplained = unexplained + (tables.weights * prior_variances(group, tables.places)).sum()
-        gram, trace = self._gram(features, predictor)
-        projected = [
-            torch.einsum("cmu,cu->cm", phi, tables.targets - constant * tables.weights).flatten()
-            for phi, tables in zip(features, self._groups, strict=True)
-        ]
-        weight, target, square = self._tables.totals
+        tables = self.tables
+        weight, target, square = tables.totals
+        features, prior, positions = features_of_sets(self._strategy, self._terms, tables.places)
+        upper = self._upper_gram(features)
+        place = torch.cat([positions[term] for term in self._order]).argsort()
+        gram = (upper.triu() + upper.triu(1).mT).index_select(0, place).index_select(1, place)
+        projected = [features[t] @ (tables.targets[t] - constant * tables.weights[t]) for t in self._order]
+        explainable = torch.stack([weights @ each for weights, each in zip(tables.weights, prior, strict=True)]).sum()
         return GaussianStatistics(
             gram=gram,
-            projected=torch.cat(projected),
+            projected=torch.cat(projected).index_select(0, place),
             residual_square=square - 2 * constant * target + constant * constant * weight,
-            unexplained=unexplained - trace,
-            num_rows=0,
+            unexplained=explainable - upper.diagonal().sum(),
+            num_rows=tables.num_rows,
+            log_noise=tables.log_noise,
         )
 
-    def _gram(self, features: list[Tensor], predictor: AdditivePredictor) -> tuple[Tensor, Tensor]:
-        r""":math:`\Phi W \Phi^\top`, ``(Q, Q)``, and its trace."""
-        shapes = [(group.num_components, group.num_inducing) for group in predictor.groups]
-        rows = [[features[0].new_zeros(*shape, *other) for other in shapes] for shape in shapes]
-        trace = features[0].new_zeros(())
-        for index, (phi, tables) in enumerate(zip(features, self._groups, strict=True)):
-            weighted = phi * tables.own.unsqueeze(-2) if tables.own.dim() == 2 else phi @ tables.own
-            blocks = weighted @ phi.mT
-            trace = trace + blocks.diagonal(dim1=-2, dim2=-1).sum()
-            every = torch.arange(len(blocks), device=blocks.device)
-            rows[index][index] = rows[index][index].movedim(1, 2).index_put((every, every), blocks).movedim(2, 1)
-        for (left, right), first, second, table in self._blocks:
-            blocks = _cross_blocks(features[left][first], table, features[right][second])
-            part = rows[left][right].movedim(1, 2).index_put((first, second), blocks)
-            if left == right:
-                part = part.index_put((second, first), blocks.mT)
-            rows[left][right] = part.movedim(2, 1)
-        for left in range(len(shapes)):
-            for right in range(left):
-                rows[left][right] = rows[right][left].movedim((2, 3), (0, 1))
-        flat = [torch.cat([part.flatten(2, 3).flatten(0, 1) for part in row], dim=-1) for row in rows]
-        return torch.cat(flat, dim=-2), trace
+    def _upper_gram(self, features: list[Tensor]) -> Tensor:
+        r"""The upper block triangle of :math:`\Phi W \Phi^\top` with the sets in order, ``(Q, Q)``."""
+        weighted: list[list[Tensor]] = [[] for _ in features]  # for each set, products of it and of those before
+        for first, later, row in zip(self._order, self._later, self._rows, strict=True):
+            phi, own = features[first], self.tables.own[first]
+            weighted[first].append(phi * own if own.dim() == 1 else phi @ own)
+            if row is not None:
+                sizes = [features[other].shape[-1] for other in later]
+                for other, part in zip(later, (phi @ row).split(sizes, dim=-1), strict=True):
+                    weighted[other].append(part)
+        columns = [torch.cat(weighted[term]) @ features[term].mT for term in self._order]
+        return torch.cat([torch.nn.functional.pad(c, (0, 0, 0, len(columns[-1]) - len(c))) for c in columns], dim=-1)
 
 
-def _cross_blocks(left: Tensor, table: Tensor, right: Tensor) -> Tensor:
-    """Products with the tables between, ``(P, M, M')``, from the side that is cheaper."""
-    if left.shape[-2] <= right.shape[-2]:
-        return (left @ table) @ right.mT
-    return left @ (table @ right.mT)
+def _between(tables: BinTables, first: int, second: int) -> Tensor:
+    """The table of two sets, whichever of them comes first, ``(U_first, U_second)``."""
+    return tables.pairs[first, second] if first < second else tables.pairs[second, first].mT
 
 
-def bin_features(strategy: AdditiveVariationalStrategy, group: ComponentGroup, places: Tensor) -> Tensor:
-    """
-    Features at the bins, in float64, from a single evaluation of the kernel.
+class SetFeatures(NamedTuple):
+    """What components are at the bins of the sets of columns that they read, in float64, a list entry for each set."""
 
-    :param strategy: That knows the jitter.
-    :param group: Of its components.
-    :param places: ``(C_g, U, d)``, in float64.
-    :return: ``(C_g, M, U)``.
-    """
-    if group.block_shape != (group.num_components, group.num_inducing):
-        covariance = group.evaluate_kernel(group.inducing_points.double(), places)
-        return solve_in_blocks(strategy.inducing_cholesky(group), covariance)
+    features: list[Tensor]  # (M_t, U_t), of all components that read the set
+    prior: list[Tensor]  # their prior variance together, (U_t,)
+    positions: list[Tensor]  # of the features in the inducing vector, (M_t,)
+
+
+def features_of_sets(
+    strategy: AdditiveVariationalStrategy, terms: list[list[int]], places: Sequence[Tensor]
+) -> SetFeatures:
+    """Features and prior variances at bins ``(U_t, d_t)``; for the arguments see :class:`BinStatistics`."""
+    features: list[list[Tensor]] = [[] for _ in places]
+    positions: list[list[Tensor]] = [[] for _ in places]
+    prior = [bins.new_zeros(len(bins)) for bins in places]
+    start = 0
+    for group, terms_of_group in zip(strategy.predictor.groups, terms, strict=True):
+        bins = stacked([places[term] for term in terms_of_group])
+        variances = group.kernel(bins, diag=True).double().expand(bins.shape[:-1])
+        for term, phi, variance in zip(terms_of_group, _features(strategy, group, bins), variances, strict=True):
+            count = len(places[term])
+            features[term].append(phi[:, :count])
+            prior[term] = prior[term] + variance[:count]
+            positions[term].append(torch.arange(start, start + group.num_inducing, device=bins.device))
+            start += group.num_inducing
+    return SetFeatures([torch.cat(parts) for parts in features], prior, [torch.cat(parts) for parts in positions])
+
+
+def _features(strategy: AdditiveVariationalStrategy, group: ComponentGroup, bins: Tensor) -> Tensor:
+    """Features ``(C_g, M, U)`` at bins ``(C_g, U, d)`` in float64, from a single evaluation of the kernel."""
     points = group.inducing_points.double()
-    covariance = group.evaluate_kernel(points, torch.cat([points, places], dim=-2))
-    inducing, cross = covariance.split([group.num_inducing, places.shape[-2]], dim=-1)
+    if group.block_shape != (group.num_components, group.num_inducing):
+        return solve_in_blocks(strategy.inducing_cholesky(group), group.evaluate_kernel(points, bins))
+    covariance = group.evaluate_kernel(points, torch.cat([points, bins], dim=-2))
+    inducing, cross = covariance.split([group.num_inducing, bins.shape[-2]], dim=-1)
     return torch.linalg.solve_triangular(strategy.inducing_cholesky(group, inducing), cross, upper=False)
-
-
-def prior_variances(group: ComponentGroup, places: Tensor) -> Tensor:
-    """
-    Prior variances at the bins, ``(C_g, U)``, in float64.
-
-    :param group: The components.
-    :param places: ``(C_g, U, d)``, in float64.
-    """
-    return group.kernel(places, diag=True).double().expand(places.shape[:-1])
-
-
-def _group_tables(terms: Sequence[int], tables: BinTables) -> _GroupTables:
-    size = max(len(tables.places[term]) for term in terms)
-    own = [tables.own[term] for term in terms]
-    if len({table.dim() for table in own}) > 1:
-        own = [torch.diag(table) if table.dim() == 1 else table for table in own]
-    # Padding repeats a bin, without weight.
-    places = [
-        torch.cat([bins, bins[:1].expand(size - len(bins), -1)]) for bins in (tables.places[term] for term in terms)
-    ]
-    return _GroupTables(
-        torch.stack(places),
-        torch.stack([_padded(table, *[size] * table.dim()) for table in own]),
-        torch.stack([_padded(tables.weights[term], size) for term in terms]),
-        torch.stack([_padded(tables.targets[term], size) for term in terms]),
-    )
-
-
-def _padded(table: Tensor, *sizes: int) -> Tensor:
-    missing = [size - length for size, length in zip(sizes, table.shape, strict=True)]
-    return torch.nn.functional.pad(table, [number for gap in reversed(missing) for number in (0, gap)])
-
-
-def _blocks(terms: list[list[int]], tables: BinTables) -> Iterator[_Block]:
-    """All pairs of components, by pairs of groups."""
-    sizes = [max(len(tables.places[term]) for term in terms_of_group) for terms_of_group in terms]
-    for left, right in itertools.combinations_with_replacement(range(len(terms)), 2):
-        numbers = range(len(terms[left])), range(len(terms[right]))
-        pairs = list(itertools.combinations(numbers[0], 2) if left == right else itertools.product(*numbers))
-        if pairs:
-            first, second = torch.tensor(pairs, device=tables.totals.device).unbind(-1)
-            stacked = [
-                _padded(_table(tables, terms[left][i], terms[right][j]), sizes[left], sizes[right]) for i, j in pairs
-            ]
-            yield _Block((left, right), first, second, torch.stack(stacked))
-
-
-def _table(tables: BinTables, left: int, right: int) -> Tensor:
-    if left == right:
-        own = tables.own[left]
-        return torch.diag(own) if own.dim() == 1 else own
-    return tables.pairs[left, right] if left < right else tables.pairs[right, left].mT
 
 
 @torch.no_grad()
@@ -194,48 +139,22 @@ def moment_tables(
     mean: Tensor,
     covariance: Tensor,
 ) -> MomentTables:
-    """
-    Moments of the predictor under a Gaussian posterior, as tables of the bins.
-
-    :param strategy: With one predictor and no batch shape.
-    :param terms: See :class:`BinStatistics`.
-    :param places: Bins of each set of columns, in float64.
-    :param mean: Of the whitened inducing variables, ``(Q,)``.
-    :param covariance: Of these, ``(Q, Q)``.
-    """
-    features: list[list[Tensor]] = [[] for _ in places]
-    prior = [bins.new_zeros(len(bins)) for bins in places]
-    positions: list[list[Tensor]] = [[] for _ in places]
-    start = 0
-    for group, terms_of_group in zip(strategy.predictor.groups, terms, strict=True):
-        size = max(len(places[term]) for term in terms_of_group)
-        padded = torch.stack(
-            [torch.cat([places[t], places[t][:1].expand(size - len(places[t]), -1)]) for t in terms_of_group]
-        )
-        variances, phi = prior_variances(group, padded), bin_features(strategy, group, padded)
-        for component, term in enumerate(terms_of_group):
-            count = len(places[term])
-            features[term].append(phi[component, :, :count])
-            prior[term] = prior[term] + variances[component, :count]
-            positions[term].append(torch.arange(start, start + group.num_inducing, device=mean.device))
-            start += group.num_inducing
-    stacked = [torch.cat(parts) for parts in features]
-    where = [torch.cat(parts) for parts in positions]
-    means = [mean[index] @ phi for index, phi in zip(where, stacked, strict=True)]
+    """Moments of the predictor under a Gaussian posterior of the whitened inducing variables, as tables of the bins."""
+    features, prior, positions = features_of_sets(strategy, terms, places)
+    means = [mean[index] @ phi for index, phi in zip(positions, features, strict=True)]
     by_bin = [
         variance - phi.square().sum(0) + (phi * (covariance[index][:, index] @ phi)).sum(0)
-        for variance, phi, index in zip(prior, stacked, where, strict=True)
+        for variance, phi, index in zip(prior, features, positions, strict=True)
     ]
     pairs: dict[tuple[int, int], Tensor] = {}
-    for s in range(len(places)):
-        for t in range(s + 1, len(places)):
-            table = 2 * stacked[s].mT @ covariance[where[s]][:, where[t]] @ stacked[t]
-            if min(table.shape) > 1:
-                pairs[s, t] = table
-            elif len(table) == 1:
-                by_bin[t] = by_bin[t] + table[0]
-            else:
-                by_bin[s] = by_bin[s] + table[:, 0]
+    for s, t in itertools.combinations(range(len(places)), 2):
+        table = 2 * features[s].mT @ covariance[positions[s]][:, positions[t]] @ features[t]
+        if min(table.shape) > 1:
+            pairs[s, t] = table
+        elif len(table) == 1:
+            by_bin[t] = by_bin[t] + table[0]
+        else:
+            by_bin[s] = by_bin[s] + table[:, 0]
     return MomentTables(means, by_bin, pairs)
 
 
@@ -244,32 +163,30 @@ def interpolated(tables: BinTables, is_rounded: Sequence[bool], num_knots: Seque
     Tables on fewer bins: each bin spreads over the six knots of a regular grid around it (in each column) with the
     weights of polynomial interpolation. Sums of functions as smooth as that stay as they are.
 
-    :param tables: On many bins.
-    :param is_rounded: Whether the bins of a set of columns are a grid; any other stays.
-    :param num_knots: In a column, for sets of one column, two, and so on; the last number holds for all further ones.
+    :param tables: The tables on many bins.
+    :param is_rounded: Whether the bins of a set of columns are a grid; any other set stays.
+    :param num_knots: Knots in a column, for sets of one column, two, and so on; the last number holds for further ones.
     """
     places = list(tables.places)
-    maps: list[Tensor | None] = []
+    spreads: list[Tensor | None] = []
     for term, rounded in enumerate(is_rounded):
-        bins = places[term]
+        bins, spread = places[term], None
         number = num_knots[min(bins.shape[-1], len(num_knots)) - 1] if bins.shape[-1] else 1
-        if not rounded or 4 * number ** bins.shape[-1] > len(bins):
-            maps.append(None)
-            continue
-        places[term], spread_of_term = _knots(bins, number)
-        maps.append(spread_of_term)
+        if rounded and 4 * number ** bins.shape[-1] <= len(bins):
+            places[term], spread = _knots(bins, number)
+        spreads.append(spread)
     own = [
         table if spread is None else (spread * table) @ spread.mT
-        for table, spread in zip(tables.own, maps, strict=True)
+        for table, spread in zip(tables.own, spreads, strict=True)
     ]
-    pairs = {(s, t): _mapped(_mapped(table, maps[s]).mT, maps[t]).mT for (s, t), table in tables.pairs.items()}
-    weights = [_mapped(values, spread) for values, spread in zip(tables.weights, maps, strict=True)]
-    targets = [_mapped(values, spread) for values, spread in zip(tables.targets, maps, strict=True)]
-    return BinTables(places, own, pairs, weights, targets, tables.totals)
+    pairs = {(s, t): _spread(_spread(table, spreads[s]).mT, spreads[t]).mT for (s, t), table in tables.pairs.items()}
+    weights = [_spread(values, spread) for values, spread in zip(tables.weights, spreads, strict=True)]
+    targets = [_spread(values, spread) for values, spread in zip(tables.targets, spreads, strict=True)]
+    return tables._replace(places=places, own=own, pairs=pairs, weights=weights, targets=targets)
 
 
-def _mapped(values: Tensor, spread: Tensor | None) -> Tensor:
-    """Values of bins on knots; None where these are the same."""
+def _spread(values: Tensor, spread: Tensor | None) -> Tensor:
+    """Sums at bins as sums at knots; None where these are the same."""
     return values if spread is None else spread @ values
 
 

@@ -338,9 +338,7 @@ class ColumnBins:
         terms = [list(self._terms.values())[position] for position in self.positions(group)]
         if all(not margin.step for term in terms for margin in term.margins):
             return dict.fromkeys(group.names, 0.0)
-        values = [_thinned(term.values) for term in terms]
-        size = max(map(len, values))
-        bins = torch.stack([torch.cat([some, some[:1].expand(size - len(some), -1)]).double() for some in values])
+        bins = stacked([_thinned(term.values).double() for term in terms])
         halves = bins.new_tensor([[0.5 * margin.step for margin in term.margins] for term in terms]).unsqueeze(-2)
         bounds = bins.new_tensor([[self._ranges[column] for column in term.columns] for term in terms]).unsqueeze(-3)
         largest = bins.new_zeros(len(terms))
@@ -357,6 +355,12 @@ class ColumnBins:
     def __repr__(self) -> str:
         parts = [f"{term}: {self.num_bins(term)}{' exact' if self.is_exact(term) else ''}" for term in self.terms]
         return f"ColumnBins({', '.join(parts)})"
+
+
+def stacked(bins: Sequence[Tensor]) -> Tensor:
+    """Bins ``(U_t, d)`` of several components for their batched kernel, ``(C, U, d)``: shorter ones repeat a bin."""
+    size = max(map(len, bins))
+    return torch.stack([torch.cat([each, each[:1].expand(size - len(each), -1)]) for each in bins])
 
 
 def _thinned(values: Tensor) -> Tensor:

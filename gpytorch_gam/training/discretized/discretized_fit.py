@@ -13,56 +13,52 @@ import torch
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood, Likelihood
 from gpytorch.means import ConstantMean, ZeroMean
 from gpytorch.variational import CholeskyVariationalDistribution
-from torch import Tensor
 
 from gpytorch_gam import _checks as checks
 from gpytorch_gam.data.whole_epochs import every_row
 from gpytorch_gam.likelihoods.null_model import NullModel, Responses, null_model
 from gpytorch_gam.mlls import GaussianOptimum
+from gpytorch_gam.mlls.collapsed_elbo import RowPrecisions
 from gpytorch_gam.optim.posterior.parameters import StructuredDistribution, validated_strategy
-from gpytorch_gam.optim.rows.likelihood_check import check_response_values, unwrapped
+from gpytorch_gam.optim.rows.likelihood_check import check_response_values, unwrapped, with_noise_by_row
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 from gpytorch_gam.warnings import ConvergenceWarning, DiscretizationWarning
 
 from ..shortfall import warn_of_few_points
 from ._data import DiscretizedData, sampled
 from ._problem import FIRST_ROWS, DiscretizedProblem
-from ._site_fit import SHARE_OF_TOLERANCE, SiteFit
+from ._site_fit import ROUNDING, SHARE_OF_TOLERANCE, SiteFit
 from ._statistics import BinStatistics
 from .column_bins import ColumnBins
 
-# Bins of a column read alone, of each of two read together, and of each of more: what rounding to them loses is far
-# below what the data leave open, and tables of pairs of them stay in the cache.
+# Bins of a column read alone, of each of two read together, and of each of more. Rounding to them loses far less than
+# the uncertainty that the data leave, and tables of pairs of them stay in the cache.
 _MAX_BINS = (256, 64, 16)
 
-# Steps of the hyperparameters with a Gaussian likelihood.
+# Largest number of steps of the hyperparameters with a Gaussian likelihood.
 _GAUSSIAN_STEPS = 200
 
-# Many rows with any other likelihood begin with a sample of this size, on fewer bins; up to four times as many rows
-# do not.
+# With any other likelihood, more than four times so many rows begin with a sample of that size, on fewer bins.
 _SAMPLE_SIZE, _SAMPLE_BINS = 20000, (64, 20, 8)
 
-# Rows from which starting values are taken.
+# Largest number of rows from which starting values are taken.
 _NUM_MOMENT_ROWS = 100000
 
 # Largest Q, as Q x Q matrices are factorised at each step, and numbers in all tables together (2 GiB).
 _MAX_INDUCING, _MAX_TABLE_ENTRIES = 4096, 2**28
 
-# Nats that a bound may be off by rounding, relative to its size.
-_ROUNDING = 1e-9
-
-# What rounding may do to a component, in its prior standard deviations, at the start and without a warning at the end;
-# and the part of the largest prior variance below which a component does not matter.
+# Largest rounding error of a component, in its prior standard deviations, at the start, and without a warning at the
+# end; and the part of the largest prior variance below which a component does not matter.
 _LARGEST_ERROR, _LARGE_ERROR, _SMALL_VARIANCE = 1.0, 0.5, 1e-3
 
-# Q up to which matrices are too small for torch's own threads.
+# Number of inducing variables up to which matrices are too small for torch's own threads.
 _SMALL = 512
 
 
 def fit_discretized(
     model: gpytorch.models.ApproximateGP,
     likelihood: Likelihood,
-    batches: Iterable[tuple[Tensor, Tensor]],
+    batches: Iterable[Any],
     *,
     max_bins: int | Sequence[int] = _MAX_BINS,
     bins: ColumnBins | None = None,
@@ -117,9 +113,10 @@ def fit_discretized(
     :param likelihood: A Gaussian likelihood, or any log-concave one of one predictor whose own parameters stay as they
         are.
     :param batches: Pairs of inputs ``(b, D)`` and responses ``(b)`` that can be gone through several times, each row
-        once: ``[(x, y)]`` for data in memory, or a ``DataLoader``.
-    :param max_bins: Of a column alone, of each of two columns that a component reads together, of each of three, and
-        so on.
+        once: ``[(x, y)]`` for data in memory, or a ``DataLoader``. Or triples, whose third entry maps names to row-wise
+        arguments of the likelihood, such as ``{"weights": w}``, as for :func:`fit`.
+    :param max_bins: Largest number of bins of a column alone, of each of two columns that a component reads together,
+        of each of three, and so on.
     :param bins: Ready bins, instead of ``max_bins``.
     :param max_passes: Largest number of passes over all rows.
     :param tolerance: Stop when a pass gains no more than so many nats.
@@ -146,9 +143,9 @@ def fit_discretized(
         raise TypeError(f"bins must be ColumnBins, such as ColumnBins.from_data(x, predictor), got {bins!r}")
     strategy = validated_strategy(model, (*StructuredDistribution, CholeskyVariationalDistribution))
     _check_supported(strategy, likelihood)
-    batches, num_threads = every_row(batches), torch.get_num_threads()
+    batches, num_threads = with_noise_by_row(likelihood, every_row(batches)), torch.get_num_threads()
     try:
-        with torch.inference_mode(False), _one_thread(strategy.predictor.num_inducing_total <= _SMALL):
+        with torch.inference_mode(False):
             if bins is None:
                 bins = ColumnBins.from_batches(batches, strategy.predictor, max_bins=max_bins)
             _check_sizes(bins)
@@ -156,19 +153,22 @@ def fit_discretized(
             _refuse_coarse_bins(bins, strategy)
             with torch.no_grad():
                 strategy._initialize_once()
-                data = DiscretizedData.from_batches(batches, bins, strategy, _fixed_mean(strategy), num_threads)
+                data = DiscretizedData.from_batches(
+                    batches, bins, strategy, likelihood, _fixed_mean(strategy), num_threads
+                )
             check_response_values(likelihood, data.responses.cpu())
-            null = _null_model(strategy, likelihood, data)
-            problem = DiscretizedProblem(model, likelihood, bins, len(data), null)
-            if isinstance(likelihood, GaussianLikelihood):
-                optimum, history, still_open = _fit_gaussian(problem, data, tolerance, callback)
-            else:
-                start = _fit_sample(problem, batches, bins, len(data)) if len(data) > 4 * _SAMPLE_SIZE else None
-                fit = SiteFit(problem, data)
-                history = fit.run(start, max_passes, tolerance, callback)
-                optimum, still_open = fit.optimum, fit.open
-                _check_progress(fit, tolerance)
-            strategy.set_whitened_posterior(optimum.mean, optimum.precision)
+            with _one_thread(strategy.predictor.num_inducing_total <= _SMALL):
+                null = _null_model(strategy, likelihood, data)
+                problem = DiscretizedProblem(model, likelihood, bins, data.num_rows, null)
+                if _is_closed_form(likelihood):
+                    optimum, history, still_open = _fit_gaussian(problem, data, tolerance, callback)
+                else:
+                    start = _fit_sample(problem, batches, bins, data) if len(data) > 4 * _SAMPLE_SIZE else None
+                    fit = SiteFit(problem, data)
+                    history = fit.run(start, max_passes, tolerance, callback)
+                    optimum, still_open = fit.optimum, fit.open
+                    _check_progress(fit, tolerance)
+                strategy.set_whitened_posterior(optimum.mean, optimum.precision)
             _warn_of_what_is_open(still_open, tolerance, history[-1])
             _warn_of_coarse_bins(bins, strategy)
     finally:
@@ -180,7 +180,10 @@ def fit_discretized(
 
 @contextmanager
 def _one_thread(is_wanted: bool) -> Iterator[None]:
-    """Threads of torch wait for each other where matrices are small. Rows are shared among threads all the same."""
+    """
+    Threads of torch wait for each other where matrices are small. Rows are shared among threads all the same. Torch
+    knows no other number of threads than that of the process, so other threads of it feel this, too.
+    """
     before = torch.get_num_threads()
     if is_wanted:
         torch.set_num_threads(1)
@@ -190,7 +193,11 @@ def _one_thread(is_wanted: bool) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _check_forward(strategy: AdditiveVariationalStrategy, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
+def _is_closed_form(likelihood: Likelihood) -> bool:
+    return isinstance(unwrapped(likelihood), GaussianLikelihood | FixedNoiseGaussianLikelihood)
+
+
+def _check_forward(strategy: AdditiveVariationalStrategy, batches: Iterable[Any]) -> None:
     """The columns of x are discretised, and so must be what the predictor reads."""
     for x, *_ in batches:
         if not strategy.read(x[:2]).is_plain:
@@ -214,13 +221,8 @@ def _check_supported(strategy: AdditiveVariationalStrategy, likelihood: Likeliho
             f"the mean module, a {type(mean).__name__}, has trainable parameters, and of these only a ConstantMean "
             "can be trained on discretised data: set requires_grad_(False) to keep it as it is"
         )
-    if isinstance(unwrapped(likelihood), FixedNoiseGaussianLikelihood):
-        raise NotImplementedError(
-            "FixedNoiseGaussianLikelihood has a noise of each row, but fit_discretized takes no row-wise argument: use "
-            "fit and polish"
-        )
     trainable = [name for name, parameter in likelihood.named_parameters() if parameter.requires_grad]
-    if trainable and not isinstance(likelihood, GaussianLikelihood):
+    if trainable and not _is_closed_form(likelihood):
         raise NotImplementedError(
             f"{type(likelihood).__name__} has trainable parameters {trainable}, which only a Gaussian likelihood may "
             "have here: set requires_grad_(False) to keep them as they are"
@@ -292,29 +294,32 @@ def _null_model(
     """From equally spaced rows, as much as the mean module leaves; None if the likelihood is not known."""
     rows = slice(None, None, max(1, len(data) // _NUM_MOMENT_ROWS))
     y, mean = data.responses[rows], strategy.predictor.means[0]
-    if data.offset is not None:
-        offset = data.offset[rows]
-    else:
-        constant = mean.constant.squeeze() if isinstance(mean, ConstantMean) else y.new_zeros(())
-        offset = constant.double().expand(len(y))
-    return null_model(unwrapped(likelihood), Responses(y, {"offset": offset}))
+    constant = mean.constant.squeeze() if isinstance(mean, ConstantMean) else y.new_zeros(())
+    offset = constant.double() + (y.new_zeros(len(y)) if data.offset is None else data.offset[rows])
+    arguments = {name: value[rows] for name, value in data.arguments.items()}
+    if data.weights is not None:
+        arguments["weights"] = data.weights[rows]
+    return null_model(unwrapped(likelihood), Responses(y, {**arguments, "offset": offset}))
 
 
 def _fit_gaussian(
     problem: DiscretizedProblem, data: DiscretizedData, tolerance: float, callback: Callable[[float], Any] | None
 ) -> tuple[GaussianOptimum, list[float], float]:
-    """Of these data the tables are all there is to know: one pass. Last comes what a further step promises."""
+    """The tables say all of these data: one pass. Last comes what a further step of the hyperparameters promises."""
     residuals = data.responses.double()
     residuals = residuals if data.offset is None else residuals - data.offset
-    tables = data.tables(None, residuals, residuals.square().sum())
+    precisions, _, log_noise = RowPrecisions.of_rows(residuals, data.weights, data.arguments.get("noise"))
+    targets = residuals if precisions is None else precisions * residuals
+    tables = data.tables(precisions, targets, targets @ residuals)
+    tables = tables._replace(num_rows=data.num_rows, log_noise=log_noise)
     statistics = BinStatistics(problem.strategy, problem.terms, tables)
     with torch.no_grad():
-        history = [problem.optimum(statistics, len(data)).bound.item()]
-    if len(data) > 4 * FIRST_ROWS:
-        problem.begin(tables, statistics, len(data), _GAUSSIAN_STEPS)
-    still_open = problem.maximise(tables, statistics, len(data), SHARE_OF_TOLERANCE * tolerance, _GAUSSIAN_STEPS)
+        history = [problem.optimum(statistics).bound.item()]
+    if data.num_rows > 4 * FIRST_ROWS:
+        problem.begin(statistics, _GAUSSIAN_STEPS)
+    still_open = problem.maximise(statistics, SHARE_OF_TOLERANCE * tolerance, _GAUSSIAN_STEPS)
     with torch.no_grad():
-        optimum = problem.optimum(statistics, len(data))
+        optimum = problem.optimum(statistics)
     history.append(optimum.bound.item())
     if callback is not None:
         callback(history[-1])
@@ -331,7 +336,7 @@ def _check_progress(fit: SiteFit, tolerance: float) -> None:
 
 
 def _warn_of_what_is_open(nats: float, tolerance: float, bound: float) -> None:
-    if nats > max(tolerance, _ROUNDING * abs(bound)):
+    if nats > max(tolerance, ROUNDING * abs(bound)):
         warnings.warn(
             f"fit_discretized ended where a further step promises {nats:.3g} nats, more than the tolerance of "
             f"{tolerance:g}: call it again, which goes on from here, raise max_passes, or scale the responses to a "
@@ -342,16 +347,17 @@ def _warn_of_what_is_open(nats: float, tolerance: float, bound: float) -> None:
 
 
 def _fit_sample(
-    problem: DiscretizedProblem, batches: Iterable[tuple[Tensor, Tensor]], bins: ColumnBins, num_rows: int
+    problem: DiscretizedProblem, batches: Iterable[Any], bins: ColumnBins, data: DiscretizedData
 ) -> GaussianOptimum:
     """The posterior of a sample, with the precision of all rows; hyperparameters move with it."""
     strategy = problem.strategy
+    part = sampled(batches, _SAMPLE_SIZE / len(data))
     sample = DiscretizedData.from_batches(
-        sampled(batches, _SAMPLE_SIZE / num_rows), bins.coarser(_SAMPLE_BINS), strategy, _fixed_mean(strategy)
+        part, bins.coarser(_SAMPLE_BINS), strategy, problem.likelihood, _fixed_mean(strategy)
     )
-    problem.scale_to(len(sample))
+    problem.scale_to(sample.num_rows)
     fit = SiteFit(problem, sample)
     fit.run(None, max_passes=30, tolerance=1.0, callback=None)
-    problem.scale_to(num_rows)
+    problem.scale_to(data.num_rows)
     identity = torch.eye(len(fit.optimum.mean)).to(fit.optimum.precision)
-    return fit.optimum._replace(precision=torch.lerp(identity, fit.optimum.precision, num_rows / len(sample)))
+    return fit.optimum._replace(precision=torch.lerp(identity, fit.optimum.precision, len(data) / len(sample)))

@@ -12,6 +12,7 @@ from gpytorch.constraints import GreaterThan
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import (
     BernoulliLikelihood,
+    FixedNoiseGaussianLikelihood,
     GaussianLikelihood,
     LaplaceLikelihood,
     Likelihood,
@@ -21,10 +22,10 @@ from gpytorch.means import ConstantMean, LinearMean
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
+from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup, likelihoods
 from gpytorch_gam.components import quantile_points, regular_grid
 from gpytorch_gam.kernels import ANOVAKernel, Uniform
-from gpytorch_gam.likelihoods import GammaLikelihood
+from gpytorch_gam.likelihoods import GammaLikelihood, RowwiseLikelihood
 from gpytorch_gam.likelihoods.expected_gradients import expected_gradients
 from gpytorch_gam.mlls import CollapsedELBO
 from gpytorch_gam.terms import constant, cyclic, smooth
@@ -133,11 +134,13 @@ def test_bound_and_gradients_equal_those_of_the_data() -> None:
     bins = ColumnBins.from_data(x, model.predictor)
     problem = DiscretizedProblem(model, likelihood, bins, 400)
     data = DiscretizedData.from_batches(
-        [(x[:150], y[:150]), (x[150:], y[150:])], bins, model.variational_strategy, None
+        [(x[:150], y[:150]), (x[150:], y[150:])], bins, model.variational_strategy, GaussianLikelihood()
     )
-    statistics = BinStatistics(model.variational_strategy, problem.terms, data.tables(None, y, y.square().sum()))
+    statistics = BinStatistics(
+        model.variational_strategy, problem.terms, data.tables(None, y, y.square().sum())._replace(num_rows=400)
+    )
     expected = CollapsedELBO(likelihood, model)(x, y) * 400
-    found = problem.optimum(statistics, 400).bound
+    found = problem.optimum(statistics).bound
     assert found.item() == pytest.approx(expected.item(), rel=1e-10)
     assert len(problem.hyperparameters) == len([*model.hyperparameters(), *likelihood.parameters()])
     gradients = [torch.autograd.grad(value, problem.hyperparameters) for value in (found, expected)]
@@ -151,7 +154,7 @@ def test_weighted_statistics_equal_dense_sums() -> None:
     x, weights, targets = make_inputs(300, repeated=True), torch.rand(300).double(), torch.randn(300).double()
     bins = ColumnBins.from_data(x, model.predictor)
     problem = DiscretizedProblem(model, BernoulliLikelihood(), bins, 300)
-    data = DiscretizedData.from_batches([(x, targets)], bins, strategy, None)
+    data = DiscretizedData.from_batches([(x, targets)], bins, strategy, GaussianLikelihood())
     tables = data.tables(weights, targets, torch.zeros((), dtype=torch.float64))
     found = BinStatistics(strategy, problem.terms, tables)()
     features = strategy.features(x)
@@ -211,7 +214,7 @@ def test_rounded_bins_stand_at_the_means_of_their_rows() -> None:
     x[:, 1] = (4 * x[:, 1]).round() / 4
     bins = ColumnBins.from_data(x, model.predictor, max_bins=(20, 6))
     data = DiscretizedData.from_batches(
-        [(x[:300], x[:300, 0]), (x[300:], x[300:, 0])], bins, model.variational_strategy, None
+        [(x[:300], x[:300, 0]), (x[300:], x[300:, 0])], bins, model.variational_strategy, GaussianLikelihood()
     )
     for term, places, codes in zip(bins.terms, data.places, bins.index(x), strict=True):
         if bins.is_exact(term):
@@ -246,12 +249,12 @@ def test_fewer_bins_stand_for_many() -> None:
     y = truth(x) + 0.5 * torch.randn(3000).double()
     bins = ColumnBins.from_data(x, model.predictor, max_bins=(256, 50))
     problem = DiscretizedProblem(model, likelihood, bins, 3000)
-    data = DiscretizedData.from_batches([(x, y)], bins, model.variational_strategy, None)
-    tables = data.tables(None, y, y.square().sum())
+    data = DiscretizedData.from_batches([(x, y)], bins, model.variational_strategy, likelihood)
+    tables = data.tables(None, y, y.square().sum())._replace(num_rows=3000)
     few = interpolated(tables, [not bins.is_exact(term) for term in bins.terms], (48, 16))
     assert [len(places) for places in few.places] == [48, 48, 48, 1, 256]
     bounds = [
-        problem.optimum(BinStatistics(model.variational_strategy, problem.terms, each), 3000).bound.item()
+        problem.optimum(BinStatistics(model.variational_strategy, problem.terms, each)).bound.item()
         for each in (tables, few)
     ]
     assert bounds[1] == pytest.approx(bounds[0], abs=0.1)  # the rough component is interpolated worst
@@ -517,10 +520,10 @@ def test_moves_that_lower_the_bound_are_taken_back(monkeypatch: pytest.MonkeyPat
     before = [parameter.detach().clone() for parameter in model.hyperparameters()]
     bins = ColumnBins.from_data(x, model.predictor)
     problem = DiscretizedProblem(model, likelihood, bins, len(x))
-    data = DiscretizedData.from_batches([(x, torch.sin(6 * x[:, 0]))], bins, model.variational_strategy, None, 1)
-    tables = data.tables(None, data.responses, data.responses.square().sum())
+    data = DiscretizedData.from_batches([(x, torch.sin(6 * x[:, 0]))], bins, model.variational_strategy, likelihood)
+    tables = data.tables(None, data.responses, data.responses.square().sum())._replace(num_rows=len(x))
     statistics = BinStatistics(model.variational_strategy, problem.terms, tables)
-    with problem._kept_only_if_better(statistics, len(x)):
+    with problem._kept_only_if_better(statistics):
         problem._ascent.maximise()
     for parameter, value in zip(model.hyperparameters(), before, strict=True):
         assert torch.equal(parameter, value)
@@ -657,3 +660,100 @@ def test_no_step_that_raises_the_bound_is_an_error() -> None:
     y = torch.poisson((3 + torch.sin(6 * x[:, 0])).exp())
     with pytest.raises(RuntimeError, match="no step from the model without effects raised the bound"):
         fit_discretized(make_small(x), Descending(), [(x, y)])
+
+
+# ------------------------------------------------------------------------------------------------ row-wise arguments
+
+
+def repeated(x: Tensor, y: Tensor, times: Tensor) -> list[tuple[Tensor, Tensor]]:
+    return [(x.repeat_interleave(times, 0), y.repeat_interleave(times))]
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "labels", "counts"])
+def test_weights_stand_for_repeated_rows(kind: str) -> None:
+    x, times = make_inputs(300, repeated=True), torch.arange(300) % 3
+    if kind == "gaussian":
+        y, both = truth(x) + 0.5 * torch.randn(300).double(), [GaussianLikelihood().double() for _ in range(2)]
+    else:
+        y, likelihood = respond(kind, truth(x))
+        both = [likelihood, likelihood]
+    histories, models = [], []
+    weighted = [(x[:100], y[:100], {"weights": times[:100]}), (x[100:], y[100:], {"weights": times[100:]})]
+    data = [weighted, repeated(x, y, times)]
+    for batches, likelihood in zip(data, (RowwiseLikelihood(both[0]), both[1]), strict=True):
+        models.append(make_model())
+        histories.append(fit_discretized(models[-1], likelihood, batches, tolerance=1e-3)[-1])
+    # The same number of steps of the hyperparameters, but for the rows that they start from.
+    assert histories[0] == pytest.approx(histories[1], abs=0.05)
+    torch.testing.assert_close(models[0](x).mean, models[1](x).mean, rtol=0.0, atol=0.02)
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "fixed noise", "labels", "counts"])
+def test_row_wise_arguments_give_the_optimum_of_all_rows(kind: str) -> None:
+    x = make_inputs(300, repeated=True)
+    rows = {"offset": x.sum(-1), "weights": 0.5 + torch.rand(300).double()}
+    if kind in ("gaussian", "fixed noise"):
+        rows["noise"] = 0.1 + torch.rand(300).double()
+        y = truth(x) + x.sum(-1) + rows["noise"].sqrt() * torch.randn(300).double()
+        likelihood: Likelihood = RowwiseLikelihood(GaussianLikelihood().double())
+        if kind == "fixed noise":
+            likelihood = RowwiseLikelihood(FixedNoiseGaussianLikelihood(rows.pop("noise")).double())
+    else:
+        y, inner = respond(kind, truth(x) + x.sum(-1))
+        likelihood = RowwiseLikelihood(inner)
+    model, other = make_model(), make_model()
+    fix(model, other, likelihood)
+    history = fit_discretized(model, likelihood, [(x, y, rows)], tolerance=1e-9, max_passes=60)
+    polished = polish(other, likelihood, [(x, y, rows)], tolerance=1e-9, max_passes=60)
+    assert history[-1] == pytest.approx(polished[-1], rel=1e-9)
+    found, expected = (m.variational_strategy.variational_distribution for m in (model, other))
+    torch.testing.assert_close(found.mean, expected.mean, rtol=0.0, atol=1e-4)
+    torch.testing.assert_close(found.covariance_matrix, expected.covariance_matrix, rtol=0.0, atol=1e-4)
+
+
+def test_arguments_of_a_likelihood_of_its_own_reach_it() -> None:
+    x, exposure = make_inputs(300, repeated=True), 0.5 + torch.rand(300).double()
+    y = torch.poisson(exposure * truth(x).exp())
+    likelihood = likelihoods.PoissonLikelihood()
+    model, other = make_model(), make_model()
+    fix(model, other)
+    history = fit_discretized(model, likelihood, [(x, y, {"exposure": exposure})], tolerance=1e-9, max_passes=60)
+    polished = polish(other, likelihood, [(x, y, {"exposure": exposure})], tolerance=1e-9, max_passes=60)
+    assert history[-1] == pytest.approx(polished[-1], rel=1e-9)
+
+
+def test_a_sample_keeps_its_arguments_and_tables_their_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = make_inputs(3000, repeated=True)
+    rows = {"offset": x[:, 0], "weights": 0.5 + torch.rand(3000).double()}
+    y, inner = respond("labels", truth(x) + rows["offset"])
+    likelihood, bounds = RowwiseLikelihood(inner), []
+    for size in (20000, 400):
+        monkeypatch.setattr(discretized_fit, "_SAMPLE_SIZE", size)
+        bounds.append(fit_discretized(make_model(), likelihood, [(x, y, rows)], tolerance=0.01)[-1])
+    assert bounds[0] == pytest.approx(bounds[1], abs=0.5)
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "arguments", "error", "message"),
+    [
+        (GaussianLikelihood(), {"weights": 1.0}, TypeError, "does not read weights: wrap it"),
+        (RowwiseLikelihood(GaussianLikelihood()), {"weight": 1.0}, TypeError, r"but got weight"),
+        (RowwiseLikelihood(GaussianLikelihood()), {"weights": -1.0}, ValueError, "weights must be finite and not"),
+        (RowwiseLikelihood(BernoulliLikelihood()), {"weights": -1.0}, ValueError, "weights must be finite and not"),
+        (GaussianLikelihood(), {"noise": 0.0}, ValueError, "noise must be finite and positive"),
+    ],
+)
+def test_row_wise_arguments_that_cannot_be_read_are_refused(
+    likelihood: Likelihood, arguments: dict[str, float], error: type[Exception], message: str
+) -> None:
+    x = make_inputs(20, repeated=True)
+    rows = {name: torch.full((20,), value).double() for name, value in arguments.items()}
+    with pytest.raises(error, match=message):
+        fit_discretized(make_model(), likelihood.double(), [(x, x[:, 0].round(), rows)])
+
+
+def test_batches_with_different_row_wise_arguments_are_refused() -> None:
+    x, likelihood = make_inputs(20, repeated=True), RowwiseLikelihood(GaussianLikelihood().double())
+    batches = [(x, x[:, 0], {"weights": x[:, 1]}), (x, x[:, 0])]
+    with pytest.raises(ValueError, match="must all have the same row-wise arguments"):
+        fit_discretized(make_model(), likelihood, batches)
