@@ -42,40 +42,24 @@ class AsymmetricLaplace(Distribution):
         return self.scale.square() * (1 / self.quantile**2 + 1 / (1 - self.quantile) ** 2)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """
-        The log-density.
-
-        :param value: A shape that broadcasts.
-        """
+        """The log-density."""
         residual = value - self.loc
         loss = torch.maximum(self.quantile * residual, (self.quantile - 1) * residual)
         return math.log(self.quantile * (1 - self.quantile)) - self.scale.log() - loss / self.scale
 
     def cdf(self, value: Tensor) -> Tensor:
-        """
-        The distribution function.
-
-        :param value: A shape that broadcasts.
-        """
+        """The distribution function."""
         residual, tau = (value - self.loc) / self.scale, self.quantile
         below = tau * torch.exp((1 - tau) * residual.clamp_max(0.0))
         above = 1 - (1 - tau) * torch.exp(-tau * residual.clamp_min(0.0))
         return torch.where(residual < 0, below, above)
 
     def rsample(self, sample_shape: Any = torch.Size()) -> Tensor:  # noqa: B008
-        """
-        Samples with gradients: the difference of two exponential variables.
-
-        :param sample_shape: Leading dimensions.
-        """
+        """Samples with gradients: the difference of two exponential variables."""
         shape = torch.Size(sample_shape) + self.batch_shape
         above, below = (torch.empty(shape).to(self.loc).exponential_() for _ in range(2))
         return self.loc + self.scale * (above / self.quantile - below / (1 - self.quantile))
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> AsymmetricLaplace:
-        """
-        The same distribution with more batch dimensions.
-
-        :param batch_shape: That of the result.
-        """
+        """The same distribution with more batch dimensions."""
         return AsymmetricLaplace(self.loc.expand(batch_shape), self.scale.expand(batch_shape), self.quantile)

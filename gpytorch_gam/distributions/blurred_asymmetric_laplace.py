@@ -31,20 +31,12 @@ class BlurredAsymmetricLaplace(AsymmetricLaplace):
         return super().variance + self.location_variance
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """
-        The log-density.
-
-        :param value: A shape that broadcasts.
-        """
+        """The log-density."""
         y, mean, variance, scale = (part.double() for part in (value, self.loc, self.location_variance, self.scale))
         return blurred_log_prob(y, mean, variance, scale, self.quantile).to(self.loc.dtype)
 
     def cdf(self, value: Tensor) -> Tensor:
-        """
-        The distribution function.
-
-        :param value: A shape that broadcasts.
-        """
+        """The distribution function."""
         y, mean, variance, scale = (part.double() for part in (value, self.loc, self.location_variance, self.scale))
         above, below = _sides(y, mean, variance, scale, self.quantile)
         is_below = torch.special.ndtr((y - mean) / variance.sqrt())
@@ -53,20 +45,12 @@ class BlurredAsymmetricLaplace(AsymmetricLaplace):
         return result.clamp(0.0, 1.0).to(self.loc.dtype)
 
     def rsample(self, sample_shape: Any = torch.Size()) -> Tensor:  # noqa: B008
-        """
-        Samples with gradients.
-
-        :param sample_shape: Leading dimensions.
-        """
+        """Samples with gradients."""
         sample = super().rsample(sample_shape)
         return sample + self.location_variance.sqrt() * torch.randn_like(sample)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> BlurredAsymmetricLaplace:
-        """
-        The same distribution with more batch dimensions.
-
-        :param batch_shape: That of the result.
-        """
+        """The same distribution with more batch dimensions."""
         loc, variance, scale = (part.expand(batch_shape) for part in (self.loc, self.location_variance, self.scale))
         return BlurredAsymmetricLaplace(loc, variance, scale, self.quantile)
 

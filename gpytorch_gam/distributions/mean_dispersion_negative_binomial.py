@@ -76,31 +76,30 @@ def _stirling_tail(z: Tensor) -> Tensor:
 
 class MeanDispersionNegativeBinomial(NegativeBinomial):
     r"""
-    Torch's negative binomial distribution with mean :math:`\mu` and variance :math:`\mu + \alpha\mu^2`, whose
+    Torch's negative binomial distribution with mean :math:`\mu = E e^f` and variance :math:`\mu + \alpha\mu^2`, whose
     log-probability is right close to the Poisson limit as well.
 
-    :param log_mean: :math:`\log\mu`, any shape.
+    :param log_rate: :math:`f`, any shape.
     :param log_dispersion: :math:`\log\alpha`, a shape that broadcasts; held between -30 and 30.
+    :param exposure: :math:`E`, a shape that broadcasts; default 1. The mean is proportional to it exactly.
     """
 
-    def __init__(self, log_mean: Tensor, log_dispersion: Tensor) -> None:
-        self.log_mean, self.log_dispersion = torch.broadcast_tensors(log_mean, _bounded(log_dispersion))
+    def __init__(self, log_rate: Tensor, log_dispersion: Tensor, exposure: Tensor | None = None) -> None:
+        exposure = torch.ones_like(log_rate) if exposure is None else exposure
+        parts = torch.broadcast_tensors(log_rate, _bounded(log_dispersion), exposure)
+        self.log_rate, self.log_dispersion, self.exposure = parts
+        self.log_mean = self.log_rate + self.exposure.log()
         super().__init__((-self.log_dispersion).exp(), logits=self.log_mean + self.log_dispersion, validate_args=False)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> MeanDispersionNegativeBinomial:
-        """
-        The same distribution with a larger batch shape.
-
-        :param batch_shape: The new batch shape.
-        """
-        return MeanDispersionNegativeBinomial(
-            self.log_mean.expand(batch_shape), self.log_dispersion.expand(batch_shape)
-        )
+        """The same distribution with a larger batch shape."""
+        parts = (self.log_rate, self.log_dispersion, self.exposure)
+        return MeanDispersionNegativeBinomial(*(part.expand(batch_shape) for part in parts))
 
     @property
     def mean(self) -> Tensor:
         """The mean."""
-        return bounded_exp(self.log_mean)
+        return self.exposure * bounded_exp(self.log_rate)
 
     @property
     def variance(self) -> Tensor:
@@ -108,9 +107,5 @@ class MeanDispersionNegativeBinomial(NegativeBinomial):
         return self.mean + self.log_dispersion.exp() * self.mean.square()
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """
-        Log-probability of counts.
-
-        :param value: Counts, a shape that broadcasts.
-        """
+        """Log-probability of counts."""
         return negative_binomial_log_prob(value, self.log_mean, self.log_dispersion)

@@ -50,21 +50,13 @@ class ResponseMixture(MixtureSameFamily):
         super().__init__(Categorical(logits=logits, validate_args=False), components)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """
-        Log-probabilities or log-densities.
-
-        :param value: ``(*sample, *batch, n)``.
-        """
+        """Log-probabilities or log-densities."""
         if self._validate_args:
             self._validate_sample(value)
         return self._integrated(self._log_marginal, value)
 
     def cdf(self, value: Tensor) -> Tensor:
-        """
-        The distribution function.
-
-        :param value: ``(*sample, *batch, n)``.
-        """
+        """The distribution function."""
         return super().cdf(value) if self._marginal_cdf is None else self._integrated(self._marginal_cdf, value)
 
     def _integrated(self, function: Callable[[Tensor, Tensor, Tensor], Tensor], value: Tensor) -> Tensor:
@@ -73,22 +65,14 @@ class ResponseMixture(MixtureSameFamily):
 
     @torch.no_grad()
     def sample(self, sample_shape: Any = torch.Size()) -> Tensor:  # noqa: B008
-        """
-        Draw a predictor and then a response, for each row by itself.
-
-        :param sample_shape: Leading dimensions.
-        """
+        """Draw a predictor and then a response, for each row by itself."""
         shape = torch.Size(sample_shape) + self.batch_shape
         mean, variance = self._predictor_mean, self._predictor_variance
         f = mean + variance.sqrt() * torch.randn(shape, dtype=mean.dtype, device=mean.device)
         return self._conditional(f, self._values).sample()
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> ResponseMixture:
-        """
-        The same distribution with more batch dimensions.
-
-        :param batch_shape: That of the result.
-        """
+        """The same distribution with more batch dimensions."""
         mean, variance = (tensor.expand(batch_shape) for tensor in (self._predictor_mean, self._predictor_variance))
         functions = self._log_marginal, self._marginal_cdf
         return ResponseMixture(mean, variance, self._conditional, self._values, self._rule, *functions)

@@ -38,11 +38,7 @@ class ZeroInflatedPoisson(Distribution):
         return self.mean * (1 + self.inflation * self.rate)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """
-        Log-probabilities.
-
-        :param value: Counts, a shape that broadcasts.
-        """
+        """Log-probabilities."""
         not_inflated = torch.log1p(-self.inflation)
         zero = torch.logaddexp(self.inflation.log(), not_inflated - self.rate)
         positive = not_inflated + torch.xlogy(value, self.rate) - self.rate - torch.lgamma(value + 1)
@@ -50,19 +46,11 @@ class ZeroInflatedPoisson(Distribution):
 
     @torch.no_grad()
     def sample(self, sample_shape: Any = torch.Size()) -> Tensor:  # noqa: B008
-        """
-        Counts.
-
-        :param sample_shape: Leading dimensions.
-        """
+        """Counts."""
         shape = torch.Size(sample_shape) + self.batch_shape
         rate, inflation = self.rate.expand(shape), self.inflation.expand(shape)
         return torch.poisson(rate) * (torch.rand_like(rate) >= inflation)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> ZeroInflatedPoisson:
-        """
-        The same distribution with more batch dimensions.
-
-        :param batch_shape: That of the result.
-        """
+        """The same distribution with more batch dimensions."""
         return ZeroInflatedPoisson(self.rate.expand(batch_shape), self.inflation.expand(batch_shape))

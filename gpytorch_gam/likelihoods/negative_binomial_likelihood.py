@@ -11,8 +11,10 @@ from gpytorch.constraints import Interval
 from gpytorch.priors import Prior
 from torch import Tensor
 
-from gpytorch_gam.distributions.exposed_negative_binomial import ExposedNegativeBinomial
-from gpytorch_gam.distributions.mean_dispersion_negative_binomial import negative_binomial_log_prob
+from gpytorch_gam.distributions.mean_dispersion_negative_binomial import (
+    MeanDispersionNegativeBinomial,
+    negative_binomial_log_prob,
+)
 from gpytorch_gam.parameters.positive_constraint import positive
 
 from .null_model import Counts, NullModel, Responses
@@ -75,8 +77,8 @@ class NegativeBinomialLikelihood(OnePredictorLikelihood):
         place = -_log_dispersion(values) - values["exposure"].log()
         return place, torch.full_like(place, math.pi)
 
-    def _conditional(self, f: Tensor, values: Values) -> ExposedNegativeBinomial:
-        return ExposedNegativeBinomial(f, values["exposure"], _log_dispersion(values))
+    def _conditional(self, f: Tensor, values: Values) -> MeanDispersionNegativeBinomial:
+        return MeanDispersionNegativeBinomial(f, _log_dispersion(values), values["exposure"])
 
     def _check_responses(self, y: Tensor, values: Values) -> None:
         refuse_non_counts(type(self).__name__, y)

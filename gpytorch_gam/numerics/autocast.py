@@ -12,9 +12,7 @@ from torch import Tensor
 
 def without_autocast(method: Callable[..., Any]) -> Callable[..., Any]:
     """
-    Half precision ruins variances, which are small differences: compute in the dtype of x.
-
-    :param method: Whose first argument is x.
+    A method that computes in the dtype of its first argument x: half precision ruins variances, small differences.
     """
 
     @functools.wraps(method)

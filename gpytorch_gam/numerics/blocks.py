@@ -18,33 +18,18 @@ from .triangular import triangular_solve
 
 
 def block_shapes(blocks: Sequence[Tensor]) -> list[tuple[int, int]]:
-    """
-    ``(C_g, M_g)`` of each group.
-
-    :param blocks: For each group ``(*batch, C_g, M_g, k)``.
-    """
+    """``(C_g, M_g)`` of each group, from one ``(*batch, C_g, M_g, k)`` each."""
     return [(block.shape[-3], block.shape[-2]) for block in blocks]
 
 
 def split_groups(stacked: Tensor, group_shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
-    """
-    Cut the rows of a matrix into the parts of the groups.
-
-    :param stacked: ``(*batch, Q, k)``.
-    :param group_shapes: ``(C_g, M_g)`` of each group.
-    :return: For each group ``(*batch, C_g, M_g, k)``.
-    """
+    """Cut the rows of ``(*batch, Q, k)`` into one ``(*batch, C_g, M_g, k)`` a group, given ``(C_g, M_g)`` of each."""
     parts = stacked.split([num * size for num, size in group_shapes], dim=-2)
     return [part.unflatten(-2, shape) for part, shape in zip(parts, group_shapes, strict=True)]
 
 
 def join_groups(parts: Sequence[Tensor]) -> Tensor:
-    """
-    The inverse of :func:`split_groups`.
-
-    :param parts: For each group ``(*batch, C_g, M_g, k)``.
-    :return: ``(*batch, Q, k)``.
-    """
+    """The inverse of :func:`split_groups`."""
     return torch.cat([part.flatten(-3, -2) for part in parts], dim=-2)
 
 
@@ -52,32 +37,21 @@ def solve_blocks(choleskys: Sequence[Tensor], stacked: Tensor, transpose: bool =
     r"""
     :math:`L^{-1} X`, or :math:`L^{-\top} X` if ``transpose``, for :math:`L = \mathrm{blockdiag}(L_c)`.
 
-    :param choleskys: :math:`L_c` of each group, ``(*batch, C_g, M_g, M_g)``; entries above the diagonal are not read.
-    :param stacked: ``(*batch, Q, k)``.
+    :param choleskys: :math:`L_c`, ``(*batch, C_g, M_g, M_g)`` a group; entries above the diagonal are not read.
+    :param stacked: :math:`X`, ``(*batch, Q, k)``.
     """
     parts = split_groups(stacked, block_shapes(choleskys))
     return join_groups([triangular_solve(chol, part, transpose) for chol, part in zip(choleskys, parts, strict=True)])
 
 
 def multiply_blocks(blocks: Sequence[Tensor], stacked: Tensor) -> Tensor:
-    """
-    The product of a block-diagonal matrix with columns.
-
-    :param blocks: For each group ``(*batch, C_g, M_g, M_g)``.
-    :param stacked: ``(*batch, Q, k)``.
-    """
+    """The product of a block-diagonal matrix, ``(*batch, C_g, M_g, M_g)`` a group, with ``(*batch, Q, k)``."""
     parts = split_groups(stacked, block_shapes(blocks))
     return join_groups([block @ part for block, part in zip(blocks, parts, strict=True)])
 
 
 def diagonal_blocks(matrix: Tensor, group_shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
-    """
-    The diagonal blocks of a dense matrix.
-
-    :param matrix: ``(*batch, Q, Q)``.
-    :param group_shapes: ``(C_g, M_g)`` of each group.
-    :return: For each group ``(*batch, C_g, M_g, M_g)``.
-    """
+    """The diagonal blocks of ``(*batch, Q, Q)``, ``(*batch, C_g, M_g, M_g)`` a group, given ``(C_g, M_g)`` of each."""
     sizes = [num * size for num, size in group_shapes]
     blocks = []
     for index, (rows, shape) in enumerate(zip(split_groups(matrix, group_shapes), group_shapes, strict=True)):
@@ -87,12 +61,7 @@ def diagonal_blocks(matrix: Tensor, group_shapes: Sequence[tuple[int, int]]) -> 
 
 
 def assemble(blocks: Sequence[Tensor]) -> Tensor:
-    """
-    The dense matrix with the given blocks on its diagonal and zeros elsewhere.
-
-    :param blocks: For each group ``(*batch, C_g, M_g, M_g)``.
-    :return: ``(*batch, Q, Q)``.
-    """
+    """The dense ``(*batch, Q, Q)`` with blocks ``(*batch, C_g, M_g, M_g)`` on its diagonal and zeros elsewhere."""
     size, start = sum(num * size for num, size in block_shapes(blocks)), 0
     rows = []
     for block in blocks:

@@ -24,28 +24,18 @@ from torch import Tensor
 
 
 def capacitance_cholesky(low_rank: Tensor) -> Tensor:
-    """Lower Cholesky factor ``L`` of ``A = I + W' W``.
-
-    :param low_rank: ``W``, of shape ``(*batch, Q, R)``.
-    :return: ``L``, of shape ``(*batch, R, R)``; its diagonal is at least one.
-    """
+    """The lower Cholesky factor ``L``, ``(*batch, R, R)``, of ``A = I + W' W``; its diagonal is at least one."""
     return psd_safe_cholesky(add_identity(low_rank.mT @ low_rank))
 
 
 def capacitance_log_determinant(capacitance_root: Tensor) -> Tensor:
-    """``log |A| = log |I + W W'|``, of shape ``(*batch)``.
-
-    :param capacitance_root: ``L`` from :func:`capacitance_cholesky`.
-    """
+    """``log |A| = log |I + W W'|``, ``(*batch)``, from ``L``."""
     return 2.0 * capacitance_root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
 
 def explained_factor(low_rank: Tensor, capacitance_root: Tensor) -> Tensor:
-    """``H = W L^-T``, the factor by which the inverse falls below the identity: ``(I + W W')^-1 = I - H H'``.
-
-    :param low_rank: ``W``, of shape ``(*batch, Q, R)``.
-    :param capacitance_root: ``L`` from :func:`capacitance_cholesky`.
-    :return: ``H``, of shape ``(*batch, Q, R)``.
+    """
+    ``H = W L^-T``, ``(*batch, Q, R)``, by which the inverse falls below the identity: ``(I + W W')^-1 = I - H H'``.
     """
     if capacitance_root.shape[-1] == 1:
         return low_rank / capacitance_root

@@ -17,20 +17,15 @@ def gradients_on() -> Iterator[None]:
 
 
 def trainable(data: Tensor) -> Tensor:
-    """
-    Data that backward passes may keep, which those that were made in ``torch.inference_mode()`` are not.
-
-    :param data: Any.
-    """
+    """Data that backward passes may keep, which those that were made in ``torch.inference_mode()`` are not."""
     return data.clone() if data.is_inference() else data
 
 
 def check_trainable(*modules: torch.nn.Module) -> None:
     """
-    Raise an error for modules that were made in ``torch.inference_mode()``.
+    Refuse to train modules that were made in ``torch.inference_mode()``.
 
-    :param modules: To be trained.
-    :raises ValueError: If there is one.
+    :raises ValueError: If one of them was.
     """
     for module in modules:
         if any(parameter.is_inference() for parameter in module.parameters()):

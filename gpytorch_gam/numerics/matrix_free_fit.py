@@ -23,8 +23,7 @@ from torch import Tensor
 
 from .blocks import block_shapes, multiply_blocks, solve_blocks, split_groups
 from .capacitance import add_identity
-from .precision import precision_covariance_factors
-from .precision_fit import leading_root
+from .precision_fit import leading_root, relative_divergence
 from .triangular import cholesky, triangular_solve
 
 Apply = Callable[[Tensor], Tensor]
@@ -33,7 +32,7 @@ Apply = Callable[[Tensor], Tensor]
 _SHIFT = 2e-14
 _NUM_SHIFTS = 5
 
-# Of G in the rounds of a fit afresh: large ones forget the coordinates of the first round, small ones settle.
+# Weights of G in the rounds of a fit from scratch: large ones forget the coordinates of the first, small ones settle.
 _WEIGHTS = (0.5, 0.5, 0.4, 0.3, 0.2)
 
 
@@ -94,13 +93,7 @@ def factor_analysis_round(
     :math:`I + O_c = L_c L_c^\top` for the present blocks, B from the leading eigenvectors of
     :math:`L^{-1} (G - \mathrm{blockdiag}(O_c)) L^{-\top}`, and the blocks that it leaves. The matrix is indefinite, so
     the eigenvectors are those of its compression to the subspace (Rayleigh and Ritz), which has to be a good one.
-
-    :param apply: Maps ``(Q, k)`` to :math:`(G - \mathrm{blockdiag}(O_c)) X`.
-    :param own: :math:`O_c`, positive semidefinite, ``(count, size, size)`` for each group.
-    :param totals: Diagonal blocks of G.
-    :param start: ``(Q, k)`` of full column rank, where the subspace iteration starts.
-    :param rank: Columns R of B.
-    :param num_iterations: Products with G, at least 1.
+    Arguments are those of :func:`fit_round`, ``apply`` being the product with :math:`G - \mathrm{blockdiag}(O_c)`.
     """
     choleskys = [cholesky(add_identity(block) + _rounding(block)) for block in own]
     product = solve_blocks(choleskys, start)
@@ -118,16 +111,10 @@ def factor_analysis_round(
 def fit_from_scratch(
     apply: Apply, totals: Sequence[Tensor], start: Tensor, rank: int, num_iterations: int
 ) -> StreamingFit:
-    r"""
-    Fit G without a fit to begin with: a round in coordinates in which the blocks of :math:`I + G` are the identity,
-    then rounds that each mix the last fit with G, the diagonal blocks being those of G all the time. Never worse than
-    the mean-field fit, :math:`B = 0`.
-
-    :param apply: Maps ``(Q, k)`` to :math:`GX`, with G positive semidefinite.
-    :param totals: Diagonal blocks of G.
-    :param start: ``(Q, k)`` of full column rank.
-    :param rank: Columns R of B.
-    :param num_iterations: Products with G in a round, at least 1.
+    """
+    Fit G without a starting fit: a round in coordinates in which the blocks of :math:`I + G` are the identity, then
+    rounds that each mix the last fit with G, the diagonal blocks being those of G all the time. Never worse than the
+    mean-field fit, :math:`B = 0`. Arguments are those of :func:`fit_round`, with G in the place of S.
     """
     fit = fit_round(apply, totals, totals, start, rank, num_iterations)
     for weight in _WEIGHTS:
@@ -139,23 +126,14 @@ def fit_from_scratch(
 
 
 def _unless_worse_than_blocks(fit: StreamingFit, apply: Apply, totals: Sequence[Tensor], rank: int) -> StreamingFit:
-    r"""
+    """
     The fit, or the mean-field one where that has the smaller divergence (weak coupling, and a rank that is too small
     for it): then B is scaled to nothing, and goes on serving as the start of the next fit.
-
-    Divergence up to constants: :math:`\tfrac12 [\mathrm{tr}(P F^{-1}) + \log|F|]`, with :math:`F^{-1} = I - VV^\top -
-    HH^\top`; it is :math:`\tfrac12 [Q + \sum_c \log|I + T_c|]` for mean-field.
     """
     assert fit.directions is not None
     factor = fit.directions[:, :rank]
-    factors, logdet = precision_covariance_factors(factor.new_zeros(len(factor)), factor, fit.block_factors)
-    assert factors.explained_shared is not None and factors.explained_blocks is not None
-    shared = factors.explained_shared
-    change = logdet - shared.square().sum() - (shared * apply(shared)).sum()
-    for root, total in zip(factors.explained_blocks, totals, strict=True):
-        change = change + total.diagonal(dim1=-2, dim2=-1).sum() - root.square().sum() - (root * (total @ root)).sum()
-        change = change - torch.linalg.slogdet(add_identity(total)).logabsdet.sum()
-    worse = change > 0
+    mean_field = sum(0.5 * torch.linalg.slogdet(add_identity(total)).logabsdet.sum() for total in totals)
+    worse = relative_divergence(apply, totals, factor, fit.block_factors) > mean_field
     alone = remainder_factors(totals, None)
     directions = torch.where(worse, 1e-6 * fit.directions, fit.directions)
     roots = [torch.where(worse, block, root) for block, root in zip(alone, fit.block_factors, strict=True)]
@@ -163,28 +141,21 @@ def _unless_worse_than_blocks(fit: StreamingFit, apply: Apply, totals: Sequence[
 
 
 def mixed_product(apply: Apply, factor: Tensor, weight: Tensor | float) -> Apply:
-    r"""
-    The product with :math:`(1 - w) BB^\top + w H`.
-
-    :param apply: The product with H.
-    :param factor: :math:`B`, ``(Q, R)``.
-    :param weight: w.
-    """
+    r"""The product with :math:`(1 - w) BB^\top + w H`, from that with H and B, ``(Q, R)``."""
     return lambda columns: (1 - weight) * (factor @ (factor.mT @ columns)) + weight * apply(columns)
 
 
 def leading_factor(apply: Apply, start: Tensor, num_iterations: int) -> tuple[Tensor, Tensor]:
     r"""
-    Columns :math:`F`, leading directions first, with :math:`FF^\top \approx N` and :math:`N - FF^\top` positive
-    semidefinite; also for some of the columns.
+    Columns :math:`F`, ``(Q, k)``, leading directions first, with :math:`FF^\top \approx N` and :math:`N - FF^\top`
+    positive semidefinite (also for some of the columns), and how far below zero an eigenvalue of that may lie by
+    rounding.
 
     Subspace iteration, finished in Nyström form: with orthonormal :math:`X` and :math:`Y = NX`, :math:`N - Y (X^\top
     Y)^{-1} Y^\top` is a Schur complement, hence positive semidefinite however poor the subspace is.
-
     :param apply: Maps ``(Q, k)`` to :math:`NX`.
     :param start: ``(Q, k)``, of full column rank.
     :param num_iterations: Products with N, at least 1.
-    :return: ``(Q, k)``, and how far below zero, ``()``, an eigenvalue of :math:`N - FF^\top` may lie by rounding.
     """
     product = start
     for _ in range(num_iterations):
@@ -200,11 +171,9 @@ def leading_factor(apply: Apply, start: Tensor, num_iterations: int) -> tuple[Te
 
 def remainder_factors(totals: Sequence[Tensor], factor: Tensor | None) -> list[Tensor]:
     r"""
-    Lower triangular roots of what B leaves of the diagonal blocks, :math:`E_c E_c^\top = T_c - B_c B_c^\top`, taken in
-    coordinates in which :math:`I + T_c` is the identity, so that rounding is relative to that.
-
-    :param totals: :math:`T_c`, ``(count, size, size)`` for each group.
-    :param factor: :math:`B`, ``(Q, R)``, or None.
+    Lower triangular roots of what B, ``(Q, R)``, leaves of the diagonal blocks :math:`T_c`, ``(count, size, size)`` for
+    each group: :math:`E_c E_c^\top = T_c - B_c B_c^\top`, taken in coordinates in which :math:`I + T_c` is the
+    identity, so that rounding is relative to that.
     """
     remainders = list(totals)
     if factor is not None:
@@ -221,9 +190,6 @@ def remainder_factors(totals: Sequence[Tensor], factor: Tensor | None) -> list[T
 def positive_remainder_factors(totals: Sequence[Tensor], factor: Tensor) -> list[Tensor]:
     r"""
     Roots of the positive parts of :math:`T_c - B_c B_c^\top`, for a B that may explain more than the blocks hold.
-
-    :param totals: :math:`T_c`, ``(count, size, size)`` for each group.
-    :param factor: :math:`B`, ``(Q, R)``.
     """
     parts = split_groups(factor, block_shapes(totals))
     return [leading_root(total - part @ part.mT, total.shape[-1]) for total, part in zip(totals, parts, strict=True)]
@@ -231,12 +197,9 @@ def positive_remainder_factors(totals: Sequence[Tensor], factor: Tensor) -> list
 
 def shifted_cholesky(matrix: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
     """
-    Cholesky factor of a positive semidefinite matrix plus the first of ``shift``, ``100 * shift``, ... times the
-    identity that makes it positive definite: rounding errors depend on more than the matrix.
-
-    :param matrix: ``(*batch, k, k)``.
-    :param shift: Positive, ``()``.
-    :return: ``(*batch, k, k)``, and the shift ``()``.
+    Cholesky factor of a positive semidefinite matrix, ``(*batch, k, k)``, plus the first of ``shift``, ``100 * shift``,
+    ... times the identity that makes it positive definite (rounding errors depend on more than the matrix), and that
+    shift.
     :raises torch.linalg.LinAlgError: If the matrix is indefinite by more than rounding, or not finite.
     """
     eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)

@@ -43,10 +43,7 @@ class CovarianceFactors(NamedTuple):
 
 def explained_block(block_factor: Tensor) -> tuple[Tensor, Tensor]:
     r"""
-    :math:`V_c = E_c \,\mathrm{chol}(I + E_c^\top E_c)^{-\top}` and :math:`\log|I + E_c E_c^\top|`.
-
-    :param block_factor: :math:`E_c`, ``(*batch, C, M, r)``.
-    :return: ``(*batch, C, M, r)`` and ``(*batch, C)``.
+    :math:`V_c = E_c \,\mathrm{chol}(I + E_c^\top E_c)^{-\top}` and :math:`\log|I + E_c E_c^\top|`, ``(*batch, C)``.
     """
     root = cholesky(add_identity(block_factor.mT @ block_factor))
     return explained_factor(block_factor, root), capacitance_log_determinant(root)
@@ -54,11 +51,7 @@ def explained_block(block_factor: Tensor) -> tuple[Tensor, Tensor]:
 
 def apply_block_inverse(explained_blocks: Sequence[Tensor], factor: Tensor) -> Tensor:
     r"""
-    :math:`D^{-1} B = B - V V^\top B`.
-
-    :param explained_blocks: :math:`V_c` of each group, ``(*batch, C_g, M_g, r_g)``.
-    :param factor: :math:`B`, ``(*batch, Q, R)``.
-    :return: ``(*batch, Q, R)``.
+    :math:`D^{-1} B = B - V V^\top B`, ``(*batch, Q, R)``, with :math:`V_c`, ``(*batch, C_g, M_g, r_g)``, of each group.
     """
     parts = split_groups(factor, block_shapes(explained_blocks))
     return join_groups([part - root @ (root.mT @ part) for root, part in zip(explained_blocks, parts, strict=True)])

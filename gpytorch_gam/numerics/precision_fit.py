@@ -15,7 +15,7 @@ every round (the iteration of Lawley, 1940): to a local optimum, as in all facto
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -38,11 +38,7 @@ _SMALLEST_RANK, _GROWTH = 4, 1.5
 
 def leading_root(matrix: Tensor, rank: int) -> Tensor:
     r"""
-    The factor :math:`B` of given rank for which :math:`BB^\top` is the best positive semidefinite approximation.
-
-    :param matrix: Symmetric, ``(*batch, k, k)``.
-    :param rank: Number of columns, at most ``k``.
-    :return: ``(*batch, k, rank)``.
+    The best ``(*batch, k, rank)`` factor :math:`B` of a symmetric matrix, :math:`BB^\top` being positive semidefinite.
     """
     if matrix.shape[-1] == 1:
         return matrix.clamp_min(0).sqrt()[..., :rank]  # LAPACK is called for each matrix
@@ -64,11 +60,7 @@ def inverse_cholesky(precision: Tensor) -> Tensor:
 def truncation_gap(excess: Tensor, rank: int) -> Tensor:
     r"""
     What the low-rank family loses against the optimum: :math:`\tfrac12 \sum_{i > R} (g_i - \log(1 + g_i))` nats,
-    over the eigenvalues of :math:`G` that R columns leave out.
-
-    :param excess: :math:`G`, ``(*batch, Q, Q)``.
-    :param rank: Number of columns R.
-    :return: ``(*batch)``.
+    ``(*batch)``, over the eigenvalues of :math:`G`, ``(*batch, Q, Q)``, that R columns leave out.
     """
     left_out = torch.linalg.eigvalsh(excess)[..., : excess.shape[-1] - rank].clamp_min(0)
     return 0.5 * (left_out - left_out.log1p()).sum(-1)
@@ -94,7 +86,7 @@ def fit_block_low_rank(
     :return: For each group ``(*batch, count, size, r)``, and ``(*batch, Q, rank)``.
     """
     targets = diagonal_blocks(excess, shapes)
-    best = _Fit(torch.zeros_like(excess[..., :rank]), targets, relative_divergence(excess, targets, None, targets))
+    best = _Fit.of(excess, targets, torch.zeros_like(excess[..., :rank]), targets)
     if rank and start is not None:
         first = _round(excess, shapes, targets, start, rank)
         best = best.better(_iterated(excess, shapes, targets, first, rank, _NUM_WARM_ROUNDS))
@@ -113,15 +105,18 @@ class _Fit(NamedTuple):
     blocks: list[Tensor]
     divergence: Tensor
 
+    @classmethod
+    def of(cls, excess: Tensor, targets: Sequence[Tensor], factor: Tensor, blocks: list[Tensor]) -> _Fit:
+        """The fit with this factor and these blocks to G, whose diagonal blocks are the targets."""
+        roots = [leading_root(block, block.shape[-1]) for block in blocks]
+        return cls(factor, blocks, relative_divergence(excess.matmul, targets, factor, roots))
+
     def better(self, other: _Fit, where: Tensor | bool = True) -> _Fit:
         """The one with the smaller divergence, in each element of a batch; only there where ``other`` may win."""
         wins = (other.divergence < self.divergence) & where
         return _Fit(
             torch.where(wins[..., None, None], other.factor, self.factor),
-            [
-                torch.where(wins[..., None, None, None], new, old)
-                for new, old in zip(other.blocks, self.blocks, strict=True)
-            ],
+            [torch.where(wins[..., None, None, None], *pair) for pair in zip(other.blocks, self.blocks, strict=True)],
             torch.where(wins, other.divergence, self.divergence),
         )
 
@@ -155,30 +150,33 @@ def _round(
     factor = multiply_blocks(choleskys, shared)
     own = [part @ part.mT for part in split_groups(factor, shapes)]
     new_blocks = [_positive_part(target - inner) for target, inner in zip(targets, own, strict=True)]
-    return _Fit(factor, new_blocks, relative_divergence(excess, targets, factor, new_blocks))
+    return _Fit.of(excess, targets, factor, new_blocks)
 
 
 def relative_divergence(
-    excess: Tensor, targets: Sequence[Tensor], factor: Tensor | None, blocks: Sequence[Tensor]
+    apply: Callable[[Tensor], Tensor],
+    targets: Sequence[Tensor],
+    factor: Tensor | None,
+    block_factors: Sequence[Tensor],
 ) -> Tensor:
     r"""
     :math:`\mathrm{KL}\big(N(0, (D + BB^\top)^{-1}) \,\|\, N(0, (I + G)^{-1})\big) + \tfrac12 \log|I + G|` in nats.
 
-    :param excess: :math:`G`, ``(*batch, Q, Q)``.
-    :param targets: Its diagonal blocks, ``(*batch, count, size, size)`` for each group.
+    :param apply: Maps ``(*batch, Q, k)`` to :math:`GX`.
+    :param targets: The diagonal blocks of G, ``(*batch, count, size, size)`` for each group.
     :param factor: :math:`B`, ``(*batch, Q, R)``, or None.
-    :param blocks: :math:`D - I`, ``(*batch, count, size, size)`` for each group.
+    :param block_factors: :math:`E_c`, ``(*batch, count, size, r)`` for each group.
     :return: ``(*batch)``.
     """
-    roots = [leading_root(block, block.shape[-1]) for block in blocks]
-    factors, logdet = precision_covariance_factors(excess[..., 0], factor, roots)
+    diagonal = torch.cat([target.diagonal(dim1=-2, dim2=-1).flatten(-2) for target in targets], dim=-1)
+    factors, logdet = precision_covariance_factors(diagonal, factor, block_factors)
     # tr((I + G) S) - Q with S = I - V V' - F F'
-    trace = excess.diagonal(dim1=-2, dim2=-1).sum(-1)
+    trace = diagonal.sum(-1)
     for root, target in zip(factors.explained_blocks or (), targets, strict=True):
         trace = trace - root.square().sum((-3, -2, -1)) - (root * (target @ root)).sum((-3, -2, -1))
     if factors.explained_shared is not None:
         shared = factors.explained_shared
-        trace = trace - shared.square().sum((-2, -1)) - (shared * (excess @ shared)).sum((-2, -1))
+        trace = trace - shared.square().sum((-2, -1)) - (shared * apply(shared)).sum((-2, -1))
     return 0.5 * (trace + logdet)
 
 
@@ -200,7 +198,7 @@ def rank_for_tolerance(
         return max(least, size - int((lost <= tolerance).sum(-1).min()))
     optimum = 0.5 * torch.linalg.slogdet(add_identity(excess)).logabsdet
     targets = diagonal_blocks(excess, shapes)
-    fit = _Fit(excess[..., :0], targets, relative_divergence(excess, targets, None, targets))
+    fit = _Fit.of(excess, targets, excess[..., :0], targets)
     candidates = candidate_ranks(size)
     for rank in candidates if least <= candidates[0] else [least, *(rank for rank in candidates if rank > least)]:
         # Blocks only shrink as the rank grows: each fit goes on from the last.

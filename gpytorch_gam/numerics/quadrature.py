@@ -26,7 +26,7 @@ LARGEST_EXPONENT = 32.0
 # Up to here the mean of an exponential grows exponentially with half of the variance.
 LARGEST_HALF_VARIANCE = 8.0
 
-# Of the search for the mode of a product: iterations, longest step, step of differences.
+# The search for the mode of a product: iterations, longest step, step of differences.
 _NUM_STEPS, _LONGEST_STEP, _DIFFERENCE = 20, 2.0, 1e-3
 
 
@@ -44,13 +44,7 @@ class NormalRule(NamedTuple):
 
 @torch.no_grad()
 def equispaced_rule(num_nodes: int, like: Tensor) -> NormalRule:
-    """
-    Equally spaced nodes, for functions that are smooth everywhere.
-
-    :param num_nodes: K.
-    :param like: On whose device.
-    :return: Nodes and weights of shape ``(K,)``.
-    """
+    """``num_nodes`` equally spaced nodes on the device of ``like``, for functions that are smooth everywhere."""
     nodes = torch.linspace(-REACH, REACH, num_nodes, dtype=torch.float64, device=like.device)
     return NormalRule(nodes, _log_density(nodes) + math.log(2 * REACH / (num_nodes - 1)))
 
@@ -61,7 +55,7 @@ def focused_rule(centre: Tensor, width: Tensor, num_nodes: int) -> NormalRule:
     Nodes that are dense around a point, and reach all of the normal distribution and of that point's surroundings.
 
     :param centre: Where the function bends, in standard deviations from the mean, ``(*shape)``.
-    :param width: Over what distance it does, ``(*shape)``.
+    :param width: Over what distance it bends, ``(*shape)``.
     :param num_nodes: K.
     """
     # What happens far out has no mass, and must not take the nodes from where the mass is.
@@ -82,13 +76,12 @@ def _sinh_rule(centre: Tensor, width: Tensor, reach: Tensor, num_nodes: int) -> 
 
 def expectation(function: Callable[[Tensor], Tensor], mean: Tensor, variance: Tensor, rule: NormalRule) -> Tensor:
     """
-    The expectation of a function under normal distributions.
+    The expectation of a function under normal distributions, ``(*batch, n)``.
 
-    :param function: Of ``(K, *batch, n)``, elementwise.
+    :param function: Maps ``(K, *batch, n)`` elementwise.
     :param mean: ``(*batch, n)``, float64.
     :param variance: ``(*batch, n)``, float64.
-    :param rule: For the standard normal distribution.
-    :return: ``(*batch, n)``.
+    :param rule: A rule for the standard normal distribution.
     """
     nodes, log_weights = aligned(rule, mean.dim())
     return (log_weights.exp() * function(mean + variance.sqrt() * nodes)).sum(0)
@@ -97,15 +90,7 @@ def expectation(function: Callable[[Tensor], Tensor], mean: Tensor, variance: Te
 def log_expectation(
     log_density: Callable[[Tensor], Tensor], mean: Tensor, variance: Tensor, rule: NormalRule
 ) -> Tensor:
-    """
-    The logarithm of the expectation of a density.
-
-    :param log_density: Of ``(K, *batch, n)``, elementwise.
-    :param mean: ``(*batch, n)``, float64.
-    :param variance: ``(*batch, n)``, float64.
-    :param rule: For the standard normal distribution.
-    :return: ``(*batch, n)``.
-    """
+    """The logarithm of the expectation of a density, given its logarithm; arguments as in :func:`expectation`."""
     nodes, log_weights = aligned(rule, mean.dim())
     return (log_weights + log_density(mean + variance.sqrt() * nodes)).logsumexp(0)
 
@@ -114,12 +99,7 @@ def log_expectation(
 def product_rule(log_density: Callable[[Tensor], Tensor], mean: Tensor, variance: Tensor, num_nodes: int) -> NormalRule:
     """
     Nodes for the expectation of a log-concave density, however sharp: dense around the mode of its product with the
-    normal density, which is found by Newton's method with differences.
-
-    :param log_density: Of ``(3, *batch, n)``, elementwise.
-    :param mean: ``(*batch, n)``, float64.
-    :param variance: ``(*batch, n)``, float64.
-    :param num_nodes: K.
+    normal density, which is found by Newton's method with differences. Arguments as in :func:`expectation`.
     """
     steps = _DIFFERENCE * torch.arange(-1, 2, dtype=mean.dtype, device=mean.device).view(-1, *(1,) * mean.dim())
     mode = mean
@@ -137,21 +117,15 @@ def product_rule(log_density: Callable[[Tensor], Tensor], mean: Tensor, variance
 
 def aligned(rule: NormalRule, num_dims: int) -> NormalRule:
     """
-    A rule that broadcasts with functions of ``num_dims`` dimensions behind that of the nodes.
-
-    :param rule: Of shape ``(K,)`` or ``(K, *shape)``.
-    :param num_dims: At least the number of dimensions of ``shape``.
+    A rule of shape ``(K,)`` or ``(K, *shape)`` that broadcasts with functions of ``num_dims`` dimensions behind that of
+    the nodes.
     """
     missing = num_dims + 1 - rule.nodes.dim()
     return NormalRule(*(part.view(len(part), *(1,) * missing, *part.shape[1:]) for part in rule))
 
 
 def bounded_exp(exponent: Tensor) -> Tensor:
-    """
-    The exponential function, continued by its tangent above :data:`LARGEST_EXPONENT`.
-
-    :param exponent: Any shape.
-    """
+    """The exponential function, continued by its tangent above :data:`LARGEST_EXPONENT`."""
     bounded = exponent.clamp_max(LARGEST_EXPONENT)
     return bounded.exp() * (1 + (exponent - bounded))
 
@@ -161,9 +135,6 @@ def mean_of_exp(mean: Tensor, variance: Tensor) -> Tensor:
     :math:`\mathrm E e^f = e^{m + v / 2}` of a normal f, for variances up to 16: beyond that it is continued linearly in
     the variance, so that fits can start from wide priors. (A fitted predictor of a log rate has no standard deviation
     above 4, a factor of 3000 between the mean of the rate and its median.)
-
-    :param mean: Of f, any shape.
-    :param variance: Of f.
     """
     half = 0.5 * variance
     bounded = half.clamp_max(LARGEST_HALF_VARIANCE)

@@ -34,9 +34,8 @@ else:
 
 def is_transformed(*tensors: Tensor) -> bool:
     """
-    Whether this runs inside of a transformation, which functions with a backward pass of their own do not serve.
-
-    :param tensors: Tensors which may be batches that look like single ones.
+    Whether this runs inside of a transformation, which functions with a backward pass of their own do not serve, or on
+    batches that look like single tensors.
     """
     if not CAN_TELL or maybe_current_level() is not None:
         return True
@@ -44,11 +43,7 @@ def is_transformed(*tensors: Tensor) -> bool:
 
 
 def is_vmapped(tensor: Tensor) -> bool:
-    """
-    Whether the values of a tensor cannot be looked at, because ``vmap`` stands for a batch of them.
-
-    :param tensor: A tensor, inside of transformations or not.
-    """
+    """Whether the values of a tensor cannot be looked at, because ``vmap`` stands for a batch of them."""
     # The compiler does not know how to ask, and does not trace what vmap wraps.
     if not CAN_TELL or torch.compiler.is_compiling():
         return False

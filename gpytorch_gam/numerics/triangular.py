@@ -11,11 +11,8 @@ from .transforms import is_vmapped
 
 def cholesky(matrix: Tensor) -> Tensor:
     """
-    The lower Cholesky factor of matrices that have one but for rounding, such as the identity plus a square.
-
-    :param matrix: ``(*batch, k, k)``.
-    :return: ``(*batch, k, k)``. On a GPU, and inside of ``torch.vmap``, a matrix that has no factor gives NaN instead
-        of an error.
+    The lower Cholesky factor of ``(*batch, k, k)`` that have one but for rounding, such as the identity plus a square.
+    On a GPU, and inside of ``torch.vmap``, a matrix that has no factor gives NaN instead of an error.
     """
     if matrix.device.type != "cpu" or is_vmapped(matrix):
         return cholesky_or_nan(matrix)
@@ -26,12 +23,10 @@ def cholesky(matrix: Tensor) -> Tensor:
 
 def safe_cholesky(matrix: Tensor) -> Tensor:
     """
-    The lower Cholesky factor, with ever more jitter if need be.
+    The lower Cholesky factor of ``(*batch, k, k)``, with ever more jitter if need be.
 
     Whether there is need is known only after a wait for the device. With gradients on a GPU, that is in a training
     step, the matrix must do without.
-
-    :param matrix: ``(*batch, k, k)``.
     """
     on_hot_path = matrix.device.type != "cpu" and torch.is_grad_enabled()
     if on_hot_path or is_vmapped(matrix):
@@ -47,11 +42,7 @@ def _holds_positive_numbers(matrix: Tensor) -> bool:
 
 
 def cholesky_or_nan(matrix: Tensor) -> Tensor:
-    """
-    The lower Cholesky factor, NaN where there is none.
-
-    :param matrix: ``(*batch, k, k)``.
-    """
+    """The lower Cholesky factor of ``(*batch, k, k)``, NaN where there is none."""
     if matrix.shape[-1] == 1:
         return torch.where(matrix > 0, matrix, torch.nan).sqrt()
     factor, info = torch.linalg.cholesky_ex(matrix)
@@ -59,24 +50,17 @@ def cholesky_or_nan(matrix: Tensor) -> Tensor:
 
 
 def triangular_solve(lower: Tensor, columns: Tensor, transpose: bool = False) -> Tensor:
-    r"""
-    :math:`L^{-1} X`, or :math:`L^{-\top} X` if ``transpose``.
-
-    :param lower: :math:`L`, ``(*batch, k, k)``.
-    :param columns: ``(*batch, k, m)``.
-    """
+    r""":math:`L^{-1} X`, or :math:`L^{-\top} X` if ``transpose``, for L ``(*batch, k, k)`` and X ``(*batch, k, m)``."""
     if lower.shape[-1] == 1:
         return columns / lower  # LAPACK is called for each matrix
     return torch.linalg.solve_triangular(lower.mT if transpose else lower, columns, upper=transpose)
 
 
 def solve_in_blocks(cholesky: Tensor, columns: Tensor, transpose: bool = False) -> Tensor:
-    r"""
+    """
     :func:`triangular_solve` with the blocks of block-diagonal matrices.
-
     :param cholesky: All blocks of all matrices, ``(*batch, num_blocks, size, size)``.
     :param columns: ``(*batch, C, M, m)`` with C M equal to ``num_blocks`` times ``size``.
-    :return: ``(*batch, C, M, m)``.
     """
     shape = columns.shape[-3:-1]
     if shape == cholesky.shape[-3:-1]:

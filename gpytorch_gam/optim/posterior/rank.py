@@ -42,8 +42,9 @@ def dense_loss(gram: Tensor, posterior: Posterior, family: Family) -> Tensor:
     :param posterior: Its blocks count only if the family holds them.
     :param family: Of the posterior.
     """
-    blocks = [(root @ root.mT) * family.has_blocks for root in posterior.block_factors]
-    divergence = relative_divergence(gram, diagonal_blocks(gram, posterior.shapes), posterior.shared_factor, blocks)
+    blocks = [factor * family.has_blocks for factor in posterior.block_factors]
+    targets = diagonal_blocks(gram, posterior.shapes)
+    divergence = relative_divergence(gram.matmul, targets, posterior.shared_factor, blocks)
     return divergence - 0.5 * torch.linalg.slogdet(add_identity(gram)).logabsdet
 
 
