@@ -19,11 +19,9 @@ from gpytorch_gam.numerics.blocks import split_groups
 from gpytorch_gam.numerics.grad_mode import gradients_on
 from gpytorch_gam.optim.rows.likelihood_check import with_noise_by_row
 from gpytorch_gam.optim.rows.stream import checked_rows
+from gpytorch_gam.training.bound_gradients import bound_and_gradients
 from gpytorch_gam.training.polishing import polish
 from gpytorch_gam.variational import AdditiveVariationalStrategy
-
-# Rows whose graph exists at a time.
-_CHUNK = 8192
 
 
 class _Coordinate(NamedTuple):
@@ -233,22 +231,13 @@ class HyperparameterUncertainty:
         return {name: value.clone() for name, value in self._model.state_dict().items() if name not in names}
 
     def _gradient(self) -> Tensor:
-        """Of the bound in all coordinates, ``(p,)``, float64."""
+        """The gradient of the bound in all coordinates, ``(p,)``, float64."""
+        rows = (checked_rows(self._strategy, self._likelihood, batch) for batch in self._batches)
         num_data = sum(len(batch[1]) for batch in self._batches)
-        mll = gpytorch.mlls.VariationalELBO(self._likelihood, self._model, num_data=num_data).train()
         parameters = {(c.owner, c.name): self._raw(c) for c in self._coordinates}
-        totals = {key: torch.zeros_like(parameter) for key, parameter in parameters.items()}
-        for batch in self._batches:
-            for rows in checked_rows(self._strategy, self._likelihood, batch).split(_CHUNK):
-                with gradients_on():
-                    bound = mll(self._model(rows.x), rows.y, **rows.row_arguments)
-                    bound = bound * len(rows.y)  # the divergence adds up to one
-                found = torch.autograd.grad(bound, list(parameters.values()), allow_unused=True)
-                for key, gradient in zip(parameters, found, strict=True):
-                    totals[key] += 0.0 if gradient is None else gradient
-        return torch.stack(
-            [totals[c.owner, c.name].flatten()[c.entry].double() * self._slope(c) for c in self._coordinates]
-        )
+        _, found = bound_and_gradients(self._model, self._likelihood, rows, num_data, list(parameters.values()))
+        totals = dict(zip(parameters, found, strict=True))
+        return torch.stack([totals[c.owner, c.name].flatten()[c.entry] * self._slope(c) for c in self._coordinates])
 
     def _slope(self, coordinate: _Coordinate) -> Tensor:
         """Derivative of the raw parameter in the coordinate."""

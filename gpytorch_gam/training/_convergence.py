@@ -33,11 +33,7 @@ _FLAT = 1e-6
 
 
 class MeanGradient:
-    """
-    Gradients of the bound and what the rows tell of its curvature, over the steps of an epoch.
-
-    :param parameters: Hyperparameters, whose ``grad`` is of minus the bound per row.
-    """
+    """Gradients of the bound, and what the rows tell of its curvature, over the steps of an epoch."""
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         self._parameters = parameters
@@ -47,11 +43,7 @@ class MeanGradient:
 
     @torch.no_grad()
     def add(self, num_rows: int) -> None:
-        """
-        A step, after ``backward``.
-
-        :param num_rows: Of the batch.
-        """
+        """Take in the gradients of a step, of minus the bound per row, after ``backward``."""
         self._num_rows, self._num_steps = self._num_rows + num_rows, self._num_steps + 1
         for parameter in self._parameters:
             if parameter.grad is not None:
@@ -59,12 +51,7 @@ class MeanGradient:
                 self._squares[id(parameter)].add_(parameter.grad.double().square(), alpha=num_rows)
 
     def of(self, parameter: Tensor, num_data: int) -> Tensor:
-        """
-        The gradient in nats.
-
-        :param parameter: Zero of one that is not among the parameters.
-        :param num_data: Number of rows of all the data.
-        """
+        """The gradient in nats of ``num_data`` rows; zero of a parameter that is not among these."""
         total = self._sums.get(id(parameter))
         if total is None:
             return torch.zeros_like(parameter, dtype=torch.float64)
@@ -72,11 +59,8 @@ class MeanGradient:
 
     def information(self, parameter: Tensor, num_data: int) -> Tensor | None:
         """
-        What all rows say of a parameter of theirs, from the variance of its gradient over the batches (Fisher).
-
-        :param parameter: One of the parameters.
-        :param num_data: Number of rows of all the data.
-        :return: None if there are too few batches, or it is another parameter.
+        What all rows say of a parameter, from the variance of its gradient over the batches (Fisher); None if there are
+        too few batches, or the parameter is not among these.
         """
         if self._num_steps < _LEAST_STEPS or id(parameter) not in self._sums:
             return None
@@ -86,14 +70,9 @@ class MeanGradient:
 
 
 class OpenGain(NamedTuple):
-    """
-    What a hyperparameter promises.
+    """Nats by which a step of a hyperparameter would raise the bound."""
 
-    :ivar name: of the raw parameter.
-    :ivar nats: by which the bound would rise.
-    """
-
-    name: str
+    name: str  # of the raw parameter
     nats: float
 
 
@@ -108,11 +87,6 @@ def open_gains(
     The curvature :math:`c` is rather too large than too small, and the gain then too small: for parameters of the
     likelihood the information in the rows, or :math:`N / 2`, what they say of a variance; for those of a kernel half of
     the effective dimension of a component, as in MacKay's (1992) evidence framework.
-
-    :param model: With the posterior.
-    :param likelihood: Of the data.
-    :param gradient: Of an epoch.
-    :param num_data: Number N of rows.
     """
     kernels, gains = kernel_curvatures(model.variational_strategy), []
     for name, parameter, constraint in _constrained(model, likelihood):
@@ -131,10 +105,8 @@ def open_gains(
 
 def warn_if_open(nats: float, names: Sequence[str] = ()) -> None:
     """
-    Warn, in the name of the caller of the caller, where the bound has notably further to rise.
-
-    :param nats: In all.
-    :param names: Of hyperparameters that promise most.
+    Warn, in the name of the caller of the caller, where the bound has notably further to rise: by how many nats, and
+    with which hyperparameters most of all.
     """
     if not nats >= _NOTABLE_NATS:
         return
@@ -177,8 +149,6 @@ def kernel_curvatures(strategy: AdditiveVariationalStrategy) -> dict[int, float]
     """
     About what minus the second derivative of the bound in the logarithm of a kernel's parameter is: half of the
     effective dimension of a component, by the ids of the parameters of its group.
-
-    :param strategy: With the posterior.
     """
     shapes = strategy.predictor.group_shapes
     factors = strategy.covariance_factors()

@@ -22,17 +22,11 @@ _MAX_RECORDINGS = 2
 
 
 class Outputs(NamedTuple):
-    """
-    What an evaluation leaves behind.
+    """What an evaluation leaves behind."""
 
-    :ivar loss: minus the objective.
-    :ivar gradients: of the parameters, None for those without.
-    :ivar recorded: of the forward, see :class:`ForwardRecorder`.
-    """
-
-    loss: Tensor
-    gradients: list[Tensor | None]
-    recorded: Recorded
+    loss: Tensor  # minus the objective
+    gradients: list[Tensor | None]  # of the parameters, None for those without
+    recorded: Recorded  # of the forward, see `ForwardRecorder`
 
 
 class _Recording(NamedTuple):
@@ -63,10 +57,8 @@ class GraphedStep:
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
         """
-        Minus the objective; gradients are in the parameters, and the forward is recorded for an attached optimiser.
-
-        :param x: Inputs ``(b, D)``.
-        :param y: Responses ``(b)``.
+        Minus the objective, for inputs ``(b, D)`` and responses ``(b)``; gradients are in the parameters, and the
+        forward is recorded for an attached optimiser.
         """
         parameters = [parameter for parameter in self._objective.parameters() if parameter.requires_grad]
         identities = tuple(map(id, parameters))
@@ -81,12 +73,7 @@ class GraphedStep:
         return self._replay(self._recordings[key], parameters, x, y)
 
     def evaluate_rows(self, rows: Rows) -> Tensor:
-        """
-        The same for checked rows.
-
-        :param rows: Without arguments of the likelihood.
-        :raises NotImplementedError: If they have some.
-        """
+        """The same for checked rows, which must have no arguments of the likelihood."""
         if rows.row_arguments:
             raise NotImplementedError(
                 f"cuda_graph=True takes no row-wise arguments of the likelihood, got {sorted(rows.row_arguments)}: "
@@ -132,10 +119,8 @@ def _require_cuda(device: torch.device) -> None:
 
 def record_graph(evaluate: Callable[[], Outputs]) -> tuple[Outputs, Callable[[], Any]]:
     """
-    Record what a function does on the GPU.
-
-    :param evaluate: Works on fixed memory.
-    :return: What it returned, and a function that does it again in the same memory.
+    Record what a function does on the GPU in fixed memory. Gives what it returned, and a function that does it again
+    in the same memory.
     """
     stream, present = torch.cuda.Stream(), torch.cuda.current_stream()
     stream.wait_stream(present)

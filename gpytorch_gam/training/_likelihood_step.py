@@ -18,6 +18,7 @@ from gpytorch_gam.optim.rows.stream import Rows
 from gpytorch_gam.parameters.log_scale import Coordinates
 
 from ._quasi_newton import ObjectiveError, QuasiNewton
+from .bound_gradients import linear_function, log_prior
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -61,7 +62,7 @@ def fit_likelihood(
         expected = likelihood.expected_log_prob(rows.y, predictor, **rows.row_arguments).double().sum()
         if not processes.is_alone:
             expected = _of_all(processes, expected, parameters)
-        return num_data / num_rows * expected + _log_prior(likelihood)
+        return num_data / num_rows * expected + log_prior(likelihood)
 
     curvatures = [max(_CURVATURE * num_data, 1.0)] * len(parameters)
     ascent = QuasiNewton(parameters, curvatures, Coordinates(parameters, [likelihood]))
@@ -70,13 +71,8 @@ def fit_likelihood(
 
 
 def _of_all(processes: Processes, own: Tensor, parameters: list[torch.nn.Parameter]) -> Tensor:
-    """The sum over the processes, as a constant beside a linear function of the parameters that has its gradient."""
+    """The sum over the processes as a function of the parameters, differentiable once."""
     found = torch.autograd.grad(own, parameters, allow_unused=True)
     gradients = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
     total, *gradients = processes.sum([own.detach(), *gradients])
-    moves = [(g * (p - p.detach())).sum().double() for p, g in zip(parameters, gradients, strict=True)]
-    return total + torch.stack(moves).sum()
-
-
-def _log_prior(likelihood: Likelihood) -> Tensor | float:
-    return sum(prior.log_prob(closure(owner)).sum() for _, owner, prior, closure, _ in likelihood.named_priors())
+    return linear_function(total, gradients, parameters)

@@ -18,13 +18,11 @@ from gpytorch_gam.parameters.log_scale import Coordinates
 
 from ._convergence import kernel_curvatures
 from ._quasi_newton import QuasiNewton
+from .bound_gradients import bound_and_gradients, linear_function
 from .polishing import polish
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
-
-# Rows whose graph exists at a time.
-_CHUNK = 8192
 
 # Nats that a step of the hyperparameters promises at least, those that one of the posterior brings, and their numbers.
 _GAIN, _POSTERIOR_GAIN = 0.1, 0.01
@@ -39,15 +37,10 @@ _CURVATURE, _LEAST_INFORMATION = 0.2, 0.02
 
 
 class Maximum(NamedTuple):
-    """
-    What a search has come to.
+    """What a search has come to."""
 
-    :ivar bound: in nats.
-    :ivar open: nats that the last part of the search still gained where it was broken off; else 0.
-    """
-
-    bound: float
-    open: float
+    bound: float  # in nats
+    open: float  # nats that the last part of the search still gained where it was broken off; else 0
 
 
 class _Evaluation(NamedTuple):
@@ -65,7 +58,7 @@ class ProfileBound:
     :param likelihood: Its likelihood.
     :param rows: All rows of this process.
     :param parameters: The hyperparameters.
-    :param coordinates: In which they are moved; default as they are.
+    :param coordinates: The coordinates in which they are moved; default as they are.
     :param process_group: Processes that each evaluate it, see :func:`polish`; default this process alone.
     """
 
@@ -137,11 +130,7 @@ class ProfileBound:
             if evaluated is None:
                 return sum((parameter.sum() for parameter in self._parameters), torch.zeros(())) * torch.nan
             self._last = _Evaluation(here, *evaluated)
-        moves = [
-            (gradient * (parameter - parameter.detach())).sum().double()
-            for gradient, parameter in zip(self._last.gradients, self._parameters, strict=True)
-        ]
-        return self._last.bound + torch.stack(moves).sum()
+        return linear_function(self._last.bound, self._last.gradients, self._parameters)
 
     def _evaluate(self) -> tuple[Tensor, list[Tensor]] | None:
         q = self._model.variational_strategy._variational_distribution
@@ -164,17 +153,9 @@ class ProfileBound:
         return bound, gradients
 
     def _differentiate(self) -> tuple[Tensor, list[Tensor]]:
-        """Value and gradients at the present posterior."""
-        mll = gpytorch.mlls.VariationalELBO(self._likelihood, self._model, num_data=self.num_data).train()
-        device = self._parameters[0].device
-        bound = torch.zeros((), dtype=torch.float64, device=device)
-        totals = [torch.zeros_like(parameter, dtype=torch.float64) for parameter in self._parameters]
-        for part in self._rows:
-            for rows in part.split(_CHUNK):
-                with torch.enable_grad():
-                    value = len(rows.y) * mll(self._model(rows.x), rows.y, **rows.row_arguments)
-                    found = torch.autograd.grad(value, self._parameters, allow_unused=True)
-                bound += value.detach()
-                totals = [total if new is None else total + new for total, new in zip(totals, found, strict=True)]
-        bound, *totals = self._processes.sum([bound, *totals])
+        """Value and gradients at the present posterior, of the rows of all processes."""
+        bound, gradients = bound_and_gradients(
+            self._model, self._likelihood, self._rows, self.num_data, self._parameters
+        )
+        bound, *totals = self._processes.sum([bound, *gradients])
         return bound, [total.to(parameter) for total, parameter in zip(totals, self._parameters, strict=True)]

@@ -44,11 +44,12 @@ class QuasiNewton:
     BFGS with a dense matrix and a line search, in float64, for some dozens of parameters.
 
     The matrix stays from one call of :meth:`maximise` to the next: where an objective changes little, as between
-    passes over data or levels of accuracy, a few evaluations are enough.
+    passes over data or numbers of bins, a few evaluations are enough. SciPy's BFGS does not know of points without a
+    finite objective, of limits, of curvature that falls along the way, or of gains in nats.
 
-    :param parameters: What moves, in place.
-    :param curvatures: For each parameter the size of minus the second derivatives in its coordinate to begin with.
-    :param coordinates: In which the parameters move; default: as they are.
+    :param parameters: Parameters that move, in place.
+    :param curvatures: For each, the size of minus the second derivatives in its coordinate to begin with.
+    :param coordinates: The coordinates in which they move; default: as they are.
     :param limits: For each parameter the largest magnitude of its coordinate; default: none.
     """
 
@@ -76,9 +77,7 @@ class QuasiNewton:
 
     def rescale(self, factors: Sequence[float]) -> None:
         """
-        Tell of an objective that is more curved in some parameters, with what is known of it otherwise.
-
-        :param factors: For each parameter, of the curvatures.
+        Rescale the estimated curvatures for an objective whose second derivatives differ by a factor per parameter.
         """
         scales = self._spread(factors).rsqrt()
         self._start = scales.unsqueeze(-1) * self._start * scales
@@ -165,7 +164,7 @@ class QuasiNewton:
 
     def _loosen(self, gradient: Tensor, step: Tensor, curvature: float) -> None:
         """
-        Take all curvatures for smaller where one is smaller than it was: far from the optimum the bound falls like the
+        Scale all curvatures down where one is smaller than expected: far from the optimum the bound falls like the
         exponential of a logarithm, and what was learnt there would hold later steps back.
         """
         full = self._inverse @ gradient

@@ -27,14 +27,9 @@ def sampled_responses(
 ) -> list[Responses]:
     """
     Responses of a list of batches, or of the first batches of a loader, which is left as it was: its next pass goes
-    through the rows in the order of this one.
+    through the rows in the order of this one. The means of the predictors are a part of the offsets. Processes that
+    each call this with batches of their own get the rows of all.
 
-    The means of the predictors, of mean modules or the model's own, are a part of the offsets.
-
-    :param strategy: Of the model.
-    :param likelihood: Of the data.
-    :param batches: As for a fit, not a generator.
-    :param processes: That each call this with batches of their own, and get the rows of all.
     :return: For each response in a row its rows; nothing if there are none.
     """
     rows: list[Rows] = []

@@ -19,26 +19,19 @@ _DRAWING = (RandomSampler, WeightedRandomSampler)
 
 
 class _RowCount(NamedTuple):
-    """
-    What is known of the rows before they are read.
+    """What is known of the rows before they are read."""
 
-    :ivar most: number of rows of the data that the batches are drawn from.
-    :ivar least: the same without what is dropped of the last batch.
-    :ivar is_share: whether other processes may have further rows.
-    """
-
-    most: int
-    least: int
-    is_share: bool
+    most: int  # rows of the data that the batches are drawn from
+    least: int  # the same without what is dropped of the last batch
+    is_share: bool  # whether other processes may have further rows
 
 
 def number_of_rows(batches: Iterable[Any], num_data: int | None, processes: Processes) -> int:
     """
-    The number of rows of all the data.
+    The number of rows of all the data, of which each process has batches.
 
-    :param batches: Of this process.
+    :param batches: The batches of this process.
     :param num_data: What the caller says; None to count.
-    :param processes: That each have batches.
     :raises ValueError: If it is not known, or the batches have another number of rows.
     """
     count = _counted(batches)
@@ -95,11 +88,7 @@ def _counted_by_sampler(loader: Any, num_rows: int) -> _RowCount:
 def warn_of_other_rows(batches: Iterable[Any], num_seen: int, num_data: int, tolerance: int) -> None:
     """
     Warn where a pass gave clearly more or fewer rows than there are said to be, unless a sampler draws them from all.
-
-    :param batches: Of this process.
-    :param num_seen: Rows of the pass, of all processes.
-    :param num_data: The number of rows of all the data.
-    :param tolerance: Rows that may be missing or repeated, such as those of a batch.
+    Fewer than ``tolerance`` rows may be missing or repeated, such as those of a batch.
     """
     draws = isinstance(getattr(batches, "sampler", None), _DRAWING)
     if draws or abs(num_seen - num_data) < tolerance:

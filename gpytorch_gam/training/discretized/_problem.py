@@ -22,6 +22,7 @@ from gpytorch_gam.parameters.log_scale import Coordinates
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 
 from .._quasi_newton import ObjectiveError, QuasiNewton
+from ..bound_gradients import log_prior
 from ..starting_values import start_from_null_model, units_of_means
 from ._data import DiscretizedData, MomentTables
 from ._statistics import BinStatistics, interpolated, moment_tables
@@ -128,11 +129,8 @@ class DiscretizedProblem:
 
     def constant_posterior(self, data: DiscretizedData, place: float, precision: float) -> GaussianOptimum:
         """
-        The posterior of rows that all have the same predictor, which is its mean whatever the precision.
-
-        :param data: The rows.
-        :param place: Their predictor, offset left out.
-        :param precision: The precision of all rows together.
+        The posterior of rows that all have the same predictor, which is its mean whatever their precision, all rows
+        together.
         """
         weights = torch.full((len(data),), precision / len(data), dtype=torch.float64, device=data.responses.device)
         targets = place * weights
@@ -144,12 +142,8 @@ class DiscretizedProblem:
 
     def maximise(self, statistics: BinStatistics, nats: float, steps: int) -> float:
         """
-        Move the hyperparameters on the collapsed bound, first on fewer bins.
-
-        :param statistics: The statistics of the rows.
-        :param nats: Stop when a step promises less.
-        :param steps: Largest number.
-        :return: Nats that a further step promises.
+        Move the hyperparameters on the collapsed bound, first on fewer bins, until a step promises less than so many
+        nats. Gives the nats that a further step promises.
         """
         if not self.hyperparameters:
             return 0.0
@@ -160,12 +154,7 @@ class DiscretizedProblem:
         return self._ascent.maximise(lambda: self._objective(statistics), nats, steps)
 
     def begin(self, statistics: BinStatistics, steps: int) -> None:
-        """
-        Move the hyperparameters as far as a part of the rows would.
-
-        :param statistics: The statistics of all rows.
-        :param steps: Largest number.
-        """
+        """Move the hyperparameters as far as a part of the rows would."""
         num_rows = statistics.tables.num_rows
         part = BinStatistics(self.strategy, self.terms, statistics.tables.scaled(FIRST_ROWS / num_rows))
         with self._kept_only_if_better(statistics):
@@ -213,22 +202,14 @@ class DiscretizedProblem:
 
         def objective() -> Tensor:
             sums = statistics(self.constant())
-            bound = self._optimum(sums).bound + self._log_prior()
+            bound = self._optimum(sums).bound + log_prior(self.model, self.likelihood)
             explained = sums.gram.diagonal(dim1=-2, dim2=-1).sum(-1)
             return torch.where(sums.unexplained < -_LARGEST_EXCESS * explained, torch.full_like(bound, math.nan), bound)
 
         return objective
 
     def _objective(self, statistics: BinStatistics) -> Tensor:
-        return self.optimum(statistics).bound + self._log_prior()
-
-    def _log_prior(self) -> Tensor:
-        """The logarithm of the prior density of the hyperparameters."""
-        total = torch.zeros((), dtype=torch.float64, device=self.strategy.predictor.device)
-        for module in (self.model, self.likelihood):
-            for _, owner, prior, closure, _ in module.named_priors():
-                total = total + prior.log_prob(closure(owner)).sum()
-        return total
+        return self.optimum(statistics).bound + log_prior(self.model, self.likelihood)
 
 
 def _in_intervals(*modules: gpytorch.Module) -> set[int]:

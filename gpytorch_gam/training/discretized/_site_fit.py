@@ -64,12 +64,7 @@ class _Proposal(NamedTuple):
 
 
 class SiteFit:
-    """
-    The loop: posterior, sites there, and hyperparameters, as they were accepted last.
-
-    :param problem: The model and its likelihood.
-    :param data: All rows.
-    """
+    """The loop: posterior, sites there, and hyperparameters, as they were accepted last."""
 
     def __init__(self, problem: DiscretizedProblem, data: DiscretizedData) -> None:
         self._problem, self._data = problem, data
@@ -95,16 +90,13 @@ class SiteFit:
         callback: Callable[[float], Any] | None,
     ) -> list[float]:
         """
-        Passes until one gains no more than the tolerance.
+        Passes until one gains no more than the tolerance; the bounds that were accepted.
 
         Hyperparameters wait until the sites have foretold what a pass gains, or there is nothing more to gain without
         them: sites that are far from the data say nothing of hyperparameters.
 
         :param start: The posterior to begin with; None for that of the model without effects.
         :param max_passes: Largest number of passes besides the first one.
-        :param tolerance: The tolerance in nats.
-        :param callback: Called with each bound that is accepted.
-        :return: These bounds.
         """
         state = self._first_state(start)
         history: list[float] = []
@@ -163,9 +155,8 @@ class SiteFit:
 
     def _null_place(self, some: DiscretizedData, variance: float, narrow: float) -> float:
         """
-        The most probable predictor, offset left out, if it is one and the same in all rows.
+        The most probable predictor, offset left out, if it is one and the same in some rows.
 
-        :param some: Some of the rows.
         :param variance: The prior variance of the predictor around the constant mean.
         :param narrow: A variance of the predictor beside which log-likelihoods are smooth.
         """
@@ -182,11 +173,8 @@ class SiteFit:
 
     def _proposal(self, state: _State, moves: bool, tolerance: float) -> _Proposal | None:
         """
-        The posterior of the sites of a state; None if there is none in the range of numbers.
-
-        :param state: What was accepted last.
-        :param moves: Whether the hyperparameters move to their optimum first.
-        :param tolerance: The tolerance in nats.
+        The posterior of the sites of a state, after the hyperparameters have moved to their optimum if they may; None
+        if there is no such posterior in the range of numbers.
         """
         still_open = 0.0
         statistics = BinStatistics(self._problem.strategy, self._problem.terms, state.seen.sites)

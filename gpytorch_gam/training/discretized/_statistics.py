@@ -52,11 +52,7 @@ class BinStatistics:
         ]
 
     def __call__(self, constant: Tensor | float = 0.0) -> GaussianStatistics:
-        """
-        The statistics.
-
-        :param constant: Mean of the predictor, subtracted from the residuals.
-        """
+        """The statistics, with the constant mean of the predictor subtracted from the residuals."""
         tables = self.tables
         weight, target, square = tables.totals
         features, prior, positions = features_of_sets(self._strategy, self._terms, tables.places)

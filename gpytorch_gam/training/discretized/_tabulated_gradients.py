@@ -28,13 +28,8 @@ _STENCIL = 4
 
 class TabulatedGradients:
     """
-    Expected log-likelihoods as smooth functions of mean and variance, one for each response.
-
-    :param likelihood: Any likelihood of one predictor.
-    :param responses: The distinct ones, ``(K,)``.
-    :param means: Range, ``(2,)``.
-    :param variances: Range, ``(2,)``.
-    :param grid: Numbers of knots.
+    Expected log-likelihoods as smooth functions of mean and variance, one for each of K distinct responses, from knots
+    over ranges ``(2,)`` of both.
     """
 
     def __init__(
@@ -56,13 +51,7 @@ class TabulatedGradients:
         self._table = torch.stack(found).movedim(-1, 1).reshape(3 * grid[1], -1).contiguous()  # (3 variances, K means)
 
     def __call__(self, codes: Tensor, mean: Tensor, variance: Tensor) -> ExpectedGradients:
-        """
-        The derivatives.
-
-        :param codes: Which response, ``(n,)``.
-        :param mean: ``(n,)``.
-        :param variance: ``(n,)``.
-        """
+        """The derivatives of rows with these responses (their indices), means and variances, each ``(n,)``."""
         position = (mean - self._low) / self._step
         first = (position.floor() - (_STENCIL // 2 - 1)).clamp(0, self._num_means - _STENCIL)
         steps = torch.arange(_STENCIL).to(mean)
@@ -82,13 +71,11 @@ def tabulated(
     likelihood: Likelihood, distinct: Tensor, codes: Tensor, mean: Tensor, variance: Tensor
 ) -> TabulatedGradients | None:
     """
-    A table for these rows, if there is one that is accurate and worth while.
+    A table for rows ``(n,)`` with these means and variances, if there is one that is accurate and worth while.
 
     :param likelihood: Any likelihood of one predictor.
     :param distinct: The distinct responses, ``(K,)``.
-    :param codes: Which response each row has, ``(n,)``.
-    :param mean: Of the predictor, ``(n,)``.
-    :param variance: Of the predictor, ``(n,)``.
+    :param codes: Which of them each row has, ``(n,)``.
     """
     if len(mean) < 4 * _CHECKED_ROWS:
         return None
@@ -111,11 +98,7 @@ def tabulated(
 
 
 def distinct_responses(responses: Tensor) -> tuple[Tensor, Tensor] | None:
-    """
-    The distinct values and which of them each row has; None if there are many.
-
-    :param responses: ``(n,)``.
-    """
+    """The distinct values and which of them each row has; None if there are many."""
     if not responses.is_floating_point() or not torch.isfinite(responses.sum()):
         return None
     bins = ColumnBins.from_data(responses.unsqueeze(-1), max_bins=_MAX_RESPONSES)
@@ -125,13 +108,7 @@ def distinct_responses(responses: Tensor) -> tuple[Tensor, Tensor] | None:
 
 
 def lagrange_weights(position: Tensor, nodes: Tensor) -> Tensor:
-    """
-    Weights of polynomial interpolation from the values at nodes.
-
-    :param position: ``(n,)``.
-    :param nodes: ``(k,)``.
-    :return: ``(k, n)``.
-    """
+    """Weights ``(k, n)`` of polynomial interpolation at positions ``(n,)`` from the values at nodes ``(k,)``."""
     distances = position - nodes.unsqueeze(-1)
     return torch.stack(list(_products(distances, nodes)))
 

@@ -1,0 +1,68 @@
+"""The evidence lower bound of all rows as a function of hyperparameters, without a graph of all rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import gpytorch
+import torch
+from gpytorch.likelihoods import Likelihood
+from torch import Tensor
+
+from gpytorch_gam.numerics.grad_mode import gradients_on
+from gpytorch_gam.optim.rows.stream import Rows
+
+# Rows whose graph exists at a time.
+_CHUNK = 8192
+
+
+def bound_and_gradients(
+    model: gpytorch.models.ApproximateGP,
+    likelihood: Likelihood,
+    batches: Iterable[Rows],
+    num_data: int,
+    parameters: Sequence[Tensor],
+) -> tuple[Tensor, list[Tensor]]:
+    """
+    The bound in nats at the present posterior, with the priors of hyperparameters, and its gradients, in float64. Model
+    and likelihood are left in train mode.
+
+    :param model: The model.
+    :param likelihood: Its likelihood.
+    :param batches: The rows, of this process.
+    :param num_data: Number of rows, of all processes.
+    :param parameters: The parameters to differentiate in.
+    """
+    mll = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=num_data).train()
+    bound = torch.zeros((), dtype=torch.float64, device=parameters[0].device)
+    totals = [torch.zeros_like(parameter, dtype=torch.float64) for parameter in parameters]
+    for batch in batches:
+        for rows in batch.split(_CHUNK):
+            with gradients_on():
+                value = len(rows.y) * mll(model(rows.x), rows.y, **rows.row_arguments)  # the divergence adds up to one
+                found = torch.autograd.grad(value, parameters, allow_unused=True)
+            bound += value.detach()
+            totals = [total if new is None else total + new for total, new in zip(totals, found, strict=True)]
+    return bound, totals
+
+
+def linear_function(value: Tensor, gradients: Iterable[Tensor], parameters: Iterable[Tensor]) -> Tensor:
+    """
+    A constant beside a linear function of the parameters: what is known of a sum that has no graph.
+
+    :param value: The value at the present parameters.
+    :param gradients: The gradients there.
+    :param parameters: The parameters.
+    """
+    moves = [(g * (p - p.detach())).sum().double() for g, p in zip(gradients, parameters, strict=True)]
+    return value + torch.stack(moves).sum()
+
+
+def log_prior(*modules: gpytorch.Module) -> Tensor | float:
+    """
+    The logarithm of the prior density of the hyperparameters.
+
+    :param modules: The modules that have them.
+    """
+    priors = [each for module in modules for each in module.named_priors()]
+    return sum(prior.log_prob(closure(owner)).double().sum() for _, owner, prior, closure, _ in priors)
