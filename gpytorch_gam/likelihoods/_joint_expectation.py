@@ -10,7 +10,6 @@ import torch
 from scipy.special import roots_hermitenorm
 from torch import Tensor
 
-from gpytorch_gam.distributions.predictor_distribution import PredictorMoments
 from gpytorch_gam.numerics.quadrature import bounded_exp
 
 # Nodes a dimension of the Gauss-Hermite rules; products whose weight is below the other number are left out.
@@ -21,61 +20,40 @@ _SOBOL_SEED = 20
 
 
 class WeightedNodes(NamedTuple):
-    """
-    Predictors at the nodes of a rule.
+    """Predictors at the nodes of a rule."""
 
-    :ivar values: ``(K, *batch, n, P)``.
-    :ivar log_weights: ``(K,)``; the weights sum to one.
-    """
-
-    values: Tensor
-    log_weights: Tensor
+    values: Tensor  # (K, *batch, n, P)
+    log_weights: Tensor  # (K,), of weights that sum to one
 
 
 class ConditionalNodes(NamedTuple):
-    """
-    The first of two predictors as a Gaussian given the second, which is at the nodes of a rule.
+    """The first of two predictors as a Gaussian given the second, which is at the nodes of a rule."""
 
-    :ivar second: values of the second predictor, ``(K, *batch, n)``.
-    :ivar mean: conditional means of the first, ``(K, *batch, n)``.
-    :ivar variance: conditional variance of the first, the same at all nodes, ``(*batch, n)``.
-    :ivar log_weights: ``(K,)``; the weights sum to one.
-    """
-
-    second: Tensor
-    mean: Tensor
-    variance: Tensor
-    log_weights: Tensor
+    second: Tensor  # (K, *batch, n)
+    mean: Tensor  # of the first given the second, (K, *batch, n)
+    variance: Tensor  # the same at all nodes, (*batch, n)
+    log_weights: Tensor  # (K,), of weights that sum to one
 
 
-def joint_nodes(moments: PredictorMoments) -> WeightedNodes:
+def joint_nodes(mean: Tensor, covariance: Tensor) -> WeightedNodes:
     """
     Nodes for the expectation of any smooth function of a row's predictors.
 
     Up to two predictors have a (product) Gauss-Hermite rule. More have 512 points: a scrambled Sobol sequence of
     fixed seed and its reflections, transformed so that the first two moments are exact.
-
-    :param moments: Mean ``(*batch, n, P)`` and covariance ``(*batch, n, P, P)``.
     """
-    mean = moments.mean
     nodes, log_weights = standard_nodes(mean.shape[-1], mean.dtype, mean.device)
-    steps = row_cholesky(moments.covariance) @ nodes.mT  # (*batch, n, P, K)
+    steps = row_cholesky(covariance) @ nodes.mT  # (*batch, n, P, K)
     return WeightedNodes(mean + steps.movedim(-1, 0), log_weights)
 
 
-def conditional_nodes(moments: PredictorMoments, size: int = _HERMITE_NODES[1]) -> ConditionalNodes:
-    """
-    Nodes in the second of two predictors for expectations that are known given it.
-
-    :param moments: Mean ``(*batch, n, 2)`` and covariance ``(*batch, n, 2, 2)``.
-    :param size: Number of nodes.
-    """
-    root = row_cholesky(moments.covariance.flip(-1, -2))  # the second predictor comes first
-    nodes, log_weights = standard_nodes(1, moments.mean.dtype, moments.mean.device, size)
-    nodes = nodes.reshape(-1, *[1] * (moments.mean.dim() - 1))
-    second = moments.mean[..., 1] + root[..., 0, 0] * nodes
-    mean = moments.mean[..., 0] + root[..., 1, 0] * nodes
-    return ConditionalNodes(second, mean, root[..., 1, 1].square(), log_weights)
+def conditional_nodes(mean: Tensor, covariance: Tensor, size: int = _HERMITE_NODES[1]) -> ConditionalNodes:
+    """So many nodes in the second of two predictors for expectations that are known given it."""
+    root = row_cholesky(covariance.flip(-1, -2))  # the second predictor comes first
+    nodes, log_weights = standard_nodes(1, mean.dtype, mean.device, size)
+    nodes = nodes.reshape(-1, *[1] * (mean.dim() - 1))
+    second = mean[..., 1] + root[..., 0, 0] * nodes
+    return ConditionalNodes(second, mean[..., 0] + root[..., 1, 0] * nodes, root[..., 1, 1].square(), log_weights)
 
 
 def row_cholesky(covariance: Tensor) -> Tensor:
@@ -85,8 +63,6 @@ def row_cholesky(covariance: Tensor) -> Tensor:
     Pivots below rounding's size (the dtype's epsilon, absolute and relative to the variance) are raised to it, and the
     gradient passes as if they were not: expectations of smooth functions have a finite, nearly exact gradient in a
     variance of zero. Only elementwise operations: nothing waits for a GPU. Cost ``O(n P^3)``.
-
-    :param covariance: ``(*batch, n, P, P)``; the symmetric part counts.
     """
     remainder = 0.5 * (covariance + covariance.mT)
     floors = torch.finfo(covariance.dtype).eps * (1.0 + covariance.diagonal(dim1=-2, dim2=-1).detach().clamp_min(0.0))
@@ -101,11 +77,7 @@ def row_cholesky(covariance: Tensor) -> Tensor:
 
 
 def positive_exp(exponent: Tensor) -> Tensor:
-    """
-    The exponential, neither zero nor infinite: a scale from its log.
-
-    :param exponent: Any shape.
-    """
+    """The exponential, neither zero nor infinite: a scale from its log."""
     return bounded_exp(exponent).clamp_min(torch.finfo(exponent.dtype).tiny)
 
 
@@ -114,13 +86,8 @@ def standard_nodes(
     dimension: int, dtype: torch.dtype, device: torch.device, size: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """
-    Nodes for expectations under a standard normal distribution, kept for the next call.
-
-    :param dimension: Number of variables.
-    :param dtype: Of the result; computed in float64.
-    :param device: Of the result.
-    :param size: Nodes a dimension of a Gauss-Hermite rule; by default 32 in one dimension, 20 in two.
-    :return: Nodes ``(K, dimension)`` and log weights ``(K,)``, whose weights sum to one.
+    Nodes ``(K, dimension)`` for expectations under a standard normal distribution, kept for the next call, and log
+    weights ``(K,)``: in one and two dimensions of a Gauss-Hermite rule of ``size`` nodes a dimension.
     """
     with torch.inference_mode(False), torch.no_grad():  # kept tensors must serve in training as well
         if dimension in _HERMITE_NODES:

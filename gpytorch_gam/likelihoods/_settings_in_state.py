@@ -21,12 +21,7 @@ class SettingsInState(torch.nn.Module):
         return as_bytes({name: getattr(self, name) for name in self._settings})
 
     def set_extra_state(self, state: Any) -> None:
-        """
-        Compare the settings of a state with those of the likelihood.
-
-        :param state: From :meth:`get_extra_state`.
-        :raises ValueError: If they differ.
-        """
+        """Compare the settings of a state with those of the likelihood; ValueError if they differ."""
         for name, value in from_bytes(state).items():
             if value != getattr(self, name):
                 raise ValueError(

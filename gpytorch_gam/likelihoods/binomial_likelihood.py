@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import torch
@@ -13,9 +12,10 @@ from gpytorch_gam import _checks as checks
 
 from ._settings_in_state import SettingsInState
 from .null_model import NullModel, Responses, log_odds, probit
-from .one_predictor_likelihood import OnePredictorLikelihood, Values
-from .poisson_likelihood import refuse_non_counts
-from .row_arguments import refuse_rows
+from .one_predictor_likelihood import OnePredictorLikelihood
+from .predictor_likelihood import Values
+from .response_checks import refuse_non_counts, refuse_rows
+from .row_argument import TRIALS
 
 # Widths of the bends of log sigmoid, which is singular at a distance of pi from zero, and of the logarithm of the
 # normal distribution function, which is so at 1.9 +- 2.8i.
@@ -44,7 +44,7 @@ class BinomialLikelihood(SettingsInState, OnePredictorLikelihood):
     """
 
     _settings: ClassVar[tuple[str, ...]] = ("link",)
-    _row_arguments: ClassVar[Mapping[str, float]] = {"trials": 1.0}
+    _own_arguments = (TRIALS,)
 
     def __init__(self, link: Literal["logit", "probit"] = "logit") -> None:
         checks.choice("link", link, _BEND_WIDTHS)
@@ -72,24 +72,13 @@ class BinomialLikelihood(SettingsInState, OnePredictorLikelihood):
 
     def _check_responses(self, y: Tensor, values: Values) -> None:
         owner, trials = type(self).__name__, values["trials"]
+        remedy = "pass trials=, the number of trials of each row (one if it is left out)"
         refuse_non_counts(owner, y)
-        refuse_rows(
-            owner,
-            y,
-            lambda counts: counts > trials,
-            "more successes than trials",
-            "pass trials=, the number of trials of each row (one if it is left out)",
-        )
-        refuse_rows(
-            owner,
-            trials,
-            lambda counts: counts != counts.round(),
-            "fractional trials",
-            "trials are whole numbers",
-        )
+        refuse_rows(owner, y, lambda counts: counts > trials, "more successes than trials", remedy)
+        refuse_rows(owner, trials, lambda counts: counts != counts.round(), "fractional trials", "take whole numbers")
 
     def _null_model(self, responses: Responses) -> NullModel:
-        trials = responses.argument("trials", 1.0)
+        trials = responses.argument(TRIALS)
         share = responses.mean(responses.y) / responses.mean(trials)
         link = log_odds if self.link == "logit" else probit
         return NullModel([link(share, len(responses)) - responses.mean(responses.offset)], [1.0], {})

@@ -36,15 +36,7 @@ def expected_gradients(
     variance: Tensor,
     row_arguments: Mapping[str, Tensor] | None = None,
 ) -> ExpectedGradients:
-    """
-    Differentiate the expected log-likelihood in the marginals of the predictor.
-
-    :param likelihood: Any likelihood of one predictor.
-    :param y: Responses, ``(*batch, n)``.
-    :param mean: Of the predictor, ``(*batch, n)``.
-    :param variance: Of the predictor, ``(*batch, n)``.
-    :param row_arguments: Further arguments of the likelihood, such as offsets and weights.
-    """
+    """Derivatives of the expected log-likelihood in mean and variance ``(*batch, n)`` of a predictor."""
     with torch.enable_grad():
         mean, variance = mean.detach().requires_grad_(), variance.detach().requires_grad_()
         rows = MultivariateNormal(mean, DiagLinearOperator(variance))
@@ -61,15 +53,7 @@ def joint_expected_gradients(
     covariance: Tensor,
     row_arguments: Mapping[str, Tensor] | None = None,
 ) -> ExpectedGradients:
-    """
-    Differentiate the expected log-likelihood in the moments of several predictors.
-
-    :param likelihood: Any likelihood of P predictors.
-    :param y: Responses, ``(n)``.
-    :param mean: Of the predictors, ``(n, P)``.
-    :param covariance: Between them in each row, ``(n, P, P)``.
-    :param row_arguments: Further arguments of the likelihood, such as offsets and weights.
-    """
+    """Derivatives of the expected log-likelihood in mean ``(n, P)`` and covariances ``(n, P, P)`` of P predictors."""
     with torch.enable_grad():
         mean, covariance = mean.detach().requires_grad_(), covariance.detach().requires_grad_()
         joint = independent_rows(PredictorMoments(mean, covariance))
@@ -89,11 +73,6 @@ def _check_one_a_row(likelihood: Likelihood, expected: Tensor, num_dims: int) ->
 
 
 def curvature_of(gradient: Tensor, scale: float) -> Tensor:
-    """
-    A multiple of the gradient in a covariance, in float64 and symmetric: functions may read one triangle alone.
-
-    :param gradient: ``(n, P, P)``.
-    :param scale: The factor.
-    """
+    """A multiple of the gradient ``(n, P, P)`` in a covariance, in float64 and symmetric: one triangle may be read."""
     doubled = gradient.double()
     return 0.5 * scale * (doubled + doubled.mT)

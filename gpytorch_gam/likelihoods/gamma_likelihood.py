@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 
 import torch
 from gpytorch.constraints import Interval
@@ -15,8 +14,9 @@ from gpytorch_gam.numerics.quadrature import expectation, focused_rule, mean_of_
 from gpytorch_gam.parameters.positive_constraint import positive
 
 from .null_model import NOISE_SHARE, NullModel, Responses, bounded_log_variance, shape_of_log_variance
-from .one_predictor_likelihood import OnePredictorLikelihood, Values
-from .row_arguments import refuse_rows
+from .one_predictor_likelihood import OnePredictorLikelihood
+from .predictor_likelihood import Values, learnt
+from .response_checks import refuse_rows
 
 # Log means of conditional distributions are held within this: beyond, float32 has no numbers for them.
 _LARGEST_LOG_MEAN = 80.0
@@ -40,9 +40,9 @@ class GammaLikelihood(OnePredictorLikelihood):
 
     Row-wise arguments: ``offset`` and ``weights``.
 
-    :param batch_shape: Of the shape parameter.
+    :param batch_shape: Batch shape of the shape parameter.
     :param shape_prior: Prior of a.
-    :param shape_constraint: Of a; default positive.
+    :param shape_constraint: Constraint of a; default positive.
     :ivar shape: a, ``(*batch_shape, 1)``; one at first.
 
     Example:
@@ -50,7 +50,7 @@ class GammaLikelihood(OnePredictorLikelihood):
         >>> loss = -gpytorch.mlls.VariationalELBO(likelihood, model, num_data=len(y))(model(x), y, weights=weights)
     """
 
-    _parameter_names: ClassVar[tuple[str, ...]] = ("shape",)
+    shape = learnt("shape", "The shape a, ``(*batch_shape, 1)``; can be set.")
 
     def __init__(
         self,
@@ -60,15 +60,6 @@ class GammaLikelihood(OnePredictorLikelihood):
     ) -> None:
         super().__init__()
         self._learn("shape", 1.0, batch_shape, shape_constraint or positive(), shape_prior)
-
-    @property
-    def shape(self) -> Tensor:
-        """The shape a, ``(*batch_shape, 1)``; can be set."""
-        return self._get("shape")
-
-    @shape.setter
-    def shape(self, value: Tensor | float) -> None:
-        self._set("shape", value)
 
     def _log_prob(self, y: Tensor, f: Tensor, values: Values) -> Tensor:
         return _gamma_log_prob(y, f, torch.zeros_like(f), values["shape"])
@@ -92,9 +83,8 @@ class GammaLikelihood(OnePredictorLikelihood):
         return Gamma(shape, shape * (-log_mean).exp(), validate_args=False)
 
     def _check_responses(self, y: Tensor, values: Values) -> None:
-        refuse_rows(
-            type(self).__name__, y, lambda values: values <= 0, "zero or negative values", "they must be positive"
-        )
+        owner = type(self).__name__
+        refuse_rows(owner, y, lambda values: values <= 0, "zero or negative values", "they must be positive")
 
     def _null_model(self, responses: Responses) -> NullModel:
         positive_y = responses.y.clamp_min(torch.finfo(torch.float64).tiny)

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 from torch import Tensor
 from torch.distributions import Normal
 
 from gpytorch_gam.distributions.node_mixture import NodeMixture
-from gpytorch_gam.distributions.predictor_distribution import PredictorMoments
 from gpytorch_gam.numerics.quadrature import bounded_exp, mean_of_exp
 
 from ._joint_expectation import conditional_nodes, positive_exp
-from .joint_likelihood import _JointLikelihood
+from .joint_likelihood import JointLikelihood
 from .null_model import NOISE_SHARE, NullModel, Responses
+from .predictor_likelihood import Values
 
 
-class GaussianLocationScaleLikelihood(_JointLikelihood):
+class GaussianLocationScaleLikelihood(JointLikelihood):
     r"""
     Distributional regression with a Gaussian: predictor 0 is the mean, predictor 1 the log of the standard deviation,
 
@@ -42,35 +43,27 @@ class GaussianLocationScaleLikelihood(_JointLikelihood):
         >>> mll = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=len(y))
     """
 
-    def __init__(self) -> None:
-        super().__init__(num_predictors=2)
-
-    def _expected_log_prob(self, observations: Tensor, moments: PredictorMoments, **row: Tensor) -> Tensor:
-        location, log_scale = moments.mean.unbind(-1)
-        covariance = moments.covariance
+    def _expected_log_prob(self, y: Tensor, mean: Tensor, covariance: Tensor, values: Values) -> Tensor:
+        location, log_scale = mean.unbind(-1)
         across = covariance[..., 0, 1] + covariance[..., 1, 0]  # twice the covariance
         precision = mean_of_exp(-2 * log_scale, 4 * covariance[..., 1, 1])
-        square = (observations - location + across).square() + covariance[..., 0, 0]
+        square = (y - location + across).square() + covariance[..., 0, 0]
         return -0.5 * math.log(2 * math.pi) - log_scale - 0.5 * precision * square
 
-    def _log_marginal(self, observations: Tensor, moments: PredictorMoments, **row: Tensor) -> Tensor:
-        return self._marginal(moments).log_prob(observations)
+    def _log_marginal(self, y: Tensor, mean: Tensor, covariance: Tensor, values: Values) -> Tensor:
+        return self._marginal(mean, covariance, values).log_prob(y)
 
-    def _marginal(self, moments: PredictorMoments, **row: Tensor) -> NodeMixture:
-        nodes = conditional_nodes(moments)
-        scale = (nodes.variance + bounded_exp(2 * nodes.second)).sqrt()
-        return NodeMixture(nodes.log_weights, self._conditional, nodes.mean.movedim(0, -1), scale.movedim(0, -1))
+    def _marginal(self, mean: Tensor, covariance: Tensor, values: Values) -> NodeMixture:
+        nodes = conditional_nodes(mean, covariance)
+        location, scale = nodes.mean, (nodes.variance + bounded_exp(2 * nodes.second)).sqrt()
+        normal = partial(Normal, validate_args=False)
+        return NodeMixture(nodes.log_weights, normal, location.movedim(0, -1), scale.movedim(0, -1))
 
-    def _parameters_given(self, predictors: Tensor, **row: Tensor) -> tuple[Tensor, ...]:
+    def _conditional(self, predictors: Tensor, values: Values) -> Normal:
         location, log_scale = predictors.unbind(-1)
-        return location, positive_exp(log_scale)
-
-    @staticmethod
-    def _conditional(*parameters: Tensor) -> Normal:
-        location, scale = parameters
-        return Normal(location, scale, validate_args=False)
+        return Normal(location, positive_exp(log_scale), validate_args=False)
 
     def _null_model(self, responses: Responses) -> NullModel:
-        values = responses.y - responses.offset
-        variance = responses.variance(values)
-        return NullModel([responses.mean(values), 0.5 * math.log(NOISE_SHARE * variance)], [variance, 1.0], {})
+        residuals = responses.without_offset
+        variance = responses.variance(residuals)
+        return NullModel([responses.mean(residuals), 0.5 * math.log(NOISE_SHARE * variance)], [variance, 1.0], {})

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import ClassVar
 
 import torch
 from gpytorch.constraints import Interval
@@ -18,8 +16,10 @@ from gpytorch_gam.distributions.mean_dispersion_negative_binomial import (
 from gpytorch_gam.parameters.positive_constraint import positive
 
 from .null_model import Counts, NullModel, Responses
-from .one_predictor_likelihood import OnePredictorLikelihood, Values
-from .poisson_likelihood import refuse_non_counts
+from .one_predictor_likelihood import OnePredictorLikelihood
+from .predictor_likelihood import Values, learnt
+from .response_checks import refuse_non_counts
+from .row_argument import EXPOSURE
 
 # Dispersions below this are Poisson to all digits, but their logarithm and its gradient would overflow.
 _LEAST_DISPERSION = 1e-12
@@ -38,9 +38,9 @@ class NegativeBinomialLikelihood(OnePredictorLikelihood):
 
     Row-wise arguments: ``offset``, ``weights``, and ``exposure``, positive, by default one.
 
-    :param batch_shape: Of the dispersion.
+    :param batch_shape: Batch shape of the dispersion.
     :param dispersion_prior: Prior of :math:`\alpha`.
-    :param dispersion_constraint: Of :math:`\alpha`; default above 1e-8.
+    :param dispersion_constraint: Constraint of :math:`\alpha`; default above 1e-8.
     :ivar dispersion: :math:`\alpha`, ``(*batch_shape, 1)``; 0.1 at first.
 
     Example:
@@ -48,8 +48,9 @@ class NegativeBinomialLikelihood(OnePredictorLikelihood):
         >>> loss = -gpytorch.mlls.VariationalELBO(likelihood, model, num_data=len(y))(model(x), y, exposure=exposure)
     """
 
-    _row_arguments: ClassVar[Mapping[str, float]] = {"exposure": 1.0}
-    _parameter_names: ClassVar[tuple[str, ...]] = ("dispersion",)
+    _own_arguments = (EXPOSURE,)
+
+    dispersion = learnt("dispersion", r":math:`\alpha`, ``(*batch_shape, 1)``; can be set.")
 
     def __init__(
         self,
@@ -59,15 +60,6 @@ class NegativeBinomialLikelihood(OnePredictorLikelihood):
     ) -> None:
         super().__init__()
         self._learn("dispersion", 0.1, batch_shape, dispersion_constraint or positive(1e-8), dispersion_prior)
-
-    @property
-    def dispersion(self) -> Tensor:
-        r""":math:`\alpha`, ``(*batch_shape, 1)``; can be set."""
-        return self._get("dispersion")
-
-    @dispersion.setter
-    def dispersion(self, value: Tensor | float) -> None:
-        self._set("dispersion", value)
 
     def _log_prob(self, y: Tensor, f: Tensor, values: Values) -> Tensor:
         return negative_binomial_log_prob(y, f + values["exposure"].log(), _log_dispersion(values))

@@ -11,6 +11,8 @@ import torch
 from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 
+from .row_argument import EXPOSURE, OFFSET, WEIGHTS, RowArgument
+
 # Part of the spread of the responses that is noise to begin with; the effects begin with the rest.
 NOISE_SHARE = 0.5
 
@@ -42,76 +44,54 @@ class Responses:
     Rows of responses, in float64 on the CPU, without those that are not finite.
 
     :param y: ``(n,)``.
-    :param rows: row-wise arguments of the likelihood.
+    :param row_arguments: Row-wise arguments of the likelihood.
     """
 
-    def __init__(self, y: Tensor, rows: Mapping[str, Tensor]) -> None:
+    def __init__(self, y: Tensor, row_arguments: Mapping[str, Tensor]) -> None:
         self.y = y.detach().double().cpu()
-        self._rows = {name: value.detach().double().cpu() for name, value in rows.items()}
-        self.weights = self.argument("weights", 1.0)
-        self.offset = self.argument("offset", 0.0)
+        self._row_arguments = {name: value.detach().double().cpu() for name, value in row_arguments.items()}
+        self.weights, self.offset = self.argument(WEIGHTS), self.argument(OFFSET)
         if self.offset.dim() > 1:
             self.offset = self.offset[..., 0]  # one for each predictor
         is_finite = torch.isfinite(self.y + self.offset + self.weights)
         if not is_finite.all():
             self.y, self.weights, self.offset = self.y[is_finite], self.weights[is_finite], self.offset[is_finite]
-            self._rows = {name: value[is_finite] for name, value in self._rows.items()}
+            self._row_arguments = {name: value[is_finite] for name, value in self._row_arguments.items()}
 
     def __len__(self) -> int:
         return len(self.y) if bool(self.weights.any()) else 0
 
-    def argument(self, name: str, default: float) -> Tensor:
-        """
-        A row-wise argument, ``(n,)``.
+    def argument(self, argument: RowArgument) -> Tensor:
+        """A row-wise argument, ``(n,)``, or its default."""
+        value = self._row_arguments.get(argument.name)
+        return torch.full_like(self.y, argument.default) if value is None else value
 
-        :param name: Of the argument.
-        :param default: Where it was not given.
-        """
-        value = self._rows.get(name)
-        return torch.full_like(self.y, default) if value is None else value
+    @property
+    def without_offset(self) -> Tensor:
+        """What a predictor with an identity link has to explain, ``(n,)``."""
+        return self.y - self.offset
 
     def mean(self, values: Tensor) -> float:
-        """
-        The weighted mean.
-
-        :param values: ``(n,)``.
-        """
+        """The weighted mean of ``(n,)``."""
         return ((self.weights * values).sum() / self.weights.sum()).item()
 
     def variance(self, values: Tensor) -> float:
-        """
-        The weighted variance; one if there is none.
-
-        :param values: ``(n,)``.
-        """
+        """The weighted variance of ``(n,)``; one if there is none."""
         return self.mean((values - self.mean(values)).square()) or 1.0
 
     def quantile(self, values: Tensor, probability: float) -> float:
-        """
-        The weighted quantile.
-
-        :param values: ``(n,)``.
-        :param probability: Between zero and one.
-        """
+        """The weighted quantile of ``(n,)``."""
         ordered, order = values.sort()
         share = self.weights[order].cumsum(0) / self.weights.sum()
         return ordered[int((share < probability).sum().clamp_max(len(ordered) - 1))].item()
 
     def robust_variance(self, values: Tensor) -> float:
-        """
-        That of a normal distribution with the quartiles of the rows, for responses with outliers.
-
-        :param values: ``(n,)``.
-        """
+        """The variance of a normal distribution with the quartiles of ``(n,)``, for responses with outliers."""
         deviation = (self.quantile(values, 0.75) - self.quantile(values, 0.25)) / _NORMAL_QUARTILE_RANGE
         return deviation**2 or self.variance(values)
 
     def counts(self, num_classes: int) -> Tensor:
-        """
-        Weights of the rows of each class, and half a row more, ``(K,)``.
-
-        :param num_classes: K.
-        """
+        """Weights of the rows of each class, and half a row more, ``(K,)``."""
         classes = self.y.round().long().clamp(0, num_classes - 1)
         return torch.full((num_classes,), 0.5, dtype=torch.float64).index_add_(0, classes, self.weights)
 
@@ -130,12 +110,8 @@ class Counts(NamedTuple):
 
     @classmethod
     def of(cls, responses: Responses) -> Counts:
-        """
-        Of rows with offsets and exposures.
-
-        :param responses: The rows.
-        """
-        units = responses.argument("exposure", 1.0) * responses.offset.exp()
+        """The moments of rows with offsets and exposures."""
+        units = responses.argument(EXPOSURE) * responses.offset.exp()
         total, weight = responses.mean(responses.y), responses.mean(units)
         smallest = 0.5 / len(responses.y)  # nothing was counted
         rate = max(total, smallest) / weight
@@ -145,54 +121,42 @@ class Counts(NamedTuple):
 
 
 def bounded_log_variance(value: float) -> float:
-    """
-    A variance of logarithms within what moments can tell.
-
-    :param value: The variance.
-    """
+    """A variance of logarithms within what moments can tell."""
     return min(max(value, _LEAST_LOG_VARIANCE), _LARGEST_LOG_VARIANCE)
 
 
 def shape_of_log_variance(value: float) -> float:
-    r"""
-    The shape a of a gamma distribution whose logarithm has a variance :math:`\psi'(a)`, to a few percent.
-
-    :param value: The variance.
-    """
+    r"""The shape a of a gamma distribution whose logarithm has a variance :math:`\psi'(a)`, to a few percent."""
     return min((1.0 + math.sqrt(1.0 + 2.0 * value)) / (2.0 * value), _LARGEST_SHAPE)
 
 
 def log_odds(share: float, num_rows: int) -> float:
-    """
-    Of a share that is not quite nothing or all of the rows.
-
-    :param share: The share.
-    :param num_rows: Number of rows.
-    """
-    margin = 0.5 / max(num_rows, 1)
-    bounded = min(max(share, margin), 1.0 - margin)
+    """The log odds of a share that is not quite nothing or all of the rows."""
+    bounded = _bounded_share(share, num_rows)
     return math.log(bounded / (1.0 - bounded))
 
 
 def probit(share: float, num_rows: int) -> float:
-    """
-    The normal quantile of a share that is not quite nothing or all of the rows.
+    """The normal quantile of a share that is not quite nothing or all of the rows."""
+    return torch.special.ndtri(torch.tensor(_bounded_share(share, num_rows), dtype=torch.float64)).item()
 
-    :param share: The share.
-    :param num_rows: Number of rows.
-    """
+
+def _bounded_share(share: float, num_rows: int) -> float:
     margin = 0.5 / max(num_rows, 1)
-    return torch.special.ndtri(torch.tensor(min(max(share, margin), 1.0 - margin), dtype=torch.float64)).item()
+    return min(max(share, margin), 1.0 - margin)
+
+
+def heavy_tailed(responses: Responses) -> NullModel:
+    """The null model of responses with outliers."""
+    residuals = responses.without_offset
+    variance = responses.robust_variance(residuals)
+    return NullModel([responses.quantile(residuals, 0.5)], [variance], {"noise": NOISE_SHARE * variance})
 
 
 def null_model(likelihood: Likelihood, responses: Responses) -> NullModel | None:
     """
-    The null model of a likelihood. Those of this package have a method for it; some of GPyTorch's are known here, and
-    not what is derived from them, which may have another link.
-
-    :param likelihood: Any.
-    :param responses: Rows, one at least.
-    :return: None if nothing is known.
+    The null model of a likelihood for one row at least, None if nothing is known. Those of this package have a method
+    for it; some of GPyTorch's are known here, and not what is derived from them, which may have another link.
     """
     method = getattr(likelihood, "_null_model", None)
     if method is not None:
@@ -203,11 +167,8 @@ def null_model(likelihood: Likelihood, responses: Responses) -> NullModel | None
 
 def null_model_of_tasks(likelihood: Likelihood, tasks: Sequence[Responses]) -> NullModel | None:
     """
-    The null model of a likelihood of several responses in a row, each with a predictor of its own.
-
-    :param likelihood: Any.
-    :param tasks: The rows of each response.
-    :return: None if nothing is known.
+    The null model of a likelihood of several responses in a row, each with a predictor of its own; None if nothing is
+    known.
     """
     if type(likelihood) is not gpytorch_likelihoods.MultitaskGaussianLikelihood or len(tasks) != likelihood.num_tasks:
         return None
@@ -225,9 +186,9 @@ def null_model_of_tasks(likelihood: Likelihood, tasks: Sequence[Responses]) -> N
 
 
 def _gaussian(likelihood: Likelihood, responses: Responses) -> NullModel:
-    values = responses.y - responses.offset
-    variance = responses.variance(values)
-    return NullModel([responses.mean(values)], [variance], {"noise": NOISE_SHARE * variance})
+    residuals = responses.without_offset
+    variance = responses.variance(residuals)
+    return NullModel([responses.mean(residuals)], [variance], {"noise": NOISE_SHARE * variance})
 
 
 def _fixed_noise(likelihood: Likelihood, responses: Responses) -> NullModel:
@@ -235,9 +196,7 @@ def _fixed_noise(likelihood: Likelihood, responses: Responses) -> NullModel:
 
 
 def _heavy_tailed(likelihood: Likelihood, responses: Responses) -> NullModel:
-    values = responses.y - responses.offset
-    variance = responses.robust_variance(values)
-    return NullModel([responses.quantile(values, 0.5)], [variance], {"noise": NOISE_SHARE * variance})
+    return heavy_tailed(responses)
 
 
 def _labels(likelihood: Likelihood, responses: Responses) -> NullModel:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.distributions import Categorical
@@ -14,8 +11,9 @@ from gpytorch_gam.parameters.initial_values import forget_initial_value, note_in
 from gpytorch_gam.parameters.positive_constraint import positive
 
 from .null_model import NullModel, Responses
-from .one_predictor_likelihood import OnePredictorLikelihood, Values
-from .row_arguments import refuse_rows
+from .one_predictor_likelihood import OnePredictorLikelihood
+from .predictor_likelihood import Values
+from .response_checks import refuse_non_classes
 
 # Width of the bend of log-probabilities: functions of the normal distribution function, as in the binomial likelihood.
 _BEND_WIDTH = 2.0
@@ -46,14 +44,17 @@ class OrdinalLikelihood(OnePredictorLikelihood):
     Row-wise arguments: ``offset`` and ``weights``.
 
     :param num_classes: K, at least two.
-    :param batch_shape: Of the cut-points.
-    :raises ValueError: If ``num_classes`` is less than two.
+    :param batch_shape: Batch shape of the cut-points.
+    :raises TypeError: If ``num_classes`` is no integer.
+    :raises ValueError: If it is less than two.
 
     Example:
         >>> likelihood = OrdinalLikelihood(5)
         >>> loss = -gpytorch.mlls.VariationalELBO(likelihood, model, num_data=len(y))(model(x), y)
         >>> likelihood(model(x_new)).probs  # (n, 5)
     """
+
+    _learnt = ("cutpoints",)
 
     def __init__(self, num_classes: int, batch_shape: torch.Size = torch.Size([])) -> None:  # noqa: B008
         num_classes = checks.integer("num_classes", num_classes, least=2)
@@ -92,9 +93,6 @@ class OrdinalLikelihood(OnePredictorLikelihood):
         if self.num_classes > 2:
             raw = self.raw_gaps_constraint.inverse_transform(gaps)
             self.initialize(raw_gaps=raw.expand_as(self.raw_gaps))
-
-    def _values(self, like: Tensor, rows: Mapping[str, Any]) -> dict[str, Tensor]:
-        return super()._values(like, rows) | {"cutpoints": self.cutpoints}
 
     def _values_shape(self, values: Values) -> torch.Size:
         return torch.Size((*values["cutpoints"].shape[:-1], 1))
@@ -137,14 +135,7 @@ class OrdinalLikelihood(OnePredictorLikelihood):
         return lower, upper
 
     def _check_responses(self, y: Tensor, values: Values) -> None:
-        largest = self.num_classes - 1
-        refuse_rows(
-            type(self).__name__,
-            y,
-            lambda classes: (classes < 0) | (classes > largest) | (classes != classes.round()),
-            f"something else than a class 0, ..., {largest}",
-            f"num_classes is {self.num_classes}",
-        )
+        refuse_non_classes(type(self).__name__, y, self.num_classes)
 
     def _null_model(self, responses: Responses) -> NullModel:
         counts = responses.counts(self.num_classes)

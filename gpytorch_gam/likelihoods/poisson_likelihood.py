@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 from torch.distributions import Poisson
@@ -12,8 +9,10 @@ from torch.distributions import Poisson
 from gpytorch_gam.numerics.quadrature import bounded_exp, mean_of_exp
 
 from .null_model import Counts, NullModel, Responses
-from .one_predictor_likelihood import OnePredictorLikelihood, Values
-from .row_arguments import refuse_rows
+from .one_predictor_likelihood import OnePredictorLikelihood
+from .predictor_likelihood import Values
+from .response_checks import refuse_non_counts
+from .row_argument import EXPOSURE
 
 
 class PoissonLikelihood(OnePredictorLikelihood):
@@ -42,7 +41,7 @@ class PoissonLikelihood(OnePredictorLikelihood):
         >>> likelihood(model(x_new), exposure=2.0).mean
     """
 
-    _row_arguments: ClassVar[Mapping[str, float]] = {"exposure": 1.0}
+    _own_arguments = (EXPOSURE,)
 
     def _log_prob(self, y: Tensor, f: Tensor, values: Values) -> Tensor:
         return poisson_log_prob(y, f, bounded_exp(f), values["exposure"])
@@ -71,20 +70,3 @@ def poisson_log_prob(y: Tensor, log_rate: Tensor, rate: Tensor, exposure: Tensor
     :param exposure: :math:`E`.
     """
     return y * (log_rate + exposure.log()) - exposure * rate - torch.lgamma(y + 1)
-
-
-def refuse_non_counts(owner: str, y: Tensor) -> None:
-    """
-    Responses must be whole numbers and not negative; looked at on the CPU and in debug mode.
-
-    :param owner: Name of the likelihood's class.
-    :param y: Responses.
-    :raises ValueError: If one is something else.
-    """
-    refuse_rows(
-        owner,
-        y,
-        lambda values: (values < 0) | (values != values.round()),
-        "negative or fractional values",
-        "it takes counts 0, 1, 2, ...",
-    )

@@ -17,7 +17,8 @@ from gpytorch_gam.parameters.positive_constraint import positive
 
 from ._settings_in_state import SettingsInState
 from .null_model import NOISE_SHARE, NullModel, Responses
-from .one_predictor_likelihood import OnePredictorLikelihood, Values
+from .one_predictor_likelihood import OnePredictorLikelihood
+from .predictor_likelihood import Values, learnt
 
 
 class QuantileLikelihood(SettingsInState, OnePredictorLikelihood):
@@ -42,9 +43,9 @@ class QuantileLikelihood(SettingsInState, OnePredictorLikelihood):
     Row-wise arguments: ``offset`` and ``weights``.
 
     :param quantile: :math:`\tau`, between zero and one.
-    :param batch_shape: Of the scale.
+    :param batch_shape: Batch shape of the scale.
     :param scale_prior: Prior of s.
-    :param scale_constraint: Of s; default above 1e-4.
+    :param scale_constraint: Constraint of s; default above 1e-4.
     :ivar scale: s, ``(*batch_shape, 1)``; 0.3 at first.
     :raises ValueError: If ``quantile`` is outside of (0, 1).
 
@@ -54,7 +55,8 @@ class QuantileLikelihood(SettingsInState, OnePredictorLikelihood):
     """
 
     _settings: ClassVar[tuple[str, ...]] = ("quantile",)
-    _parameter_names: ClassVar[tuple[str, ...]] = ("scale",)
+
+    scale = learnt("scale", "The scale s, ``(*batch_shape, 1)``; can be set.")
 
     def __init__(
         self,
@@ -65,17 +67,8 @@ class QuantileLikelihood(SettingsInState, OnePredictorLikelihood):
     ) -> None:
         quantile = checks.number("quantile", quantile, above=0, below=1)
         super().__init__()
-        self.quantile = float(quantile)
+        self.quantile = quantile
         self._learn("scale", 0.3, batch_shape, scale_constraint or positive(1e-4), scale_prior)
-
-    @property
-    def scale(self) -> Tensor:
-        """The scale s, ``(*batch_shape, 1)``; can be set."""
-        return self._get("scale")
-
-    @scale.setter
-    def scale(self, value: Tensor | float) -> None:
-        self._set("scale", value)
 
     def _log_prob(self, y: Tensor, f: Tensor, values: Values) -> Tensor:
         return AsymmetricLaplace(f, values["scale"], self.quantile).log_prob(y)
@@ -96,11 +89,8 @@ class QuantileLikelihood(SettingsInState, OnePredictorLikelihood):
     def _conditional(self, f: Tensor, values: Values) -> AsymmetricLaplace:
         return AsymmetricLaplace(f, values["scale"], self.quantile)
 
-    def _check_responses(self, y: Tensor, values: Values) -> None:
-        """All real numbers will do."""
-
     def _null_model(self, responses: Responses) -> NullModel:
-        values = responses.y - responses.offset
+        values = responses.without_offset
         quantile = responses.quantile(values, self.quantile)
         above = values - quantile
         loss = responses.mean(above * (self.quantile - (above < 0).double())) or 1.0

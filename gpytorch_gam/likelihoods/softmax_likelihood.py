@@ -6,15 +6,16 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical
 
-from gpytorch_gam.distributions.predictor_distribution import PredictorMoments
+from gpytorch_gam import _checks as checks
 
 from ._joint_expectation import row_cholesky, standard_nodes
-from .joint_likelihood import _JointLikelihood
+from .joint_likelihood import JointLikelihood
 from .null_model import NullModel, Responses
-from .row_arguments import refuse_rows
+from .predictor_likelihood import Values
+from .response_checks import refuse_non_classes
 
 
-class SoftmaxLikelihood(_JointLikelihood):
+class SoftmaxLikelihood(JointLikelihood):
     r"""
     Multi-class classification with one predictor a class,
 
@@ -38,86 +39,59 @@ class SoftmaxLikelihood(_JointLikelihood):
     shape ``(n, K)`` (one of shape ``(n)`` belongs to class 0), and ``weights``.
 
     :param num_classes: Number K of classes, two or more; responses are integers from 0 to K - 1.
-    :raises ValueError: If ``num_classes`` is no integer above one.
+    :raises TypeError: If ``num_classes`` is no integer.
+    :raises ValueError: If it is less than two.
     """
 
     def __init__(self, num_classes: int) -> None:
-        if isinstance(num_classes, bool) or not isinstance(num_classes, int) or num_classes < 2:
-            raise ValueError(f"num_classes must be an integer of at least 2, got {num_classes!r}")
-        super().__init__(num_predictors=num_classes)
+        num_classes = checks.integer("num_classes", num_classes, least=2)
+        super().__init__()
+        self.num_predictors = num_classes
 
     @property
     def num_classes(self) -> int:
         """Number K of classes."""
         return self.num_predictors
 
-    def _check_values(self, observations: Tensor) -> None:
-        refuse_rows(
-            type(self).__name__,
-            observations,
-            lambda y: (y < 0) | (y >= self.num_classes) | (y != y.long()),
-            "values that are no classes",
-            f"classes are the integers 0 to {self.num_classes - 1}",
-        )
+    def _check_responses(self, y: Tensor, values: Values) -> None:
+        refuse_non_classes(type(self).__name__, y, self.num_classes)
 
-    def _expected_log_prob(self, observations: Tensor, moments: PredictorMoments, **row: Tensor) -> Tensor:
-        differences, log_weights = difference_nodes(moments)
-        expected = log_normaliser(differences) @ log_weights.exp()
-        return chosen(moments.mean - moments.mean[..., -1:], observations) - expected
+    def _expected_log_prob(self, y: Tensor, mean: Tensor, covariance: Tensor, values: Values) -> Tensor:
+        differences, log_weights = _difference_nodes(mean, covariance)
+        expected = _log_normaliser(differences) @ log_weights.exp()
+        return _chosen(mean - mean[..., -1:], y) - expected
 
-    def _log_marginal(self, observations: Tensor, moments: PredictorMoments, **row: Tensor) -> Tensor:
-        return chosen(self._marginal(moments).logits, observations)
+    def _log_marginal(self, y: Tensor, mean: Tensor, covariance: Tensor, values: Values) -> Tensor:
+        return _chosen(self._marginal(mean, covariance, values).logits, y)
 
-    def _marginal(self, moments: PredictorMoments, **row: Tensor) -> Categorical:
-        differences, log_weights = difference_nodes(moments)
-        log_last = log_weights - log_normaliser(differences)  # (*batch, n, nodes)
+    def _marginal(self, mean: Tensor, covariance: Tensor, values: Values) -> Categorical:
+        differences, log_weights = _difference_nodes(mean, covariance)
+        log_last = log_weights - _log_normaliser(differences)  # (*batch, n, nodes)
         log_probs = torch.cat([differences + log_last.unsqueeze(-2), log_last.unsqueeze(-2)], dim=-2)
         return Categorical(logits=log_probs.logsumexp(-1), validate_args=False)
 
-    def _parameters_given(self, predictors: Tensor, **row: Tensor) -> tuple[Tensor, ...]:
-        return (predictors,)
-
-    @staticmethod
-    def _conditional(*parameters: Tensor) -> Categorical:
-        return Categorical(logits=parameters[0], validate_args=False)
+    def _conditional(self, predictors: Tensor, values: Values) -> Categorical:
+        return Categorical(logits=predictors, validate_args=False)
 
     def _null_model(self, responses: Responses) -> NullModel:
         logits = responses.counts(self.num_classes).log()
         return NullModel((logits - logits.mean()).tolist(), [1.0] * self.num_classes, {})
 
 
-def difference_nodes(moments: PredictorMoments) -> tuple[Tensor, Tensor]:
-    """
-    Nodes of the differences between the predictors and the last of them.
-
-    :param moments: Mean ``(*batch, n, K)`` and covariance ``(*batch, n, K, K)``.
-    :return: Differences ``(*batch, n, K - 1, nodes)`` and log weights ``(nodes,)``.
-    """
-    mean, covariance = moments
+def _difference_nodes(mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
+    """Differences ``(*batch, n, K - 1, nodes)`` of the predictors to the last of them, and log weights ``(nodes,)``."""
     rows = covariance[..., :-1, :] - covariance[..., -1:, :]
     root = row_cholesky(rows[..., :-1] - rows[..., -1:])
     nodes, log_weights = standard_nodes(mean.shape[-1] - 1, mean.dtype, mean.device)
     return (mean[..., :-1] - mean[..., -1:]).unsqueeze(-1) + root @ nodes.mT, log_weights
 
 
-def log_normaliser(differences: Tensor) -> Tensor:
-    r"""
-    :math:`\log(1 + \sum_k e^{d_k})`. The sum runs over a dimension that is not the last, which is faster.
-
-    :param differences: ``(*batch, n, K - 1, nodes)``.
-    :return: ``(*batch, n, nodes)``.
-    """
+def _log_normaliser(differences: Tensor) -> Tensor:
+    r""":math:`\log(1 + \sum_k e^{d_k})`. The sum runs over a dimension that is not the last, which is faster."""
     largest = differences.detach().amax(-2).clamp_min(0.0)
     return largest + ((differences - largest.unsqueeze(-2)).exp().sum(-2) + (-largest).exp()).log()
 
 
-def chosen(values: Tensor, observations: Tensor) -> Tensor:
-    """
-    The values of the observed classes.
-
-    :param values: ``(..., n, K)``.
-    :param observations: ``(*batch, n)``, integers in any dtype; batch shapes broadcast.
-    """
-    shape = torch.broadcast_shapes(values.shape[:-1], observations.shape)
-    index = observations.long().expand(shape).unsqueeze(-1)
-    return values.expand(*shape, -1).gather(-1, index).squeeze(-1)
+def _chosen(values: Tensor, y: Tensor) -> Tensor:
+    """The values ``(..., n, K)`` of the observed classes ``(..., n)``, integers in any dtype."""
+    return values.gather(-1, y.long().unsqueeze(-1)).squeeze(-1)

@@ -14,8 +14,9 @@ from torch.distributions import StudentT
 from gpytorch_gam.numerics.quadrature import NormalRule
 from gpytorch_gam.parameters.positive_constraint import positive
 
-from .null_model import NOISE_SHARE, NullModel, Responses
-from .one_predictor_likelihood import OnePredictorLikelihood, Values
+from .null_model import NullModel, Responses, heavy_tailed
+from .one_predictor_likelihood import OnePredictorLikelihood
+from .predictor_likelihood import Values, learnt
 
 
 class StudentTLikelihood(OnePredictorLikelihood):
@@ -32,11 +33,11 @@ class StudentTLikelihood(OnePredictorLikelihood):
 
     Row-wise arguments: ``offset`` and ``weights``.
 
-    :param batch_shape: Of the parameters.
+    :param batch_shape: Batch shape of the parameters.
     :param deg_free_prior: Prior of :math:`\nu`.
-    :param deg_free_constraint: Of :math:`\nu`; default above 2, where the variance exists.
+    :param deg_free_constraint: Constraint of :math:`\nu`; default above 2, where the variance exists.
     :param noise_prior: Prior of :math:`\sigma^2`.
-    :param noise_constraint: Of :math:`\sigma^2`; default above 1e-4.
+    :param noise_constraint: Constraint of :math:`\sigma^2`; default above 1e-4.
     :ivar deg_free: :math:`\nu`, ``(*batch_shape, 1)``; 7 at first.
     :ivar noise: :math:`\sigma^2`, ``(*batch_shape, 1)``; 0.5 at first. Responses vary by :math:`\sigma^2 \nu /
         (\nu - 2)`.
@@ -46,8 +47,10 @@ class StudentTLikelihood(OnePredictorLikelihood):
         >>> loss = -gpytorch.mlls.VariationalELBO(likelihood, model, num_data=len(y))(model(x), y)
     """
 
-    _parameter_names: ClassVar[tuple[str, ...]] = ("deg_free", "noise")
     _num_nodes: ClassVar[int] = 64
+
+    deg_free = learnt("deg_free", r":math:`\nu`, ``(*batch_shape, 1)``; can be set.")
+    noise = learnt("noise", r":math:`\sigma^2`, ``(*batch_shape, 1)``; can be set.")
 
     def __init__(
         self,
@@ -61,29 +64,10 @@ class StudentTLikelihood(OnePredictorLikelihood):
         self._learn("deg_free", 7.0, batch_shape, deg_free_constraint or positive(2.0), deg_free_prior)
         self._learn("noise", 0.5, batch_shape, noise_constraint or positive(1e-4), noise_prior)
 
-    @property
-    def deg_free(self) -> Tensor:
-        r""":math:`\nu`, ``(*batch_shape, 1)``; can be set."""
-        return self._get("deg_free")
-
-    @deg_free.setter
-    def deg_free(self, value: Tensor | float) -> None:
-        self._set("deg_free", value)
-
-    @property
-    def noise(self) -> Tensor:
-        r""":math:`\sigma^2`, ``(*batch_shape, 1)``; can be set."""
-        return self._get("noise")
-
-    @noise.setter
-    def noise(self, value: Tensor | float) -> None:
-        self._set("noise", value)
-
     def _log_prob(self, y: Tensor, f: Tensor, values: Values) -> Tensor:
         degrees, noise = values["deg_free"], values["noise"]
-        half = 0.5 * (degrees + 1)
-        constant = torch.lgamma(half) - torch.lgamma(0.5 * degrees) - 0.5 * (math.pi * degrees * noise).log()
-        return constant - half * torch.log1p((y - f).square() / (degrees * noise))
+        constant = log_normaliser(degrees) - 0.5 * noise.log()
+        return constant - 0.5 * (degrees + 1) * torch.log1p((y - f).square() / (degrees * noise))
 
     def _bend(self, y: Tensor, values: Values) -> tuple[Tensor, Tensor]:
         return y, (values["deg_free"] * values["noise"]).sqrt()
@@ -95,10 +79,10 @@ class StudentTLikelihood(OnePredictorLikelihood):
         degrees, f, scale = torch.broadcast_tensors(values["deg_free"], f, values["noise"].sqrt())
         return StudentT(degrees, f, scale, validate_args=False)
 
-    def _check_responses(self, y: Tensor, values: Values) -> None:
-        """All real numbers will do."""
-
     def _null_model(self, responses: Responses) -> NullModel:
-        values = responses.y - responses.offset
-        variance = responses.robust_variance(values)
-        return NullModel([responses.quantile(values, 0.5)], [variance], {"noise": NOISE_SHARE * variance})
+        return heavy_tailed(responses)
+
+
+def log_normaliser(deg_free: Tensor) -> Tensor:
+    """Log of the density of Student's standard distribution at zero."""
+    return torch.lgamma(0.5 * (deg_free + 1)) - torch.lgamma(0.5 * deg_free) - 0.5 * (math.pi * deg_free).log()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -15,8 +14,11 @@ from gpytorch_gam.distributions.zero_inflated_poisson import ZeroInflatedPoisson
 from gpytorch_gam.numerics.quadrature import NormalRule, bounded_exp, expectation, mean_of_exp, product_rule
 
 from .null_model import Counts, NullModel, Responses
-from .one_predictor_likelihood import OnePredictorLikelihood, Values
-from .poisson_likelihood import poisson_log_prob, refuse_non_counts
+from .one_predictor_likelihood import OnePredictorLikelihood
+from .poisson_likelihood import poisson_log_prob
+from .predictor_likelihood import Values, learnt
+from .response_checks import refuse_non_counts
+from .row_argument import EXPOSURE
 
 
 class ZeroInflatedPoissonLikelihood(OnePredictorLikelihood):
@@ -32,9 +34,9 @@ class ZeroInflatedPoissonLikelihood(OnePredictorLikelihood):
 
     Row-wise arguments: ``offset``, ``weights``, and ``exposure``, positive, by default one.
 
-    :param batch_shape: Of the inflation.
+    :param batch_shape: Batch shape of the inflation.
     :param inflation_prior: Prior of :math:`\pi`.
-    :param inflation_constraint: Of :math:`\pi`; default between 1e-6 and 1 - 1e-6.
+    :param inflation_constraint: Constraint of :math:`\pi`; default between 1e-6 and 1 - 1e-6.
     :ivar inflation: :math:`\pi`, ``(*batch_shape, 1)``; 0.1 at first.
 
     Example:
@@ -42,9 +44,10 @@ class ZeroInflatedPoissonLikelihood(OnePredictorLikelihood):
         >>> loss = -gpytorch.mlls.VariationalELBO(likelihood, model, num_data=len(y))(model(x), y, exposure=exposure)
     """
 
-    _row_arguments: ClassVar[Mapping[str, float]] = {"exposure": 1.0}
-    _parameter_names: ClassVar[tuple[str, ...]] = ("inflation",)
+    _own_arguments = (EXPOSURE,)
     _num_nodes: ClassVar[int] = 64
+
+    inflation = learnt("inflation", r"The probability :math:`\pi`, ``(*batch_shape, 1)``; can be set.")
 
     def __init__(
         self,
@@ -55,15 +58,6 @@ class ZeroInflatedPoissonLikelihood(OnePredictorLikelihood):
         super().__init__()
         constraint = inflation_constraint or Interval(1e-6, 1 - 1e-6)
         self._learn("inflation", 0.1, batch_shape, constraint, inflation_prior)
-
-    @property
-    def inflation(self) -> Tensor:
-        r"""The probability :math:`\pi`, ``(*batch_shape, 1)``; can be set."""
-        return self._get("inflation")
-
-    @inflation.setter
-    def inflation(self, value: Tensor | float) -> None:
-        self._set("inflation", value)
 
     def _log_prob(self, y: Tensor, f: Tensor, values: Values) -> Tensor:
         rate, exposure, inflation = bounded_exp(f), values["exposure"], values["inflation"]

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gpytorch_gam import _checks as checks
 from gpytorch_gam.data.whole_epochs import every_row
-from gpytorch_gam.likelihoods.row_arguments import row_vector
+from gpytorch_gam.likelihoods.row_argument import OFFSET, WEIGHTS, RowArgument
 from gpytorch_gam.numerics.capacitance import add_identity, capacitance_log_determinant
 from gpytorch_gam.optim.rows.likelihood_check import (
     arguments_with_noise,
@@ -24,6 +24,8 @@ from gpytorch_gam.optim.rows.likelihood_check import (
     with_noise_by_row,
 )
 from gpytorch_gam.variational.model_check import inducing_strategy
+
+_NOISE = RowArgument("noise", 1.0, is_positive=True)
 
 
 class RowPrecisions(NamedTuple):
@@ -51,8 +53,8 @@ class RowPrecisions(NamedTuple):
         :raises ValueError: If they do not fit the responses, weights are negative or variances not positive.
         """
         like = y.detach().double()
-        weights = row_vector("weights", weights, like, nonnegative=True)
-        noise = row_vector("noise", noise, like, positive=True)
+        weights = None if weights is None else WEIGHTS.read(weights, like)
+        noise = None if noise is None else _NOISE.read(noise, like)
         num_rows = y.shape[-1] if weights is None else weights.expand(y.shape).sum(-1)
         if noise is None:
             return cls(None if weights is None else weights.expand(y.shape), num_rows, None)
@@ -247,12 +249,12 @@ class CollapsedELBO(gpytorch.Module):
         precisions, num_rows, log_noise = RowPrecisions.of_rows(
             y, row_arguments.get("weights"), row_arguments.get("noise")
         )
-        offset = row_vector("offset", row_arguments.get("offset"), y)
+        offset = OFFSET.read(row_arguments.get("offset"), y)
         # Sums over rows in float64: in float32 their rounding outgrows the identity that makes the precision positive.
         predictor = strategy.predictor
         features = predictor.features(reading.inputs, strategy.inducing_choleskys()).double()
         weighted = features if precisions is None else features * precisions.unsqueeze(-2)
-        residual = (y - reading.means.squeeze(-2) - (0.0 if offset is None else offset)).double()
+        residual = (y - reading.means.squeeze(-2) - offset).double()
         square = residual.square() if precisions is None else precisions * residual.square()
         prior = torch.zeros((), dtype=torch.float64, device=y.device)
         for group in predictor.groups:
@@ -286,9 +288,7 @@ def _taken_apart(batch: object) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
 
 def _by_row(name: str, value: Tensor, y: Tensor) -> Tensor:
     """A row-wise argument with one entry for each response."""
-    vector = row_vector(name, value, y)
-    assert vector is not None
-    return vector.expand(y.shape)
+    return RowArgument(name, 0.0).read(value, y).expand(y.shape)
 
 
 def _check_lengths(x: Tensor, y: Tensor) -> None:

@@ -10,8 +10,7 @@ import torch
 from gpytorch.likelihoods import Likelihood, _GaussianLikelihoodBase, _OneDimensionalLikelihood
 from torch import Tensor
 
-from gpytorch_gam.likelihoods.joint_likelihood import _JointLikelihood
-from gpytorch_gam.likelihoods.one_predictor_likelihood import OnePredictorLikelihood
+from gpytorch_gam.likelihoods.predictor_likelihood import PredictorLikelihood
 from gpytorch_gam.optim.processes import Processes
 from gpytorch_gam.optim.rows.likelihood_check import unwrapped
 from gpytorch_gam.optim.rows.stream import Rows
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 # Those whose expectations are no random samples, so that a line search makes sense.
-_DETERMINISTIC = (OnePredictorLikelihood, _JointLikelihood, _GaussianLikelihoodBase, _OneDimensionalLikelihood)
+_DETERMINISTIC = (PredictorLikelihood, _GaussianLikelihoodBase, _OneDimensionalLikelihood)
 
 # Nats that a step promises at least, and the number of steps.
 _GAIN, _MAX_STEPS = 0.1, 40

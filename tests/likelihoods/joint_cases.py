@@ -12,7 +12,7 @@ from linear_operator.operators import BlockDiagLinearOperator
 from scipy import special, stats
 
 from gpytorch_gam.likelihoods.gaussian_location_scale_likelihood import GaussianLocationScaleLikelihood
-from gpytorch_gam.likelihoods.joint_likelihood import _JointLikelihood
+from gpytorch_gam.likelihoods.joint_likelihood import JointLikelihood
 from gpytorch_gam.likelihoods.negative_binomial_mean_dispersion_likelihood import (
     NegativeBinomialMeanDispersionLikelihood,
 )
@@ -41,7 +41,7 @@ def softmax_log_prob(y: np.ndarray, rho: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Case:
-    make: Callable[[], _JointLikelihood]
+    make: Callable[[], JointLikelihood]
     log_prob: Callable[[np.ndarray, np.ndarray], np.ndarray]
     responses: tuple[float, ...]
     tolerance: float  # of the expectation, in nats

@@ -9,7 +9,6 @@ import pytest
 import torch
 from scipy import special
 
-from gpytorch_gam.distributions import PredictorMoments
 from gpytorch_gam.likelihoods._joint_expectation import joint_nodes, row_cholesky, standard_nodes
 from gpytorch_gam.likelihoods.student_t_location_scale_likelihood import expected_log1p_square, mixing_nodes
 
@@ -148,9 +147,9 @@ def test_nodes_first_made_in_inference_mode_serve_in_training() -> None:
     standard_nodes.cache_clear()
     mean = torch.zeros(2, 2)
     with torch.inference_mode():
-        joint_nodes(PredictorMoments(mean, torch.eye(2).expand(2, 2, 2)))
+        joint_nodes(mean, torch.eye(2).expand(2, 2, 2))
     covariance = torch.eye(2).repeat(2, 1, 1).requires_grad_()
-    joint_nodes(PredictorMoments(mean, covariance)).values.square().sum().backward()
+    joint_nodes(mean, covariance).values.square().sum().backward()
     assert covariance.grad is not None
 
 

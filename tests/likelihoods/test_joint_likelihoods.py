@@ -391,7 +391,7 @@ def test_values_that_are_no_counts_or_classes_are_errors() -> None:
     counts = NegativeBinomialMeanDispersionLikelihood()
     dist = distribution(torch.zeros(3, 2), torch.eye(2).repeat(3, 1, 1))
     for y in (torch.tensor([0.5, 1.0, 2.0]), torch.tensor([-1, 1, 2])):
-        with pytest.raises(ValueError, match="no counts in 1 of 3"):
+        with pytest.raises(ValueError, match="negative or fractional values in 1 of 3"):
             counts.expected_log_prob(y, dist)
     with pytest.raises(ValueError, match="exposure must be finite and positive"):
         counts.expected_log_prob(torch.ones(3), dist, exposure=torch.zeros(3))
@@ -399,8 +399,10 @@ def test_values_that_are_no_counts_or_classes_are_errors() -> None:
     for y in (torch.tensor([0, 1, 4]), torch.tensor([0.0, 1.5, 2.0]), torch.tensor([-1, 0, 0])):
         with pytest.raises(ValueError, match="no classes in 1 of 3"):
             SoftmaxLikelihood(4).expected_log_prob(y, classes)
-    for num_classes in (1, 2.0, True):
-        with pytest.raises(ValueError, match="num_classes must be an integer"):
+    with pytest.raises(ValueError, match="num_classes must be at least 2, got 1"):
+        SoftmaxLikelihood(1)
+    for num_classes in (2.0, True):
+        with pytest.raises(TypeError, match="num_classes must be an integer"):
             SoftmaxLikelihood(num_classes)
 
 

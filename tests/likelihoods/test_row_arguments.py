@@ -18,7 +18,7 @@ from gpytorch_gam.likelihoods import (
     QuantileLikelihood,
     ZeroInflatedPoissonLikelihood,
 )
-from gpytorch_gam.likelihoods.row_arguments import row_vector
+from gpytorch_gam.likelihoods.row_argument import EXPOSURE, OFFSET, WEIGHTS
 
 from .one_predictor_cases import CASES, NAMES, NUM_ROWS, Case, marginals, normal
 
@@ -27,9 +27,10 @@ each_case = pytest.mark.parametrize("case", CASES, ids=NAMES)
 
 def test_numbers_and_tensors_take_the_dtype_of_the_predictor() -> None:
     like = torch.zeros(2, 5)
-    assert row_vector("offset", None, like) is None
+    assert OFFSET.read(None, like) == 0.0
+    assert EXPOSURE.read(None, like) == 1.0
     for value in (2, 2.0, torch.tensor(2), torch.full((5,), 2, dtype=torch.int64), torch.full((2, 1), 2.0).double()):
-        row = row_vector("offset", value, like)
+        row = OFFSET.read(value, like)
         assert row.dtype == torch.float32
         assert torch.equal(row.expand(2, 5), torch.full((2, 5), 2.0))
 
@@ -54,29 +55,30 @@ def test_numbers_and_tensors_take_the_dtype_of_the_predictor() -> None:
 )
 def test_what_does_not_fit_is_refused_by_name(value: object, error: type, message: str) -> None:
     with pytest.raises(error, match=message):
-        row_vector("exposure", value, torch.zeros(5), positive=True)
+        EXPOSURE.read(value, torch.zeros(5))
 
 
 def test_weights_may_be_zero_but_not_negative() -> None:
-    assert torch.equal(row_vector("weights", torch.zeros(5), torch.zeros(5), nonnegative=True), torch.zeros(5))
+    assert torch.equal(WEIGHTS.read(torch.zeros(5), torch.zeros(5)), torch.zeros(5))
     with pytest.raises(ValueError, match="weights must be finite and not negative"):
-        row_vector("weights", -torch.ones(5), torch.zeros(5), nonnegative=True)
+        WEIGHTS.read(-torch.ones(5), torch.zeros(5))
 
 
 def test_values_are_not_looked_at_outside_of_debug_mode() -> None:
     with gpytorch.settings.debug(False):
-        assert row_vector("exposure", -torch.ones(5), torch.zeros(5), positive=True).sum() == -5
+        assert EXPOSURE.read(-torch.ones(5), torch.zeros(5)).sum() == -5
 
 
 def test_another_device_is_refused() -> None:
     with pytest.raises(ValueError, match=r"weights is on meta, but the predictor on cpu: pass weights.to\(x.device\)"):
-        row_vector("weights", torch.ones(5, device="meta"), torch.zeros(5))
+        WEIGHTS.read(torch.ones(5, device="meta"), torch.zeros(5))
 
 
 @each_case
 def test_unknown_arguments_are_refused(case: Case) -> None:
     likelihood, (mean, variances) = case.make(), marginals(1.0)
-    known = ", ".join(["offset", "weights", *case.rows, *(() if case.rows else likelihood._row_arguments)])
+    assert likelihood.row_arguments[:2] == ("offset", "weights") and {*case.rows} <= {*likelihood.row_arguments}
+    known = ", ".join(likelihood.row_arguments)
     for call in (
         lambda: likelihood.expected_log_prob(torch.ones(NUM_ROWS), normal(mean, variances), wieghts=1.0),
         lambda: likelihood.log_marginal(torch.ones(NUM_ROWS), normal(mean, variances), wieghts=1.0),
@@ -129,10 +131,14 @@ def test_weights_multiply(case: Case) -> None:
         (ZeroInflatedPoissonLikelihood(), [0.0, 0.5, 1.0], "negative or fractional values in 1 of 3 rows"),
         (GammaLikelihood(), [0.0, -1.0, 1.0], "zero or negative values in 2 of 3 rows"),
         (BinomialLikelihood(), [0.0, 2.0, 1.0], "more successes than trials in 1 of 3 rows.*pass trials="),
-        (OrdinalLikelihood(3), [0.0, 3.0, 1.5], "something else than a class 0, ..., 2 in 2 of 3 rows"),
-        (QuantileLikelihood(), [0.0, float("nan"), 1.0], "NaN in 1 of 3 rows.*gpytorch_gam.data.missing_responses"),
+        (
+            OrdinalLikelihood(3),
+            [0.0, 3.0, 1.5],
+            "values that are no classes in 2 of 3 rows .*: classes are the integers 0 to 2",
+        ),
+        (QuantileLikelihood(), [0.0, float("nan"), 1.0], "NaN in 1 of 3 rows.*gpytorch_gam.data.drop_missing"),
         (QuantileLikelihood(), [0.0, float("inf"), 1.0], "infinity in 1 of 3 rows"),
-        (PoissonLikelihood(), [0.0, float("nan"), 1.0], "NaN in 1 of 3 rows.*gpytorch_gam.data.missing_responses"),
+        (PoissonLikelihood(), [0.0, float("nan"), 1.0], "NaN in 1 of 3 rows.*gpytorch_gam.data.drop_missing"),
     ],
 )
 def test_impossible_responses_are_counted(likelihood: gpytorch.likelihoods.Likelihood, y: list, message: str) -> None:

@@ -26,8 +26,8 @@ from gpytorch_gam._checks import did_you_mean
 from gpytorch_gam.data import RowDataset
 from gpytorch_gam.data.streamed_batches import StreamedBatches
 from gpytorch_gam.likelihoods import RowwiseLikelihood
-from gpytorch_gam.likelihoods.poisson_likelihood import refuse_non_counts
-from gpytorch_gam.likelihoods.row_arguments import refuse_rows, row_arguments
+from gpytorch_gam.likelihoods.response_checks import refuse_non_counts, refuse_rows
+from gpytorch_gam.likelihoods.row_arguments import RowArguments
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 
 # Of GPyTorch's likelihoods, which do not say how many predictors they take, those that take one.
@@ -183,18 +183,15 @@ def check_row_arguments(likelihood: Likelihood, names: Collection[str]) -> None:
         )
     if not names:
         return
-    inner, own = unwrapped(likelihood), ("offset", "weights")
-    read, owner = row_arguments(inner), type(inner).__name__
-    if inner is not likelihood:
-        read, owner = read.and_also(*own), f"{type(likelihood).__name__} of {owner}"
+    read, own = RowArguments.read_by(likelihood), ("offset", "weights")
     try:
-        read.refuse_others(owner, names)
+        read.refuse_others(names)
     except TypeError as error:
         wrappable = [name for name in names if name not in read.names and (name in own or did_you_mean(name, own))]
-        if inner is likelihood and "weights" not in read.names and wrappable:
+        if "weights" not in read.names and wrappable:
             raise TypeError(
-                f"{owner} does not read {', '.join(name + did_you_mean(name, own) for name in wrappable)}: wrap it, "
-                f"RowwiseLikelihood({owner}(...)), which reads offset and weights"
+                f"{read.owner} does not read {', '.join(name + did_you_mean(name, own) for name in wrappable)}: wrap "
+                f"it, RowwiseLikelihood({read.owner}(...)), which reads offset and weights"
             ) from error
         raise
 

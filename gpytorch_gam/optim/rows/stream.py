@@ -96,7 +96,7 @@ class DataStream(WeightedFeatures):
             if missing.any():
                 raise ValueError(
                     f"y has NaN or infinity in {int(missing.sum())} of {len(missing)} rows: leave these rows out, as "
-                    "gpytorch_gam.data.missing_responses does"
+                    "gpytorch_gam.data.drop_missing does"
                 ) from error
             raise
         gradients, curvatures = found.gradients, found.curvatures

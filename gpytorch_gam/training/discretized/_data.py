@@ -15,7 +15,7 @@ from torch import Tensor
 from gpytorch_gam.likelihoods import RowwiseLikelihood
 from gpytorch_gam.likelihoods.expected_gradients import ExpectedGradients, expected_gradients
 from gpytorch_gam.likelihoods.one_predictor_likelihood import OnePredictorLikelihood
-from gpytorch_gam.likelihoods.row_arguments import row_vector
+from gpytorch_gam.likelihoods.row_argument import OFFSET, WEIGHTS
 from gpytorch_gam.optim.rows.likelihood_check import check_row_arguments
 from gpytorch_gam.optim.rows.stream import checked_rows
 from gpytorch_gam.variational import AdditiveVariationalStrategy
@@ -279,9 +279,9 @@ def _taken_apart(
     taken: dict[str, Tensor] = {}
     arguments, like = dict(given), y.detach().double()
     if isinstance(likelihood, RowwiseLikelihood | OnePredictorLikelihood):  # those of others may mean anything
-        for name in ("offset", "weights"):
-            vector = row_vector(name, arguments.pop(name, None), like, nonnegative=name == "weights")
-            taken |= {} if vector is None else {name: vector.expand(y.shape)}
+        for argument in (OFFSET, WEIGHTS):
+            value = arguments.pop(argument.name, None)
+            taken |= {} if value is None else {argument.name: argument.read(value, like).expand(y.shape)}
     if mean is not None:
         taken["offset"] = mean.double() + taken.get("offset", 0.0)
     return taken, arguments
