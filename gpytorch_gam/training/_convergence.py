@@ -16,16 +16,16 @@ from gpytorch_gam.numerics.blocks import split_groups
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 from gpytorch_gam.warnings import ConvergenceWarning
 
-# A gain is open where so many nats are to be had from changes of hyperparameters by this share or more.
+# Smallest gain that is warned of, and smallest relative change of a hyperparameter whose gain counts.
 _NOTABLE_NATS, _NOTABLE_CHANGE = 2.0, 0.1
 
-# The gradient is no guide further than this, on the logarithmic scale.
+# Longest step for which the gradient is taken for a guide, on the logarithmic scale.
 _REACH = 1.0
 
 # Least curvature of the bound in the logarithm of a hyperparameter of the kernels.
 _LEAST_CURVATURE = 0.5
 
-# Steps of an epoch from whose spread something can be learnt.
+# Smallest number of steps of an epoch from whose spread something can be learnt.
 _LEAST_STEPS = 5
 
 # Relative slope of a parameter's constraint below which the parameter stands at its end.

@@ -14,10 +14,11 @@ from gpytorch_gam.optim.rows.stream import Rows
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 from gpytorch_gam.variational.forward_recorder import ForwardRecorder, Recorded
 
-# Passes before a recording: libraries allocate workspaces and choose algorithms in the first ones.
+# Number of passes before a recording: libraries allocate workspaces and choose algorithms in the first ones.
 _NUM_WARM_UPS = 3
 
-# Shapes of batches that are recorded; others, such as an epoch's last, are few or come without end.
+# Number of batch shapes to record; further ones run eagerly (a short last batch is rare, and ever-changing shapes would
+# never be replayed).
 _MAX_RECORDINGS = 2
 
 

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 # Those whose expectations are no random samples, so that a line search makes sense.
 _DETERMINISTIC = (PredictorLikelihood, _GaussianLikelihoodBase, _OneDimensionalLikelihood)
 
-# Nats that a step promises at least, and the number of steps.
+# Smallest predicted gain of a step in nats, and largest number of steps.
 _GAIN, _MAX_STEPS = 0.1, 40
 
-# What a row says of a parameter, as the curvature of its log-likelihood, to begin with: little, as of tails.
+# Assumed curvature of the log-likelihood of a row at the start: little, as rows have little information on tails.
 _CURVATURE = 0.02
 
 

@@ -24,15 +24,17 @@ from .polishing import polish
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-# Nats that a step of the hyperparameters promises at least, those that one of the posterior brings, and their numbers.
+# Smallest predicted gain of a step of the hyperparameters, smallest gain of one of the posterior, and largest numbers
+# of both.
 _GAIN, _POSTERIOR_GAIN = 0.1, 0.01
 _MAX_STEPS, _MAX_PASSES = 60, 10
 
-# Searches, each with what was learnt of the curvature forgotten, and the nats that one brings to have another.
+# Largest number of searches, each with what was learnt of the curvature forgotten, and gain of one that is worth
+# another.
 _MAX_ROUNDS, _ROUND_GAIN = 4, 0.5
 
-# Minus the second derivative of the bound to begin with: of a hyperparameter that is neither the kernels' nor the
-# likelihood's, and for each row of a parameter of the likelihood, some of which rows say little of.
+# Minus the second derivative of the bound at the start, in a hyperparameter that is neither the kernels' nor the
+# likelihood's, and for each row in a parameter of the likelihood, on some of which rows have little information.
 _CURVATURE, _LEAST_INFORMATION = 0.2, 0.02
 
 

@@ -12,17 +12,17 @@ from torch import Tensor
 
 from gpytorch_gam.parameters.log_scale import Coordinates
 
-# Largest change of a coordinate in a step, and as long as little is known of the curvature.
+# Largest change of a coordinate in a step, and in a first one, when the curvature is not known yet.
 _LONGEST, _FIRST = 2.0, 0.5
 
-# Part of the gain that the slope promises which a step must bring, and the number of times that it is shortened.
+# Smallest gain of a step, as a part of what the slope promises, and largest number of times that it is shortened.
 _SUFFICIENT, _MAX_SHORTENINGS = 1e-4, 12
 
-# A step is doubled while the slope at its end is no smaller than this part of that at its start, up to such a change.
+# A step is doubled while the slope at its end is more than this part of that at its start, up to such a change.
 _STILL_STEEP, _LONGEST_STRETCH = 0.7, 4.0
 
-# Curvature along a step, relative to what was expected, below which all of it is taken to have fallen, by no more than
-# the second number at a time.
+# Curvature along a step, relative to the expected one, below which all curvatures are scaled down, and the smallest
+# factor by which they are at a time.
 _FALLEN, _LARGEST_FALL = 0.9, 0.1
 
 # Curvature along a step, relative to its length, below which it is rounding and not learnt from.

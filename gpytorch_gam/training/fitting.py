@@ -39,10 +39,10 @@ from .starting_values import null_model_of, start_from_null_model, units_of_mean
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-# Steps before the hyperparameters move, by default.
+# Number of steps before the hyperparameters move, by default.
 _NUM_HELD_BACK = 12
 
-# Rows times inducing variables up to which a fit ends with the hyperparameters at their optimum.
+# Number of rows times inducing variables up to which a fit ends with the hyperparameters at their optimum.
 _MAX_FEATURES = 2**20
 
 # Change of the ELBO over some epochs that is worth going on for, in nats.
@@ -51,14 +51,13 @@ _NOTABLE_NATS = 0.5
 # Median of the modulus of a standard normal variable.
 _MEDIAN_OF_NORMAL = 0.6745
 
-# Hyperparameters that a warning names.
+# Number of hyperparameters that a warning names.
 _NUM_NAMED = 3
 
-# Steps that are checked, unless the likelihood is Gaussian.
+# Number of steps that are checked, unless the likelihood is Gaussian.
 _NUM_CHECKED = 100
 
-
-# Rates above it change hyperparameters by factors of more than e in a step.
+# Largest usual rate of Adam: above it hyperparameters change by factors of more than e in a step.
 _LARGEST_RATE = 1.0
 
 
@@ -257,10 +256,8 @@ class _Loop:
 
     def start(self, batches: Iterable[Any], keeps_values: bool) -> None:
         """
-        Go to the starting values, and find the units in which hyperparameters are moved.
-
-        :param batches: Rows of this process.
-        :param keeps_values: Whether values stay as they are.
+        Go to the starting values, unless the present ones are kept, and find the units in which hyperparameters are
+        moved.
         """
         model, likelihood = self.mll.model, self.mll.likelihood
         strategy = model.variational_strategy
@@ -372,10 +369,8 @@ class _Loop:
 
     def converge(self, batches: Iterable[Any]) -> Maximum | None:
         """
-        Bring the hyperparameters of small data to where the bound is stationary.
-
-        :param batches: All of the data.
-        :return: None where the data are not small, or passes are not over the same rows.
+        Bring the hyperparameters of small data to where the bound is stationary; None where the data are not small, or
+        passes are not over the same rows.
         """
         model, likelihood = self.mll.model, self.mll.likelihood
         strategy = model.variational_strategy
@@ -411,11 +406,9 @@ def _default_held_back(batches: Iterable[Any], num_epochs: int) -> int:
 
 def _has_stalled(history: list[Epoch], patience: int) -> bool:
     """
-    Whether the smoothed ELBO has moved neither up nor down by more than its noise, nor by a notable number of nats. A
-    step of the hyperparameters that is too long makes it fall for a while.
-
-    :param history: Epochs in which the hyperparameters moved.
-    :param patience: Number of epochs to look back.
+    Whether the smoothed ELBO has moved neither up nor down by more than its noise, nor by a notable number of nats, in
+    so many epochs in which the hyperparameters moved. A step of the hyperparameters that is too long makes it fall for
+    a while.
     """
     if len(history) <= max(patience, 2):
         return False

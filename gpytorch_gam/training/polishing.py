@@ -44,10 +44,10 @@ from gpytorch_gam.variational import AdditiveVariationalStrategy
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-# A step is halved so often before it is given up: what is left is rounding.
+# Number of times that a step is halved before it is given up: what is left is rounding.
 _MAX_HALVINGS = 20
 
-# Nats that the bound may fall by rounding, relative to the sizes of its terms.
+# Largest fall of the bound, relative to the sizes of its terms, that counts as rounding.
 _ROUNDING = 1e-9
 
 
@@ -207,9 +207,8 @@ class _Polish:
 
     def _move(self, before: _Evaluation) -> tuple[_Evaluation, float] | None:
         """
-        One step, halved until the bound does not fall.
-
-        :return: What is seen after the step, and its size; None if there is no such step.
+        One step, halved until the bound does not fall: what is seen after it, and its size; None if there is no such
+        step.
         """
         lowest = before.bound - _ROUNDING * (abs(before.expected) + abs(before.bound))
         rate = 1.0
@@ -235,13 +234,9 @@ class _Polish:
 
 
 class _Steps(ABC):
-    """
-    How the posterior moves.
+    """How the posterior moves."""
 
-    :ivar state: the last accepted posterior.
-    """
-
-    state: Any
+    state: Any  # the last accepted posterior
 
     @abstractmethod
     def read(self, stream: DataStream) -> None:

@@ -24,10 +24,10 @@ from gpytorch_gam.warnings import InducingPointsWarning
 
 from ._row_count import number_of_rows
 
-# Rows that stand for all of them, from at most so many batches.
+# Number of rows that stand for all of them, and of batches that they come from at most.
 _NUM_ROWS, _NUM_BATCHES = 512, 8
 
-# Of the prior variance, in float64: what is missing is to be that of the points, not that of the model's jitter.
+# Jitter relative to the prior variance, in float64: the shortfall is that of the points, not of the model's jitter.
 _JITTER = 1e-9
 
 # Nats from which on there is a warning: half the effective dimension of a usual smooth effect, so that what is missing
@@ -89,14 +89,7 @@ def _shortfall_of_batches(
 def warn_of_few_points(
     model: gpytorch.models.ApproximateGP, likelihood: Likelihood, batches: Iterable[Any], num_data: int
 ) -> None:
-    """
-    Warn if components would gain notably from more inducing points.
-
-    :param model: See :func:`inducing_shortfall`.
-    :param likelihood: Likewise.
-    :param batches: Some of the data.
-    :param num_data: Number of rows of all the data.
-    """
+    """Warn if components would gain notably from more inducing points, judged by some of the batches."""
     found = _shortfall_of_batches(model.variational_strategy, likelihood, batches, num_data)
     notable = sorted((name for name, nats in found.items() if nats > _NOTABLE), key=lambda name: -found[name])
     if notable:

@@ -29,24 +29,25 @@ from gpytorch_gam.optim.rows.likelihood_check import (
 )
 from gpytorch_gam.parameters.initial_values import has_initial_value
 from gpytorch_gam.variational import AdditiveVariationalStrategy, BlockLowRankPrecisionVariationalDistribution
+from gpytorch_gam.variational.model_check import additive_strategy
 from gpytorch_gam.warnings import TrainingLoopWarning
 
 from ._response_sample import sampled_responses
 
-# The prior variance of the constant in float32, where variances are the prior's minus squares, is held below so many
-# times that of the effects.
+# Largest prior variance of the constant in float32, relative to that of the effects: variances are the prior's minus
+# squares.
 _WIDEST_IN_SINGLE_PRECISION = 1e4
 
-# GPyTorch rounds smaller variances up; so many times as much variance in the predictor leaves room for its posterior.
+# Smallest variance of the predictor, relative to the one up to which GPyTorch rounds: that leaves its posterior room.
 _ROOM_ABOVE_LEAST_VARIANCE = 1e3
 
-# The posterior of the constant begins with this part of the variance of the predictor.
+# Posterior variance of the constant at the start, as a share of the variance of the predictor.
 _SHARE_OF_VARIANCE = 0.01
 
-# Whitened means of a posterior that has learnt nothing are noise of a tenth of this.
+# Whitened means below this have learnt nothing: at the start they are noise of a tenth of it.
 _LEARNT_MEAN = 0.01
 
-# A mean of fewer standard deviations of the predictor is what standardising another part of the data leaves.
+# Smallest mean that is warned of, in standard deviations of the predictor: standardising by other rows leaves less.
 _NOTABLE_MEAN = 0.25
 
 # The lower bound that GPyTorch puts below noise, and this package below noise and scales, for responses that vary by 1.
@@ -90,11 +91,7 @@ def start_from_responses(model: gpytorch.models.ApproximateGP, likelihood: Likel
         >>> start_from_responses(model, likelihood, loader)
         >>> adam = torch.optim.Adam([*model.hyperparameters(), *likelihood.parameters()], lr=0.03)
     """
-    strategy = getattr(model, "variational_strategy", None)
-    if not isinstance(strategy, AdditiveVariationalStrategy):
-        raise TypeError(
-            f"model must have an AdditiveVariationalStrategy as its variational_strategy, got {type(strategy).__name__}"
-        )
+    strategy = additive_strategy(model)
     check_number_of_predictors(strategy, likelihood)
     check_named_arguments(likelihood, batches)
     if isinstance(batches, Iterator):
@@ -127,13 +124,13 @@ def null_model_of(
     processes: Processes | None = None,
 ) -> NullModel | None:
     """
-    The null model of the rows, as much as the mean modules leave.
+    The null model of the rows, as much as the mean modules leave; None if the likelihood is not known, or there is no
+    row.
 
-    :param strategy: Of the model.
-    :param likelihood: Of the data.
+    :param strategy: The strategy of the model.
+    :param likelihood: Its likelihood.
     :param batches: As for :func:`start_from_responses`.
-    :param processes: Whose rows count, each calling this with its own; default this one's alone.
-    :return: None if the likelihood is not known, or there is no row.
+    :param processes: Processes whose rows count, each calling this with its own; default this one alone.
     """
     sample = sampled_responses(strategy, likelihood, batches, processes or Processes(None))
     for responses in sample:  # batches were looked at one by one, and on the CPU alone
@@ -146,11 +143,8 @@ def null_model_of(
 @torch.no_grad()
 def start_from_null_model(strategy: AdditiveVariationalStrategy, likelihood: Likelihood, null: NullModel) -> NullModel:
     """
-    See :func:`start_from_responses`.
+    Set starting values as :func:`start_from_responses` does, for the null model that the mean modules leave.
 
-    :param strategy: Of the model.
-    :param likelihood: Of the data.
-    :param null: Of the likelihood, as much as the mean modules leave.
     :return: What is left to the constant components.
     """
     _warn_of_small_units(strategy, null)
@@ -171,9 +165,6 @@ def null_mean(strategy: AdditiveVariationalStrategy, null: NullModel) -> Tensor:
     """
     The mean of the whitened inducing variables at which the predictor is that of the null model, ``(Q,)`` in float64:
     zero but for the constant components.
-
-    :param strategy: Of the model.
-    :param null: Of the likelihood, as much as the mean modules leave.
     """
     predictor = strategy.predictor
     mean = torch.zeros(predictor.num_inducing_total, dtype=torch.float64, device=predictor.device)
@@ -183,12 +174,7 @@ def null_mean(strategy: AdditiveVariationalStrategy, null: NullModel) -> Tensor:
 
 
 def units_of_means(strategy: AdditiveVariationalStrategy, null: NullModel) -> dict[int, float]:
-    """
-    How much the predictor varies, by the ``id`` of the parameters of its mean modules that are in units of it.
-
-    :param strategy: Of the model.
-    :param null: Of the likelihood.
-    """
+    """How much the predictor varies, by the ``id`` of the parameters of its mean modules that are in units of it."""
     return {
         id(parameter): math.sqrt(variance)
         for module, variance in zip(_mean_modules(strategy), null.variance, strict=True)
@@ -323,11 +309,7 @@ def _start_constant(group: ComponentGroup, mean: float, variance: float) -> None
 
 
 def _scale_kernel(kernel: Kernel, factor: float) -> bool:
-    """
-    Multiply a kernel by a factor, in variances that nobody has chosen.
-
-    :return: Whether it has a variance at all.
-    """
+    """Multiply a kernel by a factor, in variances that nobody has chosen; whether it has a variance at all."""
     if isinstance(kernel, AdditiveKernel):
         return sum(_scale_kernel(part, factor) for part in kernel.kernels) > 0  # all of them
     if isinstance(kernel, ProductKernel):

@@ -21,26 +21,21 @@ from gpytorch_gam.components.additive_predictor import AdditivePredictor
 from gpytorch_gam.components.component_group import ComponentGroup
 from gpytorch_gam.kernels import ANOVAKernel, CentredKernel, LevelKernel, OrdinalKernel
 
-# Bins of a column that a component reads alone, of each of two that it reads together, and of each of more.
+# Largest number of bins of a column that a component reads alone, of each of two that it reads together, and of more.
 DEFAULT_MAX_BINS = (1000, 100, 25)
 
-# Rows that are looked at together for new values.
+# Number of rows in which new values are looked for at a time.
 _BLOCK_SIZE = 16384
 
-# Bins of a component that are looked at for errors of rounding.
+# Number of bins of a component at which errors of rounding are computed.
 _MAX_CHECKED = 128
 
-# Positions in the grid of a component's columns that a table of occurring combinations may have.
+# Largest grid of a component's columns, of which a table holds the combinations that occur.
 _MAX_GRID = 2**24
 
 
 class Phase(NamedTuple):
-    """
-    A column modulo a period: all that a periodic component sees of it.
-
-    :ivar column: Index of the column.
-    :ivar period: The period.
-    """
+    """A column modulo a period: all that a periodic component sees of it."""
 
     column: int
     period: float
@@ -51,24 +46,13 @@ Coordinate = int | Phase
 
 
 class Margin(NamedTuple):
-    """
-    The bins of one column.
+    """The bins of one column."""
 
-    :ivar values: ascending, ``(u,)``.
-    :ivar step: distance between values to which others are rounded; 0 if these are all the values that there are.
-    """
-
-    values: Tensor
-    step: float
+    values: Tensor  # ascending, (u,)
+    step: float  # between values to which others are rounded; 0 if these are all the values that there are
 
     def codes(self, column: Tensor, name: str) -> Tensor:
-        """
-        Index of the bin of each entry, in int32.
-
-        :param column: ``(n,)``.
-        :param name: For messages.
-        :raises ValueError: For entries out of range, or that are not among exact bins.
-        """
+        """Index of the bin of each entry ``(n,)``, in int32; an error for entries that no bin holds."""
         if not self.step:
             codes = torch.searchsorted(self.values, column.contiguous(), out_int32=True).clamp_(
                 max=len(self.values) - 1
@@ -84,14 +68,7 @@ class Margin(NamedTuple):
 
     @classmethod
     def regular(cls, low: float, high: float, number: int, like: Tensor) -> Margin:
-        """
-        Equidistant bins.
-
-        :param low: First value.
-        :param high: Last value.
-        :param number: Of values.
-        :param like: Gives dtype and device.
-        """
+        """So many equidistant bins, in the dtype of ``like``."""
         if number < 2:
             raise ValueError(f"max_bins must be at least 2 for columns that are rounded, got {number}")
         # In float64 first: the ends are the range itself, whatever the dtype.
@@ -156,8 +133,8 @@ class ColumnBins:
 
         :param x: Inputs ``(n, D)``.
         :param terms: Sets of columns that components read, or a predictor that has them; default each column alone.
-        :param max_bins: Of a column alone, of each of two columns that are read together, of each of three, and so
-            on; the last number holds for all further ones.
+        :param max_bins: Largest number of bins of a column alone, of each of two columns that are read together, of
+            each of three, and so on; the last number holds for all further ones.
         :raises ValueError: If there are no rows, NaN or infinity (missing values are not discretised), combinations of
             too many columns, or categories of a predictor's terms that would be rounded.
         :raises NotImplementedError: If a term reads categories together with a column that would be rounded.
@@ -183,11 +160,13 @@ class ColumnBins:
         """
         numbers = _validated_max_bins(max_bins)
         columns: list[tuple[Coordinate, ...]] | None = None
-        optional = _may_be_missing(terms)
+        groups = list(terms.groups) if isinstance(terms, AdditivePredictor) else []
+        given = [row for group in groups for row in _coordinates_of(group)] if groups else terms
+        optional = {c for group in groups if group.missing == "marginal" for c in group.columns.flatten().tolist()}
         summaries: dict[Coordinate, _ColumnSummary] = {}
         for batch in batches:
             x = _inputs_of(batch)
-            columns = _columns_of(terms, x) if columns is None else columns
+            columns = _columns_of(given, x) if columns is None else columns
             for column in dict.fromkeys(column for term in columns for column in term):
                 summary = summaries.setdefault(column, _ColumnSummary(max(numbers)))
                 summary.add(_read(x, column), _index(column), optional)
@@ -196,7 +175,7 @@ class ColumnBins:
         margins = [
             tuple(summaries[column].margin(_number_for(len(term), numbers)) for column in term) for term in columns
         ]
-        _refuse_rounded_categories(terms, columns, margins)
+        _refuse_rounded_categories(groups, dict(zip(columns, margins, strict=True)))
         occurring = _occurring(batches, columns, margins)
         ranges = {column: (summary.low, summary.high) for column, summary in summaries.items()}
         made = [
@@ -278,12 +257,7 @@ class ColumnBins:
         cache: dict[tuple[Coordinate, int, float], Tensor] = {}
         codes = []
         for term in self._terms.values():
-            position = torch.zeros(len(x), dtype=torch.int32, device=x.device)
-            for column, margin in zip(term.columns, term.margins, strict=True):
-                key = (column, len(margin.values), margin.step)
-                if key not in cache:
-                    cache[key] = margin.codes(_read(x, column), f"column {_index(column)}")
-                position = position * len(margin.values) + cache[key]
+            position = _position_in_grid(x, term.columns, term.margins, cache)
             if term.positions is not None:
                 position = term.positions[position]
                 if (position < 0).any():
@@ -317,16 +291,17 @@ class ColumnBins:
     @torch.no_grad()
     def max_error(self, predictor: AdditivePredictor) -> dict[str, float]:
         r"""
-        What rounding can do to each component: the prior standard deviation of :math:`f_c(\mathbf x) - f_c(\ell)`, with
+        Largest rounding error of each component: the prior standard deviation of :math:`f_c(\mathbf x) - f_c(\ell)`,
+        with
         :math:`\mathbf x` half a step from its bin :math:`\ell` in every rounded column and :math:`\ell` where that is
         largest, relative to the largest prior standard deviation of :math:`f_c` at the bins,
 
         .. math::
             \sqrt{\max_\ell \big( k_c(\mathbf x, \mathbf x) + k_c(\ell, \ell) - 2 k_c(\mathbf x, \ell) \big)} .
 
-        It is 0 where bins are exact. Of a component with more than 128 bins, so many are looked at. Of rows that
-        fill the intervals evenly, errors of opposite sign cancel in sums over the data, so fits lose far less, in
-        proportion to the square of the step.
+        It is 0 where bins are exact, and computed at no more than 128 bins of a component. Where rows fill the
+        intervals evenly, errors of opposite sign cancel in sums over the data, so fits lose far less, in proportion to
+        the square of the step.
 
         :param predictor: Components whose columns have bins, without multipliers taken into account.
         :return: For each component, by name.
@@ -452,14 +427,9 @@ def _inputs_of(batch: Tensor | Sequence[Tensor]) -> Tensor:
     return x.detach()
 
 
-def _columns_of(
-    terms: AdditivePredictor | Sequence[Sequence[Coordinate]] | None, x: Tensor
-) -> list[tuple[Coordinate, ...]]:
+def _columns_of(terms: Sequence[Sequence[Coordinate]] | None, x: Tensor) -> list[tuple[Coordinate, ...]]:
     """The distinct sets of coordinates, in order."""
-    if terms is None:
-        terms = [[column] for column in range(x.shape[-1])]
-    elif isinstance(terms, AdditivePredictor):
-        terms = [coordinates for group in terms.groups for coordinates in _coordinates_of(group)]
+    terms = [[column] for column in range(x.shape[-1])] if terms is None else terms
     found = list(dict.fromkeys(tuple(columns) for columns in terms))
     beyond = [columns for columns in found if any(not 0 <= _index(column) < x.shape[-1] for column in columns)]
     if beyond:
@@ -467,26 +437,15 @@ def _columns_of(
     return found
 
 
-def _may_be_missing(terms: AdditivePredictor | Sequence[Sequence[Coordinate]] | None) -> set[int]:
-    """Columns that some component takes with missing values."""
-    groups = terms.groups if isinstance(terms, AdditivePredictor) else []
-    return {column for group in groups if group.missing == "marginal" for column in group.columns.flatten().tolist()}
-
-
 def _refuse_rounded_categories(
-    terms: AdditivePredictor | Sequence[Sequence[Coordinate]] | None,
-    columns: list[tuple[Coordinate, ...]],
-    margins: list[tuple[Margin, ...]],
+    groups: Sequence[ComponentGroup], margins: dict[tuple[Coordinate, ...], tuple[Margin, ...]]
 ) -> None:
     """Between the levels of a category there is nothing: their columns must not be rounded, or interpolated."""
-    margins_of = dict(zip(columns, margins, strict=True))
-    for group in terms.groups if isinstance(terms, AdditivePredictor) else []:
-        positions = _category_positions(group.kernel, list(range(group.input_dim)))
-        coordinates = _coordinates_of(group)
-        for name, row, read in zip(group.names, group.columns.tolist(), coordinates, strict=True):
-            is_category = [index in positions or column in group.levels for index, column in enumerate(row)]
-            rounded = [column for column, margin in zip(row, margins_of[read], strict=True) if margin.step]
-            categories = [column for column, is_one in zip(row, is_category, strict=True) if is_one]
+    for group in groups:
+        positions = _category_positions(group)
+        for name, row, read in zip(group.names, group.columns.tolist(), _coordinates_of(group), strict=True):
+            categories = [column for index, column in enumerate(row) if index in positions or column in group.levels]
+            rounded = [column for column, margin in zip(row, margins[read], strict=True) if margin.step]
             if set(rounded) & set(categories):
                 raise ValueError(
                     f"component {name!r} reads categories in columns {categories}, which have more distinct values "
@@ -499,14 +458,10 @@ def _refuse_rounded_categories(
                 )
 
 
-def _category_positions(kernel: Kernel, positions: list[int]) -> set[int]:
-    """Which of a component's columns hold categories for its kernel."""
-    return {
-        position
-        for leaf, read in _leaves(kernel, positions)
-        if isinstance(leaf, LevelKernel | OrdinalKernel)
-        for position in read
-    }
+def _category_positions(group: ComponentGroup) -> set[int]:
+    """Which of its components' columns hold categories for the kernel."""
+    leaves = _leaves(group.kernel, list(range(group.input_dim)))
+    return {position for leaf, read in leaves if isinstance(leaf, LevelKernel | OrdinalKernel) for position in read}
 
 
 def _leaves(kernel: Kernel, positions: list[int]) -> Iterator[tuple[Kernel, list[int]]]:
@@ -526,15 +481,14 @@ def _leaves(kernel: Kernel, positions: list[int]) -> Iterator[tuple[Kernel, list
 
 def _coordinates_of(group: ComponentGroup) -> list[tuple[Coordinate, ...]]:
     """What each component of a group sees of its columns."""
-    sets = group.columns.tolist()
-    periods = [_periods(group, position) for position in range(group.input_dim)]
-    return [
-        tuple(
-            column if period is None else Phase(column, period)
-            for column, period in zip(columns, (of_all[index] for of_all in periods), strict=True)
+    by_column = [_periods(group, position) for position in range(group.input_dim)]
+    found = []
+    for index, columns in enumerate(group.columns.tolist()):
+        periods = [periods[index] for periods in by_column]
+        found.append(
+            tuple(c if period is None else Phase(c, period) for c, period in zip(columns, periods, strict=True))
         )
-        for index, columns in enumerate(sets)
-    ]
+    return found
 
 
 def _periods(group: ComponentGroup, position: int) -> list[float] | list[None]:
@@ -582,24 +536,29 @@ def _occurring(
     }
     if seen:
         for batch in batches:
-            _mark(_inputs_of(batch), columns, margins, seen)
+            for rows in _inputs_of(batch).split(_BLOCK_SIZE):
+                for index, marks in seen.items():
+                    if not marks.all():
+                        marks[_position_in_grid(rows, columns[index], margins[index], {})] = True
         if not all(marks.any() for marks in seen.values()):
             raise ValueError("batches can be gone through only once: pass a DataLoader or a list, not a generator")
     return [seen.get(index) for index in range(len(columns))]
 
 
-def _mark(
-    x: Tensor, columns: list[tuple[Coordinate, ...]], margins: list[tuple[Margin, ...]], seen: dict[int, Tensor]
-) -> None:
-    """Mark the combinations of these rows as seen."""
-    for index, marks in seen.items():
-        for rows in x.split(_BLOCK_SIZE):
-            if marks.all():
-                break
-            position = torch.zeros(len(rows), dtype=torch.int32, device=x.device)
-            for column, margin in zip(columns[index], margins[index], strict=True):
-                position = position * len(margin.values) + margin.codes(_read(rows, column), f"column {_index(column)}")
-            marks[position] = True
+def _position_in_grid(
+    x: Tensor,
+    columns: tuple[Coordinate, ...],
+    margins: tuple[Margin, ...],
+    cache: dict[tuple[Coordinate, int, float], Tensor],
+) -> Tensor:
+    """Where the rows are in the grid of the margins of some columns, in int32."""
+    position = torch.zeros(len(x), dtype=torch.int32, device=x.device)
+    for column, margin in zip(columns, margins, strict=True):
+        key = (column, len(margin.values), margin.step)
+        if key not in cache:
+            cache[key] = margin.codes(_read(x, column), f"column {_index(column)}")
+        position = position * len(margin.values) + cache[key]
+    return position
 
 
 def _combinations(margins: tuple[Margin, ...], seen: Tensor | None) -> tuple[Tensor, Tensor | None]:
