@@ -31,8 +31,7 @@ class Outputs(NamedTuple):
 
 
 class _Recording(NamedTuple):
-    x: Tensor
-    y: Tensor
+    rows: Rows  # the memory that is read
     outputs: Outputs
     replay: Callable[[], Any]
 
@@ -56,61 +55,55 @@ class GraphedStep:
         _require_cuda(self._strategy.predictor.device)
         self._recordings: dict[Any, _Recording] = {}
 
-    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
-        """
-        Minus the objective, for inputs ``(b, D)`` and responses ``(b)``; gradients are in the parameters, and the
-        forward is recorded for an attached optimiser.
-        """
+    def __call__(self, rows: Rows) -> Tensor:
+        """Minus the objective; gradients are in the parameters, and the forward is recorded for an optimiser."""
         parameters = [parameter for parameter in self._objective.parameters() if parameter.requires_grad]
         identities = tuple(map(id, parameters))
         self._recordings = {key: value for key, value in self._recordings.items() if key[0] == identities}
-        key = (identities, x.shape, y.shape, y.dtype)
+        key = (identities, *((name, part.shape, part.dtype) for name, part in _parts(rows)))
         if key not in self._recordings:
             if len(self._recordings) == _MAX_RECORDINGS:
-                return self._evaluate(parameters, x, y)
+                return self._evaluate(parameters, rows)
             self._strategy._initialize_once()
             self._strategy._prepare_posterior()
-            self._recordings[key] = self._record(parameters, x, y)
-        return self._replay(self._recordings[key], parameters, x, y)
+            self._recordings[key] = self._record(parameters, rows)
+        return self._replay(self._recordings[key], parameters, rows)
 
-    def evaluate_rows(self, rows: Rows) -> Tensor:
-        """The same for checked rows, which must have no arguments of the likelihood."""
-        if rows.row_arguments:
-            raise NotImplementedError(
-                f"cuda_graph=True takes no row-wise arguments of the likelihood, got {sorted(rows.row_arguments)}: "
-                "leave out cuda_graph"
-            )
-        return self(rows.x, rows.y)
-
-    def _evaluate(self, parameters: list[Any], x: Tensor, y: Tensor) -> Tensor:
+    def _evaluate(self, parameters: list[Any], rows: Rows) -> Tensor:
         for parameter in parameters:
             parameter.grad = None
-        loss = -self._objective(self._objective.model(x), y)
+        loss = -self._objective(self._objective.model(rows.x), rows.y, **rows.row_arguments)
         loss.backward()
         return loss.detach()
 
-    def _record(self, parameters: list[Any], x: Tensor, y: Tensor) -> _Recording:
-        x, y, recorder = x.clone(), y.clone(), ForwardRecorder()
+    def _record(self, parameters: list[Any], rows: Rows) -> _Recording:
+        by_name = {name: value.clone() for name, value in rows.row_arguments.items()}
+        memory, recorder = Rows(rows.x.clone(), rows.y.clone(), by_name), ForwardRecorder()
 
         def evaluate() -> Outputs:
             with _recorded_by(self._strategy, recorder), _without_waiting():
-                loss = self._evaluate(parameters, x, y)
+                loss = self._evaluate(parameters, memory)
             return Outputs(loss, [parameter.grad for parameter in parameters], recorder.take())
 
-        with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
+        with torch.cuda.device(rows.x.device) if rows.x.is_cuda else nullcontext():
             outputs, replay = record_graph(evaluate)
-        return _Recording(x, y, outputs, replay)
+        return _Recording(memory, outputs, replay)
 
-    def _replay(self, recording: _Recording, parameters: list[Any], x: Tensor, y: Tensor) -> Tensor:
+    def _replay(self, recording: _Recording, parameters: list[Any], rows: Rows) -> Tensor:
         self._strategy._prepare_posterior()  # reads values, which a graph cannot
-        recording.x.copy_(x)
-        recording.y.copy_(y)
+        for (_, memory), (_, part) in zip(_parts(recording.rows), _parts(rows), strict=True):
+            memory.copy_(part)
         recording.replay()
         for parameter, gradient in zip(parameters, recording.outputs.gradients, strict=True):
             parameter.grad = gradient
         if self._strategy._recorder is not None:
             self._strategy._recorder.put(recording.outputs.recorded)  # gradients are replaced, too
         return recording.outputs.loss.clone()
+
+
+def _parts(rows: Rows) -> list[tuple[str, Tensor]]:
+    """All tensors of a batch with their names, row-wise arguments in the order of the alphabet."""
+    return [("x", rows.x), ("y", rows.y), *sorted(rows.row_arguments.items())]
 
 
 def _require_cuda(device: torch.device) -> None:

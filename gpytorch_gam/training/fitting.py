@@ -240,7 +240,7 @@ class _Loop:
         self.mll = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=num_data)
         if cuda_graph and process_group is not None:
             raise ValueError("cuda_graph=True is for one process: leave out process_group, or the graph")
-        self.evaluate = GraphedStep(self.mll).evaluate_rows if cuda_graph else self._evaluate
+        self.evaluate = GraphedStep(self.mll) if cuda_graph else self._evaluate
         self.natural = NaturalGradient(model, num_data=num_data, warm_start=warm_start, process_group=process_group)
         self.process_group, self.processes = process_group, Processes(process_group)
         self.hyperparameters = [p for p in (*model.hyperparameters(), *likelihood.parameters()) if p.requires_grad]

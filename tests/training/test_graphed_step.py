@@ -13,7 +13,9 @@ from torch import Tensor
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
 from gpytorch_gam.components import regular_grid
+from gpytorch_gam.likelihoods import RowwiseLikelihood
 from gpytorch_gam.optim import NaturalGradient
+from gpytorch_gam.optim.rows.stream import Rows
 from gpytorch_gam.terms import constant
 from gpytorch_gam.training import _graphed_step, fit
 from gpytorch_gam.training._graphed_step import GraphedStep, Outputs
@@ -74,7 +76,7 @@ def test_training_equals_eager_training(num_recordings: list[int]) -> None:
         for index in range(12):
             rows = slice(0, 20) if index % 4 else slice(20, 53)  # two shapes
             if step is not None:
-                loss = step(x[rows], y[rows])
+                loss = step(Rows(x[rows], y[rows], {}))
             else:
                 adam.zero_grad()
                 loss = -objective(objective.model(x[rows]), y[rows])
@@ -93,14 +95,14 @@ def test_other_shapes_run_eagerly_and_replaced_parameters_are_recorded_anew(num_
     objective, x = make_objective().train(), torch.rand(60, 2).double()
     step = GraphedStep(objective)
     for size in (10, 20, 30, 40, 10, 20):
-        loss = step(x[:size], x[:size, 0])
+        loss = step(Rows(x[:size], x[:size, 0], {}))
         objective.zero_grad()
         expected = -objective(objective.model(x[:size]), x[:size, 0])
         torch.testing.assert_close(loss, expected.detach())
     assert len(num_recordings) == 2
     q = objective.model.variational_strategy._variational_distribution
     q.resize(4)
-    step(x[:10], x[:10, 0])
+    step(Rows(x[:10], x[:10, 0], {}))
     assert len(num_recordings) == 3
     assert all(parameter.grad is not None for parameter in objective.parameters())
 
@@ -112,19 +114,36 @@ def test_checks_are_off_while_recording_only() -> None:
     assert torch.distributions.Distribution._validate_args == before and gpytorch.settings.debug.on()
 
 
-def test_fit_with_recorded_steps_equals_fit(num_recordings: list[int]) -> None:
+@pytest.mark.parametrize("names", [(), ("weights", "offset")])
+def test_fit_with_recorded_steps_equals_fit(num_recordings: list[int], names: tuple[str, ...]) -> None:
     x = torch.rand(60, 2).double()
-    batches = [(x[rows], torch.sin(6 * x[rows, 0])) for rows in (slice(0, 25), slice(25, 50), slice(50, 60))]
+    arguments = {name: 0.5 + torch.rand(60).double() for name in names}
+    batches = [
+        (x[rows], torch.sin(6 * x[rows, 0]), {name: value[rows] for name, value in arguments.items()})
+        for rows in (slice(0, 25), slice(25, 50), slice(50, 60))
+    ]
     objectives = [make_objective()]
     objectives.append(copy.deepcopy(objectives[0]))
     histories = []
     for objective, cuda_graph in zip(objectives, (False, True), strict=True):
         torch.manual_seed(1)
-        histories.append(fit(objective.model, objective.likelihood, batches, 60, num_epochs=8, cuda_graph=cuda_graph))
+        likelihood = RowwiseLikelihood(objective.likelihood)
+        histories.append(fit(objective.model, likelihood, batches, 60, num_epochs=8, cuda_graph=cuda_graph))
     assert len(num_recordings) == 2
     torch.testing.assert_close(*(torch.tensor([epoch.elbo for epoch in history]) for history in histories))
     for left, right in zip(objectives[0].parameters(), objectives[1].parameters(), strict=True):
         torch.testing.assert_close(left, right)
+
+
+def test_batches_of_other_arguments_are_recorded_apart(num_recordings: list[int]) -> None:
+    objective, x = make_objective().train(), torch.rand(10, 2).double()
+    objective.likelihood = RowwiseLikelihood(objective.likelihood)
+    step = GraphedStep(objective)
+    for arguments in ({}, {"weights": torch.rand(10).double()}, {"weights": torch.rand(10).double()}):
+        loss = step(Rows(x, x[:, 0], arguments))
+        expected = -objective(objective.model(x), x[:, 0], **arguments)
+        torch.testing.assert_close(loss, expected.detach())
+    assert len(num_recordings) == 2
 
 
 def test_fit_refuses_graphs_on_a_cpu() -> None:
