@@ -10,7 +10,7 @@ from gpytorch.constraints import Interval
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel
 from torch import Tensor
 
-from ._batch_shapes import batch_index, batch_sizes
+from .batch_shapes import batch_index, batch_sizes
 
 
 class _BoundedLengthscale(Kernel):

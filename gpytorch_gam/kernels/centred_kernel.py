@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gpytorch_gam import _checks as checks
 
-from ._batch_shapes import batch_index, batch_sizes, check_call, index_kernel, resize_for_state
+from .batch_shapes import batch_index, batch_sizes, index_kernel, resize_for_state
 from .level_kernel import result_dtype
 from .measures.measure import as_parameter
 

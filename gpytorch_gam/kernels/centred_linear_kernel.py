@@ -9,7 +9,7 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from ._batch_shapes import batch_index, batch_sizes
+from .batch_shapes import batch_index, batch_sizes
 from .level_kernel import one_column, result_dtype
 from .measures.measure import as_parameter, broadcast_parameters
 

@@ -10,7 +10,7 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from ._batch_shapes import batch_index, batch_sizes, keywords_of_kernels
+from .batch_shapes import batch_index, batch_sizes
 from .level_kernel import LARGEST_CODE, level_column, result_dtype, same_level
 from .measures.measure import as_parameter
 

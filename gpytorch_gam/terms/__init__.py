@@ -1,22 +1,32 @@
 """
 The terms of a generalized additive model, as functions that make groups of components.
 
-A term that takes several columns makes a component of each, and has ``names=``: one a component (the name of a single
-one may stand alone). A term that makes one component has ``name=``. Where an effect may have mean zero or not, the
-switch is ``centred=``, and the distribution of its input ``measure=``.
+A term that takes several columns makes a component of each, and has ``names=``; a term that makes one component has
+``name=``. Where an effect may have mean zero or not, the switch is ``centred=``, and the distribution of its input
+``measure=``. These parameters mean the same everywhere:
+
+* ``x``: training inputs ``(n, D)``, from whose finite values ranges are taken; not kept. Not needed with ``low`` and
+  ``high``, the ends of the range of all columns, or one a column.
+* ``kernel``: radial basis function, or Matern of smoothness 1/2, 3/2 or 5/2.
+* ``num_inducing``: number of inducing points of each component; ``learn_inducing_locations``: whether they are trained.
+* ``measure``: the :class:`~gpytorch_gam.kernels.Measure` under which centred effects have mean zero. Default: uniform
+  on the range, or on its bulk where the column has a long tail.
+* ``by``: column of a multiplier, or with ``levels`` of a category.
+* ``levels``: the levels of a category: :class:`~gpytorch_gam.components.Levels`, or anything that their ``of`` takes.
+* ``variance``: initial prior variance, which is trained. Default: one, until a fit puts that of the responses in its
+  place, see :func:`~gpytorch_gam.training.start_from_responses`.
+* ``names``: one name a component; that of a single component may stand alone. ``name``: that of the only component.
+* ``predictor``: which additive predictor of a multi-parameter likelihood the components belong to.
+* ``missing``: what a row with NaN in a column is: an error, or the prior, see
+  :class:`~gpytorch_gam.components.ComponentGroup`.
+* ``batch_shape``: batch shape of independent models, each with hyperparameters of its own.
+
+All raise TypeError or ValueError if an argument is not as described, or a column has no range.
 """
 
-from .constant_term import constant
-from .cyclic_term import cyclic
-from .factor_smooth_term import factor_smooth
-from .factor_term import factor
-from .interaction_term import interaction
-from .linear_term import linear
-from .ordinal_term import ordinal
-from .random_effect_term import random_effect
-from .smooth_term import smooth
-from .spatial_term import spatial
-from .tensor_term import tensor
+from .categorical import factor, factor_smooth, interaction, ordinal, random_effect
+from .constants import constant
+from .continuous import cyclic, linear, smooth, spatial, tensor
 
 __all__ = [
     "constant",

@@ -436,9 +436,7 @@ def test_terms_of_all_kinds_make_one_model() -> None:
         (lambda x: smooth(0), "smooth needs the training inputs x"),
         (lambda x: smooth(0, low=1.0), "smooth needs the training inputs x"),
         (lambda x: smooth([], x), "columns of smooth must be a column index"),
-        (lambda x: smooth("a", x), "columns of smooth must be a column index"),
         (lambda x: smooth(-1, x), "columns of smooth must be a column index"),
-        (lambda x: smooth(True, x), "columns of smooth must be a column index"),
         (lambda x: smooth([0, 9], x), "reads column 9, but x has 6 columns"),
         (lambda x: smooth([0, 4], x), r"column 4 of x has the value 2 in all rows: smooth"),
         (lambda x: smooth([0, 5], x), "column 5 of x has no finite value"),
@@ -448,7 +446,6 @@ def test_terms_of_all_kinds_make_one_model() -> None:
         (lambda x: smooth([0, 1], low=[0, 0, 0], high=1), r"low of smooth must be one number, or one for each of"),
         (lambda x: smooth(0, low=math.nan, high=1), "low of smooth must be finite"),
         (lambda x: smooth(0, x, num_inducing=1), "num_inducing of smooth must be an integer of at least 2"),
-        (lambda x: smooth(0, x, num_inducing=2.5), "num_inducing of smooth must be an integer"),
         (lambda x: smooth(0, x, kernel="cubic"), r"kernel of smooth must be one of \['rbf', 'matern12'"),
         (lambda x: smooth(0, x, centred=False, measure=Uniform(0, 1)), "has a measure, but is not centred"),
         (lambda x: smooth(0, x, levels=3), "has levels but no by"),
@@ -477,7 +474,6 @@ def test_terms_of_all_kinds_make_one_model() -> None:
         (lambda x: cyclic(0, 0.0), "period of cyclic must be positive"),
         (lambda x: cyclic([0, 1], [24.0, math.inf]), "period of cyclic must be finite"),
         (lambda x: random_effect(3, 0), "levels must be at least 1"),
-        (lambda x: random_effect([3], 2), "column of random_effect must be a column index"),
         (lambda x: random_effect(3, 2, variance=math.inf), "variance of random_effect must be positive and finite"),
         (lambda x: factor(3, ["Oslo"]), r"factor of column 3 has the single level \['Oslo'\]"),
         (lambda x: ordinal(3, 1), "ordinal of column 3 has the single level"),
@@ -496,3 +492,58 @@ def test_errors_name_the_argument_and_the_column(make: Callable[[Tensor], Compon
     x = torch.cat([x, torch.full((len(x), 1), 2.0), torch.full((len(x), 1), math.nan)], -1)
     with pytest.raises(ValueError, match=message):
         make(x)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda x: smooth("a", x), "columns of smooth must be a column index"),
+        (lambda x: smooth(True, x), "columns of smooth must be a column index"),
+        (lambda x: smooth(0, x, num_inducing=2.5), "num_inducing of smooth must be an integer"),
+        (lambda x: smooth(0, x, variance="wide"), "variance of smooth must be a number"),
+        (
+            lambda x: factor_smooth(0, 3, 2, x, centred=True, measure="uniform"),
+            "measure of factor_smooth must be a Mea",
+        ),
+        (lambda x: tensor((0, 1), x, measure=[Uniform(0, 1), 3]), "measure of tensor must be a Measure"),
+        (lambda x: random_effect([3], 2), "column of random_effect must be a column index"),
+        (lambda x: factor(3, 2, name=["site"]), "name of factor must be a string"),
+        (lambda x: cyclic(0, 1.0, batch_shape=2), "batch_shape of cyclic must be a torch.Size"),
+    ],
+)
+def test_arguments_of_a_wrong_kind_are_type_errors(make: Callable[[Tensor], ComponentGroup], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        make(inputs())
+
+
+BATCHED: dict[str, Callable[..., ComponentGroup]] = {
+    "smooth": lambda x, **options: smooth([0, 1], x, **options),
+    "smooth by levels": lambda x, **options: smooth(0, x, by=3, levels=SITES, kernel="matern32", **options),
+    "cyclic": lambda x, **options: cyclic([0, 1], [1.0, 24.0], **options),
+    "linear": lambda x, **options: linear([0, 1], x, **options),
+    "tensor": lambda x, **options: tensor([(0, 1), (1, 2)], x, num_inducing=3, **options),
+    "spatial": lambda x, **options: spatial((0, 1), x, num_inducing=5, **options),
+    "factor": lambda x, **options: factor(3, SITES, **options),
+    "ordinal": lambda x, **options: ordinal(3, SITES, **options),
+    "random effect": lambda x, **options: random_effect(3, SITES, by=0, **options),
+    "factor smooth": lambda x, **options: factor_smooth(0, 3, SITES, x, num_inducing=4, **options),
+    "interaction": lambda x, **options: interaction(0, 3, SITES, x, num_inducing=4, **options),
+    "constant": lambda x, **options: constant(**options),
+}
+
+
+@pytest.mark.parametrize("term", BATCHED)
+def test_a_batch_of_models_has_hyperparameters_of_its_own(term: str) -> None:
+    x = inputs(dtype=torch.float64)
+    single, batch = BATCHED[term](x).double(), BATCHED[term](x, batch_shape=(2,)).double()
+    assert batch.batch_shape == (2,) and batch.names == single.names and batch.block_shape == single.block_shape
+    expected = single.cross_covariance(x)
+    torch.testing.assert_close(batch.cross_covariance(x), expected.expand(2, *expected.shape))
+    torch.testing.assert_close(batch.prior_covariance(x).to_dense()[1], single.prior_covariance(x).to_dense())
+    first, *_ = (parameter for parameter in batch.parameters() if parameter.requires_grad or term == "factor")
+    with torch.no_grad():
+        first[0] += 1.0  # of the first model alone
+    changed = batch.cross_covariance(x)
+    assert not torch.allclose(changed[0], expected) and torch.allclose(changed[1], expected)
+    batch.load_state_dict(BATCHED[term](x, batch_shape=(2,)).double().state_dict())
+    torch.testing.assert_close(batch.cross_covariance(x)[0], expected)

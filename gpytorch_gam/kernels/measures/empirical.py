@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._batch_shapes import resize_for_state
+from ..batch_shapes import resize_for_state
 from .measure import Measure, as_parameter
 
 

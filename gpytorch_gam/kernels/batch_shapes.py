@@ -64,6 +64,19 @@ def index_kernel(kernel: Kernel, batch_shape: torch.Size, index: tuple[Any, ...]
     return new_kernel
 
 
+def expanded(kernel: Kernel, batch_shape: torch.Size) -> Kernel:
+    """
+    A copy of a kernel with a larger batch shape, each entry with hyperparameters of its own.
+
+    :param kernel: The kernel, which is not modified.
+    :param batch_shape: The batch shape, to which the present one must broadcast.
+    """
+    new_kernel = index_kernel(kernel, batch_shape)
+    for tensor in (*new_kernel.parameters(), *new_kernel.buffers()):
+        tensor.data = tensor.data.contiguous()  # expanded tensors share their memory, and cannot be trained or loaded
+    return new_kernel
+
+
 def resize_for_state(module: torch.nn.Module, dims: dict[str, int], state_dict: dict[str, Any], prefix: str) -> None:
     """Make room in buffers for as many points as a state has of them: their number may depend on the data.
 

@@ -1,0 +1,303 @@
+"""Terms of categories: fixed, ordered and random effects of levels, and curves that differ between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from gpytorch.constraints import Interval
+from torch import Tensor
+
+from gpytorch_gam.components.component_group import ComponentGroup
+from gpytorch_gam.components.levels import Levels
+from gpytorch_gam.components.names import default_name
+from gpytorch_gam.kernels import CentredKernel, LevelKernel, Measure, OrdinalKernel
+
+from ._arguments import (
+    INITIAL_LENGTHSCALE,
+    LONGEST_LENGTHSCALE,
+    Arguments,
+    LevelsLike,
+    PerColumn,
+    centred_on,
+    open_levels,
+)
+
+# Prior variance of the levels of a factor, where the predictor varies by one.
+_FACTOR_VARIANCE = 25.0
+
+# Of an ordinal kernel, in steps: there, neighbours have a correlation of exp(-5).
+_SHORTEST_ORDINAL_LENGTHSCALE = 0.2
+
+
+def factor(
+    column: int,
+    levels: LevelsLike,
+    *,
+    variance: float | None = None,
+    name: str | None = None,
+    predictor: int = 0,
+    missing: Literal["error", "marginal"] = "error",
+    batch_shape: Sequence[int] = (),
+) -> ComponentGroup:
+    r"""
+    The fixed effect of a category, one number for each level with sum zero: a parametric factor of mgcv under sum
+    contrasts.
+
+    **Prior.** Independent normal numbers, conditioned on their sum being zero, of variance ``variance`` each. It is
+    wide and not trained, so that the levels are hardly drawn towards each other. The inducing variables are the numbers
+    of all levels but the last, which is minus the sum of the others: nothing is approximated, and training never moves
+    their codes.
+
+    **Identifiability.** The sum over levels is zero in prior and posterior: the mean of the response is the
+    constant's, and a difference of two levels is a contrast. A value of the column that is none of the levels is an
+    error; for levels that are a sample of many take :func:`random_effect`, for ordered ones :func:`ordinal`.
+
+    Parameters that are not listed here mean the same in all terms, see :mod:`gpytorch_gam.terms`.
+
+    :param column: Column that the levels stand in.
+    :param levels: Two or more: :class:`Levels`, or anything that :meth:`Levels.of` takes.
+    :param variance: Prior variance of each level. Default: 25, until a fit multiplies that by the variance of the
+        responses, see :func:`~gpytorch_gam.training.start_from_responses`.
+    :param name: Name of the component. Default: such as ``x0``.
+    :return: A group of one component.
+
+    Example:
+        >>> factor(3, levels=["Bergen", "Oslo"])        # codes 0 and 1 in column 3
+        >>> factor(3, levels=Levels.from_values(x[:, 3]))
+    """
+    term = Arguments("factor", variance, predictor, missing, batch_shape, name=name)
+    column = term.column(column)
+    levels = term.several_levels(column, levels)
+    codes = _points(levels)
+    return term.group(
+        CentredKernel(LevelKernel(), codes),
+        [[column]],
+        codes[:-1].unsqueeze(0),
+        variance=_FACTOR_VARIANCE,
+        is_fixed=True,
+        levels={column: levels},
+        exact=True,
+    )
+
+
+def ordinal(
+    column: int,
+    levels: LevelsLike,
+    *,
+    variance: float | None = None,
+    name: str | None = None,
+    predictor: int = 0,
+    missing: Literal["error", "marginal"] = "error",
+    batch_shape: Sequence[int] = (),
+) -> ComponentGroup:
+    r"""
+    The effect of ordered levels, such as grades: neighbours are alike. mgcv has no such term; a Markov random field
+    ``s(g, bs="mrf")`` on a chain of levels comes closest.
+
+    **Prior.** One number a level, an autoregression in the order of the levels with correlation
+    :math:`\exp(-|i - j| / \ell)` between the i-th and the j-th, conditioned on sum zero. Variance and lengthscale are
+    trained; :math:`\ell` is a quarter of the number of steps at first (and one at least), and stays between .2 steps,
+    where levels are as good as independent, and ten times the number of steps, where the effect is a random walk. The
+    inducing variables are the numbers of all levels but the last, which is minus the sum of the others: nothing is
+    approximated, and training never moves their codes.
+
+    **Identifiability.** The sum over levels is zero in prior and posterior: the mean of the response is the
+    constant's. A value of the column that is none of the levels is an error.
+
+    Parameters that are not listed here mean the same in all terms, see :mod:`gpytorch_gam.terms`.
+
+    :param column: Column that the levels stand in.
+    :param levels: Two or more in their order, whatever their codes: :class:`Levels`, or anything that
+        :meth:`Levels.of` takes.
+    :param variance: Initial mean prior variance of the levels, which is trained. Default: one, until a fit puts that of
+        the responses in its place, see :func:`~gpytorch_gam.training.start_from_responses`.
+    :param name: Name of the component. Default: such as ``x0``.
+    :return: A group of one component.
+
+    Example:
+        >>> ordinal(2, levels=["low", "medium", "high"])   # codes 0, 1, 2 in column 2
+    """
+    term = Arguments("ordinal", variance, predictor, missing, batch_shape, name=name)
+    column = term.column(column)
+    levels = term.several_levels(column, levels)
+    codes, steps = _points(levels), len(levels) - 1
+    bounds = Interval(_SHORTEST_ORDINAL_LENGTHSCALE, LONGEST_LENGTHSCALE * steps)
+    options: dict[str, Any] = {"batch_shape": torch.Size([1]), "lengthscale_constraint": bounds}
+    base = OrdinalKernel(codes.squeeze(-1), **options)
+    base.lengthscale = max(1.0, INITIAL_LENGTHSCALE * steps)
+    points = codes[:-1].unsqueeze(0)
+    return term.group(CentredKernel(base, codes), [[column]], points, levels={column: levels}, exact=True)
+
+
+def random_effect(
+    column: int,
+    levels: LevelsLike,
+    *,
+    variance: float | None = None,
+    by: int | None = None,
+    name: str | None = None,
+    predictor: int = 0,
+    missing: Literal["error", "marginal"] = "error",
+    batch_shape: Sequence[int] = (),
+) -> ComponentGroup:
+    r"""A random effect :math:`f(x) = b_{l(x)}`, one number for each level of a category: ``s(g, bs="re")`` of mgcv, a
+    random intercept; with ``by`` a random slope.
+
+    **Prior.** :math:`b_l \sim N(0, \sigma^2)`, independent, with a trained variance. The inducing variables are the
+    numbers themselves, so nothing is approximated, and training never moves their codes. A level that is not among
+    ``levels`` has the prior: mean zero, variance :math:`\sigma^2`, and one number for all rows with the same code.
+
+    **Identifiability.** The mean of the levels is shared with the constant; the prior decides, and draws it towards the
+    constant. Leave the component out of a prediction for a typical level: ``model.components(x, names=others)``.
+
+    Parameters that are not listed here mean the same in all terms, see :mod:`gpytorch_gam.terms`.
+
+    :param column: Column that the levels stand in.
+    :param levels: Those in the data: :class:`Levels`, or anything that :meth:`Levels.of` takes.
+    :param by: Column of a numeric multiplier, whose slope then varies with the level.
+    :param name: Name of the component. Default: such as ``x0``.
+    :return: A group of one component.
+
+    Example:
+        >>> sites = Levels.from_values(site)
+        >>> x = torch.stack([time, sites.encode(site)], -1)
+        >>> random_effect(1, sites)                     # s(site, bs = "re")
+        >>> random_effect(1, sites, by=0)               # s(site, time, bs = "re")
+    """
+    term = Arguments("random_effect", variance, predictor, missing, batch_shape, name=name)
+    column, by = term.column(column), term.by(by)
+    levels = open_levels(levels)
+    points = _points(levels).unsqueeze(0)
+    return term.group(LevelKernel(), [[column]], points, by=by, levels={column: levels}, exact=True)
+
+
+def factor_smooth(
+    column: int,
+    by: int,
+    levels: LevelsLike,
+    x: Tensor | None = None,
+    *,
+    low: PerColumn | None = None,
+    high: PerColumn | None = None,
+    num_inducing: int = 10,
+    kernel: Literal["rbf", "matern12", "matern32", "matern52"] = "rbf",
+    centred: bool = False,
+    measure: Measure | None = None,
+    variance: float | None = None,
+    name: str | None = None,
+    predictor: int = 0,
+    missing: Literal["error", "marginal"] = "error",
+    batch_shape: Sequence[int] = (),
+) -> ComponentGroup:
+    r"""
+    Random curves :math:`f_{l}(x)`, one for each level of a category, that share their hyperparameters: ``s(x, g,
+    bs="fs")`` of mgcv. It is a single component, whose inducing points are all pairs of a grid and the levels. A row
+    has to do with those of its level alone.
+
+    **Prior.** :math:`f_l \sim GP(0, \sigma^2 k)`, independent, with one variance and one lengthscale for all, initial
+    values and bounds as those of :func:`smooth`. The codes of the levels are never moved by training. A level that is
+    not among ``levels`` has the prior: mean zero, variance :math:`\sigma^2`, and one curve for all rows with the same
+    code.
+
+    **Identifiability.** The curves contain a random intercept for each level, as those of mgcv. With ``centred=True``
+    each has mean zero under the measure, and the intercepts belong to :func:`random_effect`. Beside a common smooth of
+    the same column, the mean of the curves is shared with it: the prior decides, and draws it towards the common one.
+    For deviations that sum to zero take :func:`interaction`, for levels with hyperparameters of their own ``smooth(by=,
+    levels=)``.
+
+    Parameters that are not listed here mean the same in all terms, see :mod:`gpytorch_gam.terms`.
+
+    :param column: Column of the smooth argument.
+    :param by: Column that the levels stand in.
+    :param levels: Those in the data: :class:`Levels`, or anything that :meth:`Levels.of` takes.
+    :param num_inducing: Number of inducing points of each level.
+    :param centred: Whether each curve has mean zero under the measure.
+    :param measure: For ``centred``. Default: uniform on the range, or its bulk as in :func:`smooth`.
+    :param name: Name of the component. Default: such as ``x0|x3``.
+    :return: A group of one component.
+
+    Example:
+        >>> factor_smooth(0, by=3, levels=subjects, x=x)   # s(time, subject, bs = "fs")
+    """
+    term = Arguments("factor_smooth", variance, predictor, missing, batch_shape, name=name)
+    centred = term.switch("centred", centred, default=False)
+    column, by = term.column_and_by(column, by)
+    levels = open_levels(levels)
+    nums, measure = term.counts(num_inducing), term.measure(measure, centred)
+    ranges = term.ranges([column], x, low, high)
+    base = term.stationary_kernel(kernel, ranges.width, ranges.bulk_width, active_dims=(0,))
+    if centred:
+        base = centred_on(base, measure, ranges)
+    points = _pairs(ranges[:, None].grid(nums)[0], _points(levels))
+    names = [default_name(f"x{column}|x{by}", predictor)]
+    return term.group(base * LevelKernel(active_dims=(1,)), [[column, by]], points, names=names, levels={by: levels})
+
+
+def interaction(
+    column: int,
+    by: int,
+    levels: LevelsLike,
+    x: Tensor | None = None,
+    *,
+    low: PerColumn | None = None,
+    high: PerColumn | None = None,
+    num_inducing: int = 10,
+    kernel: Literal["rbf", "matern12", "matern32", "matern52"] = "rbf",
+    measure: Measure | None = None,
+    variance: float | None = None,
+    name: str | None = None,
+    predictor: int = 0,
+    missing: Literal["error", "marginal"] = "error",
+    batch_shape: Sequence[int] = (),
+) -> ComponentGroup:
+    r"""
+    How the smooth effect of a column differs between the levels of a category: curves :math:`f_l(x)` with mean zero
+    each and sum zero over levels. In mgcv it is what ``s(x) + s(x, g, bs="sz")`` adds to the first.
+
+    **Prior.** :math:`f \sim GP(0, \sigma^2 k_0(x, x') h_0(l, l'))`, where :math:`k_0` is the centred kernel of
+    :func:`smooth` and :math:`h_0` that of :func:`factor`, both of mean variance one. One variance and one lengthscale
+    for all levels are trained. Inducing points are all pairs of a grid and the levels but the last, which is minus the
+    sum of the others; training never moves the codes.
+
+    **Identifiability.** It is orthogonal to :func:`smooth` of the column, :func:`factor` of the category and the
+    constant, so ``smooth + factor + interaction + constant`` is an analysis of variance. A value of the column ``by``
+    that is none of the levels is an error.
+
+    Parameters that are not listed here mean the same in all terms, see :mod:`gpytorch_gam.terms`.
+
+    :param column: Column of the smooth argument.
+    :param by: Column that the levels stand in.
+    :param levels: Two or more: :class:`Levels`, or anything that :meth:`Levels.of` takes.
+    :param num_inducing: Number of inducing points of each level.
+    :param measure: Under which each curve has mean zero. Default: uniform on the range, or its bulk as in
+        :func:`smooth`.
+    :param name: Name of the component. Default: such as ``x0:x3``.
+    :return: A group of one component.
+
+    Example:
+        >>> AdditivePredictor(
+        >>>     smooth(0, x), factor(3, sites), interaction(0, by=3, levels=sites, x=x), constant()
+        >>> )
+    """
+    term = Arguments("interaction", variance, predictor, missing, batch_shape, name=name)
+    column, by = term.column_and_by(column, by)
+    levels = term.several_levels(by, levels)
+    nums, measure = term.counts(num_inducing), term.measure(measure, centred=True)
+    ranges = term.ranges([column], x, low, high)
+    base = term.stationary_kernel(kernel, ranges.width, ranges.bulk_width, active_dims=(0,))
+    codes = _points(levels)
+    of_levels = CentredKernel(LevelKernel(), codes, active_dims=(1,))
+    points = _pairs(ranges[:, None].grid(nums)[0], codes[:-1])
+    return term.group(centred_on(base, measure, ranges) * of_levels, [[column, by]], points, levels={by: levels})
+
+
+def _points(levels: Levels) -> Tensor:
+    """The codes as inducing points, ``(L, 1)`` in the default dtype. Kernels compare levels in single precision."""
+    return torch.tensor(levels.codes, dtype=torch.get_default_dtype()).unsqueeze(-1)
+
+
+def _pairs(points: Tensor, codes: Tensor) -> Tensor:
+    """Points ``(M, 1)`` and codes ``(L, 1)``, each with each, level by level: ``(1, L M, 2)``."""
+    return torch.cartesian_prod(codes.squeeze(-1), points.squeeze(-1)).flip(-1).unsqueeze(0)

@@ -1,0 +1,435 @@
+"""Terms of continuous columns: smooth and periodic curves, lines, surfaces."""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from gpytorch.constraints import Interval
+from gpytorch.kernels import Kernel, PeriodicKernel
+from torch import Tensor
+
+from gpytorch_gam.components.component_group import ComponentGroup
+from gpytorch_gam.components.inducing_points import kmeans_points
+from gpytorch_gam.kernels import CentredKernel, CentredLinearKernel, Measure
+
+from ._arguments import INITIAL_LENGTHSCALE, LONGEST_LENGTHSCALE, Arguments, LevelsLike, PerColumn, centred_on
+from ._ranges import Ranges
+
+# Of a periodic kernel, in periods. Shorter ones would be beyond the quadrature of the centred kernel.
+_SHORTEST_PERIODIC_LENGTHSCALE = 0.035
+
+# Rows over which a spatial effect has mean zero: an evaluation of the kernel costs as much for each.
+_MOST_REFERENCE_ROWS = 256
+
+# Places among which an inducing point is chosen where there are too few rows.
+_CANDIDATES = 4
+
+
+def smooth(
+    columns: int | Sequence[int],
+    x: Tensor | None = None,
+    *,
+    low: PerColumn | None = None,
+    high: PerColumn | None = None,
+    num_inducing: int = 16,
+    kernel: Literal["rbf", "matern12", "matern32", "matern52"] = "rbf",
+    centred: bool | None = None,
+    measure: Measure | None = None,
+    by: int | None = None,
+    levels: LevelsLike | None = None,
+    variance: float | None = None,
+    names: Sequence[str] | str | None = None,
+    predictor: int = 0,
+    missing: Literal["error", "marginal"] = "error",
+    learn_inducing_locations: bool = False,
+    batch_shape: Sequence[int] = (),
+) -> ComponentGroup:
+    r"""
+    Smooth effects :math:`f_c(x_c)`, one a column: ``s(x)`` of mgcv, and with ``by`` its ``s(x, by=)``.
+
+    **Prior.** :math:`f_c \sim GP(0, \sigma_c^2 k_c)` with variance and lengthscale of each component's own. At first
+    the lengthscale is a quarter of the range of the column; training keeps it between a hundredth and ten times the
+    range. Inducing points are a regular grid on the range.
+
+    **Long tails.** Where a column of ``x`` has outliers or a long tail, the first lengthscale, its lower bound and the
+    measure are those of the bulk of its values, and the inducing points stand halfway between a regular grid and
+    quantiles of its distinct values, both ends included. One lengthscale serves bulk and tail, and effects that follow
+    the logarithm of a column need that as their input.
+
+    **Identifiability.** With ``centred=True`` an effect has mean zero under ``measure``, and the variance is its
+    mean prior variance there: the overall mean is the constant's. With ``centred=False`` effects and constant share
+    one constant, of which only the sum is identified.
+
+    **By a number.** With ``by`` alone the component is :math:`x_{by} f_c(x_c)`, a varying coefficient. By default it is
+    not centred, as in mgcv, so it contains the linear effect of the multiplier :math:`x_{by}`. Where that is a term of
+    its own, give ``centred=True``.
+
+    **By levels.** With ``by`` and ``levels`` there is a component :math:`1\{x_{by} = l\} f_{cl}(x_c)` for each column
+    and level, with hyperparameters of its own. They are centred, each over the range of the column in all rows: the
+    levels of the response belong to :func:`factor` or :func:`random_effect`. A value of the column ``by`` that is none
+    of the levels is an error. :func:`factor_smooth` has curves with shared hyperparameters, :func:`interaction` those
+    that deviate from a common one.
+
+    Parameters that are not listed here mean the same in all terms, see :mod:`gpytorch_gam.terms`.
+
+    :param columns: One column or several, one component each.
+    :param centred: Whether effects have mean zero under the measure. Default: unless ``by`` is numeric.
+    :param measure: For ``centred``, of batch shape ``()`` or one a column. Default: uniform on the range, or its bulk.
+    :param names: One name a component. Default: such as ``x0``, ``x0*x2`` (by a number), ``x0|x3=Oslo`` (by levels; in
+        the order of columns, then levels).
+    :return: A group of one component a column, or one a column and level.
+
+    Example:
+        >>> smooth([0, 1], x)                           # s(x0) + s(x1)
+        >>> smooth(0, x, by=2)                          # s(x0, by = x2), x2 numeric
+        >>> smooth(0, x, by=3, levels=["Bergen", "Oslo"])  # s(x0, by = x3), x3 a factor with codes 0 and 1
+    """
+    term = Arguments("smooth", variance, predictor, missing, batch_shape, names=names)
+    columns = term.columns(columns)
+    nums = term.counts(num_inducing)
+    parts = term.multipliers(columns, by, levels)
+    centred = term.switch("centred", centred, default=by is None or levels is not None)
+    measure = term.measure(measure, centred)
+    if measure is not None and measure.batch_shape == torch.Size([len(columns)]):
+        measure = measure[parts.position]
+    ranges = term.ranges(columns, x, low, high)[parts.position]
+    base = term.stationary_kernel(kernel, ranges.width, ranges.bulk_width)
+    if centred:
+        base = centred_on(base, measure, ranges)
+    points = ranges[:, None].grid(nums)
+    return term.group(base, parts.columns, points, learn_inducing_locations=learn_inducing_locations, **parts.options)
+
+
+def cyclic(
+    columns: int | Sequence[int],
+    period: PerColumn,
+    *,
+    start: PerColumn = 0.0,
+    num_inducing: int = 12,
+    centred: bool | None = None,
+    by: int | None = None,
+    levels: LevelsLike | None = None,
+    variance: float | None = None,
+    names: Sequence[str] | str | None = None,
+    predictor: int = 0,
+    missing: Literal["error", "marginal"] = "error",
+    batch_shape: Sequence[int] = (),
+) -> ComponentGroup:
+    r"""
+    Periodic effects :math:`f_c(x_c) = f_c(x_c + p_c)`, one a column, such as the hour of a day: ``s(x, bs="cc")`` of
+    mgcv. Value and all derivatives are continuous at the seam, whether or not there are data beside it.
+
+    **Prior.** :math:`f_c \sim GP(0, \sigma_c^2 k_c)` with GPyTorch's :class:`~gpytorch.kernels.PeriodicKernel`,
+    :math:`k(x, x') = \exp(-2 \sin^2(\pi (x - x') / p) / \lambda)`, which at short distances is a radial basis function
+    of lengthscale :math:`l = p \sqrt\lambda / 2 \pi`. Variance and :math:`\lambda` are each component's own; l is a
+    quarter of the period at first, and training keeps it between .035 and ten periods. The period is fixed. Inducing
+    points divide one period into equal parts; data may lie in any.
+
+    **Identifiability.** With ``centred=True`` an effect has mean zero over a period, and the variance is its mean prior
+    variance: the overall mean is the constant's. With ``centred=False`` effects and constant share one constant.
+
+    ``by`` and ``levels`` are those of :func:`smooth`.
+
+    Parameters that are not listed here mean the same in all terms, see :mod:`gpytorch_gam.terms`.
+
+    :param columns: One column or several, one component each.
+    :param period: The period, or one a column.
+    :param start: Where a period starts, or one a column; says where the inducing points are and nothing else.
+    :param centred: Whether effects have mean zero over a period. Default: unless ``by`` is numeric.
+    :param names: One name a component. Default: such as ``cyclic(x0)``, ``cyclic(x0)*x2`` or
+        ``cyclic(x0)|x3=Oslo``.
+    :return: A group of one component a column, or one a column and level.
+
+    Example:
+        >>> cyclic(0, period=24.0)                      # s(hour, bs = "cc")
+        >>> cyclic([0, 1], period=[24.0, 365.25])       # hour and day of the year
+    """
+    term = Arguments("cyclic", variance, predictor, missing, batch_shape, names=names)
+    columns = term.columns(columns)
+    (num,) = term.counts(num_inducing)
+    periods, starts = term.per_column("period", period, columns), term.per_column("start", start, columns)
+    if not bool((periods > 0).all()):
+        raise ValueError(f"period of cyclic must be positive, got {period!r} for columns {columns}")
+    parts = term.multipliers(columns, by, levels)
+    centred = term.switch("centred", centred, default=by is None or levels is not None)
+    ranges = Ranges.between(starts, starts + periods)[parts.position]
+    base: Kernel = _periodic_kernel(ranges.width)
+    if centred:
+        base = centred_on(base, None, ranges)
+    without_end = Ranges.between(ranges.low, ranges.high - ranges.width / num)
+    points = without_end[:, None].grid([num])
+    return term.group(base, parts.columns, points, names=term.names_of_kind(parts), **parts.options)
+
+
+def _periodic_kernel(periods: Tensor) -> PeriodicKernel:
+    def squared(lengthscale: float) -> float:
+        return (2 * math.pi * lengthscale) ** 2
+
+    bounds = Interval(squared(_SHORTEST_PERIODIC_LENGTHSCALE), squared(LONGEST_LENGTHSCALE))
+    options: dict[str, Any] = {"batch_shape": torch.Size([len(periods)]), "lengthscale_constraint": bounds}
+    kernel = PeriodicKernel(**options)
+    kernel.lengthscale = squared(INITIAL_LENGTHSCALE)
+    kernel.period_length = periods.to(torch.get_default_dtype()).reshape(-1, 1, 1)
+    kernel.raw_period_length.requires_grad_(False)
+    return kernel
+
+
+def linear(
+    columns: int | Sequence[int],
+    x: Tensor | None = None,
+    *,
+    centre: PerColumn | None = None,
+    scale: PerColumn | None = None,
+    variance: float | None = None,
+    by: int | None = None,
+    levels: LevelsLike | None = None,
+    names: Sequence[str] | str | None = None,
+    predictor: int = 0,
+    missing: Literal["error", "marginal"] = "error",
+    batch_shape: Sequence[int] = (),
+) -> ComponentGroup:
+    r"""
+    Linear effects :math:`f_c(x_c) = \beta_c (x_c - m_c) / s_c`, one a column: a parametric term of mgcv, with a prior.
+
+    **Prior.** :math:`\beta_c \sim N(0, \sigma_c^2)`, with a trained variance of each component's own. There is one
+    inducing variable a component, so nothing is approximated.
+
+    **Identifiability.** With the mean of the data as centre, an effect has mean zero over them, and the overall mean
+    is the constant's. A smooth effect of the same column contains a linear one: only the sum is identified, and which
+    part has it depends on the priors. ``by`` and ``levels`` are those of :func:`smooth`: a product of two columns, or
+    a slope for each level.
+
+    Parameters that are not listed here mean the same in all terms, see :mod:`gpytorch_gam.terms`.
+
+    :param columns: One column or several, one component each.
+    :param x: Training inputs ``(n, D)``, from whose finite values centre and scale are taken; not kept.
+    :param centre: Where effects are zero, or one a column. Default: mean of the column in ``x``; 0 without ``x``.
+    :param scale: Unit of the columns, or one a column. Default: standard deviation of the column in ``x``; 1 without
+        ``x``.
+    :param variance: Initial prior variance of the slopes per unit, which is trained. Default: one, until a fit puts
+        that of the responses in its place, see :func:`~gpytorch_gam.training.start_from_responses`.
+    :param names: One name a component. Default: such as ``linear(x0)``, ``linear(x0)*x2`` or
+        ``linear(x0)|x3=Oslo``.
+    :return: A group of one component a column, or one a column and level.
+
+    Example:
+        >>> linear([0, 1], x)             # x0 + x1
+        >>> linear(0, x, by=1)            # x0 * x1 without its main effects
+    """
+    term = Arguments("linear", variance, predictor, missing, batch_shape, names=names)
+    columns = term.columns(columns)
+    parts = term.multipliers(columns, by, levels)
+    centres, scales = (part[parts.position] for part in _centre_and_scale(term, columns, x, centre, scale))
+    dtype = torch.get_default_dtype()
+    points = (centres + scales).to(dtype)
+    stuck = [columns[i] for i in parts.position[points == centres.to(dtype)].tolist()]
+    if stuck:
+        raise ValueError(
+            f"columns {stuck} vary too little beside their distance from zero for {dtype}: subtract something from them"
+        )
+    return term.group(
+        CentredLinearKernel(centres, scales),
+        parts.columns,
+        points.reshape(-1, 1, 1),
+        names=term.names_of_kind(parts),
+        exact=True,
+        **parts.options,
+    )
+
+
+def _centre_and_scale(
+    term: Arguments, columns: list[int], x: Tensor | None, centre: PerColumn | None, scale: PerColumn | None
+) -> tuple[Tensor, Tensor]:
+    """One each a column, ``(C,)`` in float64."""
+    centres = term.per_column("centre", 0.0 if centre is None else centre, columns)
+    scales = term.per_column("scale", 1.0 if scale is None else scale, columns)
+    if not bool((scales > 0).all()):
+        raise ValueError(f"scale of linear must be positive, got {scale!r} for columns {columns}")
+    if x is None:
+        return centres, scales
+    for index, (column, values) in enumerate(zip(columns, term.data(x, columns).mT, strict=True)):
+        values = values[torch.isfinite(values)]
+        if len(values) == 0 and (centre is None or scale is None):
+            raise ValueError(f"column {column} of x has no finite value, from which linear could take centre and scale")
+        if centre is None:
+            centres[index] = values.mean()
+        if scale is None:
+            if len(values.unique()) == 1:
+                raise ValueError(
+                    f"column {column} of x has the value {values[0].item():g} in all rows: linear has nothing to learn "
+                    "from it; leave it out, or give a scale"
+                )
+            scales[index] = values.std(correction=0)
+    return centres, scales
+
+
+def tensor(
+    columns: Sequence[int] | Sequence[Sequence[int]],
+    x: Tensor | None = None,
+    *,
+    low: PerColumn | None = None,
+    high: PerColumn | None = None,
+    num_inducing: int | Sequence[int] = 7,
+    kernel: Literal["rbf", "matern12", "matern32", "matern52"] = "rbf",
+    centred: bool = True,
+    measure: Measure | Sequence[Measure] | None = None,
+    by: int | None = None,
+    variance: float | None = None,
+    names: Sequence[str] | str | None = None,
+    predictor: int = 0,
+    missing: Literal["error", "marginal"] = "error",
+    learn_inducing_locations: bool = False,
+    batch_shape: Sequence[int] = (),
+) -> ComponentGroup:
+    r"""
+    Smooth effects of several columns in units of their own: ``ti(x, z)`` of mgcv, and with ``centred=False`` its
+    ``te(x, z)``.
+
+    **Prior.** :math:`f \sim GP(0, \sigma^2 \prod_j k_j)`, a product of kernels of one column, each with a lengthscale
+    of its own, initial values and bounds as those of :func:`smooth`. Inducing points are a product grid.
+
+    **Identifiability.** With ``centred=True`` each factor is centred: the integral over each argument is zero,
+    whatever the others are, so that the component is an interaction without main effects. These are :func:`smooth`
+    terms, and the overall mean is the constant's. With ``centred=False`` the component contains the main effects
+    and a constant, all of which it would share with terms of their own.
+
+    Parameters that are not listed here mean the same in all terms, see :mod:`gpytorch_gam.terms`.
+
+    :param columns: Two or more columns of one component, such as ``(0, 1)``, or such a tuple for each of several.
+    :param low: Lower end of all ranges, or one a column of a component.
+    :param num_inducing: Number of inducing points along each column, or one a column: their product is that of the
+        component.
+    :param centred: Whether the component is centred in each argument.
+    :param measure: For ``centred``, one for all columns of a component, or one a column. Default: uniform on the
+        ranges, or their bulk as in :func:`smooth`.
+    :param by: Column of a numeric multiplier.
+    :param names: One name a component. Default: such as ``x0:x1``.
+    :return: A group of one component, or one for each tuple of columns.
+
+    Example:
+        >>> tensor((0, 1), x)                     # ti(x0, x1)
+        >>> tensor([(0, 1), (0, 2), (1, 2)], x)   # all pairs of three columns
+        >>> tensor((0, 1), x, centred=False)      # te(x0, x1)
+    """
+    term = Arguments("tensor", variance, predictor, missing, batch_shape, names=names)
+    centred = term.switch("centred", centred, default=True)
+    sets = term.column_sets(columns, least=2)
+    dims = range(len(sets[0]))
+    by, nums = term.by(by), term.counts(num_inducing, len(dims))
+    measures = list(measure) if isinstance(measure, Sequence) else [measure] * len(dims)
+    measures = [term.measure(one, centred) for one in measures]
+    if len(measures) != len(dims):
+        raise ValueError(f"measure of tensor must be one for all {len(dims)} columns, or one each, got {len(measures)}")
+    ranges = Ranges.stack([term.ranges(one, x, low, high) for one in sets])  # (C, d)
+    factors = []
+    for dim in dims:
+        own = ranges[:, dim]
+        factor = term.stationary_kernel(kernel, own.width, own.bulk_width, active_dims=(dim,))
+        factors.append(centred_on(factor, measures[dim], own) if centred else factor)
+    product = functools.reduce(operator.mul, factors)
+    return term.group(product, sets, ranges.grid(nums), by=by, learn_inducing_locations=learn_inducing_locations)
+
+
+def spatial(
+    columns: Sequence[int],
+    x: Tensor | None = None,
+    *,
+    low: PerColumn | None = None,
+    high: PerColumn | None = None,
+    num_inducing: int = 64,
+    kernel: Literal["rbf", "matern12", "matern32", "matern52"] = "matern32",
+    centred: bool = True,
+    variance: float | None = None,
+    name: str | None = None,
+    predictor: int = 0,
+    missing: Literal["error", "marginal"] = "error",
+    learn_inducing_locations: bool = False,
+    batch_shape: Sequence[int] = (),
+) -> ComponentGroup:
+    r"""
+    A smooth effect of a place, the same in all directions: ``s(x, y, bs="gp")`` of mgcv (or its thin plates ``s(x,
+    y)``). The columns are coordinates in the same unit. Latitude and longitude are not: project them first, or multiply
+    longitudes by the cosine of the mean latitude.
+
+    **Prior.** :math:`f \sim GP(0, \sigma^2 k(|\mathbf x - \mathbf x'|))`, with one lengthscale for all columns: a
+    quarter of the larger range at first, and between a hundredth and ten times it. Inducing points are centres of
+    k-means clusters of the rows; where there are fewer different rows, others between them.
+
+    **Identifiability.** With ``centred=True`` the prior is conditioned on the mean over the rows of ``x`` being
+    zero (256 equally spaced ones of more; without ``x`` over the box), and the variance is its mean prior variance
+    there: the overall mean is the constant's. Main effects of the columns are contained. With ``centred=False`` the
+    effect and the constant share one constant.
+
+    Parameters that are not listed here mean the same in all terms, see :mod:`gpytorch_gam.terms`.
+
+    :param columns: Two columns, or three.
+    :param x: Training inputs ``(n, D)``; rows with values that are not finite are left out. Not needed with ``low`` and
+        ``high``, between which the inducing points are then spread evenly.
+    :param low: Lower end of the ranges, or one a column. Only without ``x``.
+    :param centred: Whether the effect has mean zero over the rows.
+    :param name: Name of the component. Default: such as ``x0:x1``.
+    :return: A group of one component.
+
+    Example:
+        >>> spatial((0, 1), x)         # s(east, north)
+    """
+    term = Arguments("spatial", variance, predictor, missing, batch_shape, name=name)
+    centred = term.switch("centred", centred, default=True)
+    columns = term.columns(columns)
+    if len(set(columns)) not in (2, 3) or len(set(columns)) < len(columns):
+        raise ValueError(f"columns of spatial must be two different columns, or three, got {columns}")
+    (num,) = term.counts(num_inducing)
+    if x is None:
+        ranges = term.ranges(columns, x, low, high)
+        rows = _box(ranges, max(_MOST_REFERENCE_ROWS, _CANDIDATES * num))
+        reference = _box(ranges, _MOST_REFERENCE_ROWS)
+    else:
+        if low is not None or high is not None:
+            raise ValueError("spatial takes its ranges from x, or low and high instead of it: leave one of them out")
+        rows = _finite_rows(columns, term.data(x, columns)).to(torch.get_default_dtype())
+        ranges = term.ranges(range(len(columns)), rows, None, None)
+        chosen = torch.linspace(0, len(rows) - 1, min(len(rows), _MOST_REFERENCE_ROWS), dtype=torch.float64)
+        reference = rows[chosen.round().long()]
+    width, bulk_width = ranges.width.amax().unsqueeze(0), ranges.bulk_width.amax().unsqueeze(0)
+    base = term.stationary_kernel(kernel, width, bulk_width)
+    if centred:
+        base = CentredKernel(base, reference)
+    points = kmeans_points(rows, num)
+    if len(points) < num:
+        points = _filled_up(points, _box(ranges, _CANDIDATES * num), num)
+    return term.group(base, [columns], points.unsqueeze(0), learn_inducing_locations=learn_inducing_locations)
+
+
+def _box(ranges: Ranges, least: int) -> Tensor:
+    """A grid of ``least`` points or a few more, ``(m, d)``."""
+    num_columns = len(ranges.low)
+    return ranges[None].grid([math.ceil(least ** (1 / num_columns) - 1e-9)] * num_columns)[0]
+
+
+def _filled_up(points: Tensor, candidates: Tensor, num: int) -> Tensor:
+    """The points, and those candidates that are furthest from all before them: ``num`` in all."""
+    distance = torch.cdist(candidates, points).amin(-1)
+    while len(points) < num:
+        new = candidates[distance.argmax()].unsqueeze(0)
+        points = torch.cat([points, new])
+        distance = torch.minimum(distance, torch.cdist(candidates, new).squeeze(-1))
+    return points
+
+
+def _finite_rows(columns: list[int], rows: Tensor) -> Tensor:
+    """Rows without NaN and infinity, ``(n, d)``, of which each column has two values or more."""
+    rows = rows[torch.isfinite(rows).all(-1)]
+    if len(rows) == 0:
+        raise ValueError(f"x has no row in which all of columns {columns} are finite, which spatial needs")
+    for column, values in zip(columns, rows.mT, strict=True):
+        if bool((values == values[0]).all()):
+            raise ValueError(
+                f"column {column} of x has the value {values[0].item():g} in all rows: spatial needs coordinates that "
+                "vary; use smooth for the others"
+            )
+    return rows
