@@ -11,10 +11,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from gpytorch.kernels import Kernel, ProductKernel, ScaleKernel
+from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from gpytorch_gam.kernels import LevelKernel
+from gpytorch_gam.kernels.evaluation import factors
 
 
 class LevelBlocks(NamedTuple):
@@ -115,23 +116,12 @@ def level_blocks(kernel: Kernel, points: Tensor) -> LevelBlocks | None:
 
 def _level_column(kernel: Kernel, num_columns: int) -> int | None:
     """The column of the levels, if all that the kernel makes of it is to compare them."""
-    factors = _factors(kernel, list(range(num_columns)))
-    of_levels = [columns[0] for factor, columns in factors if type(factor) is LevelKernel and len(columns) == 1]
+    found = factors(kernel, num_columns)
+    of_levels = [columns[0] for factor, columns in found if type(factor) is LevelKernel and len(columns) == 1]
     if len(of_levels) != 1:
         return None
-    others = [columns for factor, columns in factors if type(factor) is not LevelKernel]
+    others = [columns for factor, columns in found if type(factor) is not LevelKernel]
     return None if any(of_levels[0] in columns for columns in others) else of_levels[0]
-
-
-def _factors(kernel: Kernel, columns: list[int]) -> list[tuple[Kernel, list[int]]]:
-    """The factors of a product of kernels, scales left out, with the columns that they read."""
-    if kernel.active_dims is not None:
-        columns = [columns[index] for index in kernel.active_dims.tolist()]
-    while type(kernel) is ScaleKernel:  # has taken over the active_dims of its base kernel
-        kernel = kernel.base_kernel
-    if type(kernel) is ProductKernel:
-        return [pair for factor in kernel.kernels for pair in _factors(factor, columns)]
-    return [(kernel, columns)]
 
 
 def find_levels(column: Tensor, codes: Tensor) -> tuple[Tensor, Tensor]:

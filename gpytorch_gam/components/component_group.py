@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import numbers
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import gpytorch
-import numpy as np
 import torch
-from gpytorch.kernels import AdditiveKernel, Kernel, ProductKernel, ScaleKernel
+from gpytorch.kernels import Kernel
 from gpytorch.settings import trace_mode
 from linear_operator.operators import (
     DiagLinearOperator,
@@ -23,7 +21,7 @@ from linear_operator.operators import (
 from torch import Tensor
 
 from gpytorch_gam import _checks as checks
-from gpytorch_gam.kernels import ANOVAKernel, CentredKernel
+from gpytorch_gam.kernels.evaluation import evaluate
 from gpytorch_gam.kernels.level_kernel import level_column
 from gpytorch_gam.numerics.transforms import for_transforms, is_transformed
 from gpytorch_gam.numerics.triangular import safe_cholesky, solve_in_blocks
@@ -31,9 +29,18 @@ from gpytorch_gam.parameters.structure import STATE_KEY, Structure, as_bytes, di
 from gpytorch_gam.projection.blockwise import plain_kernel
 from gpytorch_gam.projection.separable_form import separable_form
 
+from ._group_arguments import (
+    check_kernel,
+    checked_by,
+    checked_by_levels,
+    checked_columns,
+    checked_inducing_points,
+    checked_levels,
+    checked_names,
+)
 from ._level_rows import LevelRows, find_levels, level_blocks
 from ._mean_variance import is_product_of_scales, mean_diagonal, product_of_scales
-from .levels import Levels, listed
+from .levels import Levels
 from .names import default_names
 
 
@@ -104,129 +111,48 @@ class ComponentGroup(gpytorch.Module):
         exact: bool = False,
     ) -> None:
         super().__init__()
-        columns = _validated_columns(columns)
-        by = _validated_by(by, len(columns))
-        self.levels = _validated_levels(levels, columns, by)
-        self._by_levels = _validated_by_levels(by_levels, by, self.levels)
-        self.names = _validated_names(names, columns, by, self._by_levels, self.levels, predictor)
-        self._label = f"component group {list(self.names)}"
-        predictor = checks.integer(f"predictor of {self._label}", predictor, least=0)
-        exact, learn_inducing_locations = (
-            checks.flag("exact", exact),
-            checks.flag("learn_inducing_locations", learn_inducing_locations),
-        )
-        if exact and learn_inducing_locations:
+        columns = checked_columns(columns)
+        by = checked_by(by, len(columns))
+        self.levels = checked_levels(levels, columns, by)
+        self._by_levels = checked_by_levels(by_levels, by, self.levels)
+        if names is None:
+            self.names = default_names(columns, by, self._by_levels, self.levels, predictor)
+        else:
+            self.names = checked_names(names, len(columns))
+        label = f"component group {list(self.names)}"
+        self.predictor_index = checks.integer(f"predictor of {label}", predictor, least=0)
+        self.exact = checks.flag("exact", exact)
+        self.missing = checks.choice(f"missing of {label}", missing, ("error", "marginal"))
+        if checks.flag("learn_inducing_locations", learn_inducing_locations) and exact:
             raise ValueError(
-                f"{self._label} is exact, so its inducing points (levels, or none) cannot be learnt: leave "
+                f"{label} is exact, so its inducing points (levels, or none) cannot be learnt: leave "
                 "learn_inducing_locations=False"
             )
-        if missing not in ("error", "marginal"):
-            raise ValueError(f"missing of {self._label} must be 'error' or 'marginal', got {missing!r}")
-        self.predictor_index = predictor
-        self.exact = exact
-        self.missing = missing
+        inducing_points = checked_inducing_points(label, inducing_points, len(columns), len(columns[0]))
+        check_kernel(label, kernel, inducing_points)
         self.kernel = kernel
-        self._columns_read, self._multipliers_read = columns, by
-        self.register_buffer(
-            "columns", torch.tensor(columns, dtype=torch.long).reshape(len(columns), -1), persistent=False
-        )
-        # Components without a multiplier point at column 0 and are masked when the multiplier is evaluated.
-        self.register_buffer("by_columns", torch.tensor([0 if b is None else b for b in by]), persistent=False)
-        self.register_buffer("_has_by", torch.tensor([b is not None for b in by]), persistent=False)
-        self._any_by = any(b is not None for b in by)
-        self._max_column = max([column for row in columns for column in row] + [b for b in by if b is not None] + [-1])
-
-        inducing_points = self._validated_inducing_points(inducing_points)
-        if learn_inducing_locations and self.input_dim > 0:
+        if learn_inducing_locations and columns[0]:
             self.register_parameter("inducing_points", torch.nn.Parameter(inducing_points))
         else:
             self.register_buffer("inducing_points", inducing_points)
-        indicated = [math.nan if level is None else level for level in self._by_levels]
-        self.register_buffer("_indicated_levels", torch.tensor(indicated, dtype=torch.float32), persistent=False)
-        self.register_buffer("_is_indicator", ~self._indicated_levels.isnan(), persistent=False)
-        self._any_by_level = any(level is not None for level in self._by_levels)
-        self._validate_kernel()
+        self._columns_read, self._multipliers_read = columns, by
+        tables = {
+            "columns": torch.tensor(columns, dtype=torch.long).reshape(len(columns), -1),
+            # Components without a multiplier point at column 0 and are masked when the multiplier is evaluated.
+            "by_columns": torch.tensor([0 if column is None else column for column in by]),
+            "_has_by": torch.tensor([column is not None for column in by]),
+            "_indicated_levels": torch.tensor(
+                [math.nan if level is None else level for level in self._by_levels], dtype=torch.float32
+            ),
+            "_is_indicator": torch.tensor([level is not None for level in self._by_levels]),
+        }
+        for name, table in tables.items():
+            self.register_buffer(name, table, persistent=False)
+        # Known to the processor, which then does not wait for a device to tell.
+        self._any_by, self._any_by_level = any(tables["_has_by"].tolist()), any(tables["_is_indicator"].tolist())
+        self._max_column = max([-1, *(c for row in columns for c in row), *(c for c in by if c is not None)])
         self._has_known_mean_variance = is_product_of_scales(kernel, self.input_dim)
         self._level_blocks = None if learn_inducing_locations else level_blocks(kernel, inducing_points)
-
-    def _validated_inducing_points(self, inducing_points: Tensor | Sequence[Tensor]) -> Tensor:
-        if isinstance(inducing_points, np.ndarray):
-            inducing_points = torch.as_tensor(inducing_points)
-        if not torch.is_tensor(inducing_points):
-            is_list = isinstance(inducing_points, Sequence) and all(map(torch.is_tensor, inducing_points))
-            if not is_list or not len(inducing_points):
-                raise TypeError(
-                    f"inducing_points of {self._label} must be a tensor (M, d), or one for each component, got "
-                    f"{checks.shown(inducing_points)}"
-                )
-            sizes = [tuple(points.shape) for points in inducing_points]
-            if len(set(sizes)) > 1:
-                raise ValueError(
-                    f"inducing_points of {self._label} have unequal shapes {sizes}: components of one group share "
-                    "one number of inducing points; put components that differ into groups of their own"
-                )
-            inducing_points = torch.stack(list(inducing_points))
-        num_components, input_dim = self.columns.shape
-        if inducing_points.dim() == 2:
-            inducing_points = inducing_points.expand(num_components, *inducing_points.shape)
-        expected = f"(*batch, {num_components}, M, {input_dim})"
-        if inducing_points.dim() < 3 or inducing_points.shape[-3] != num_components:
-            raise ValueError(
-                f"inducing_points of {self._label} have shape {tuple(inducing_points.shape)}, expected {expected}: "
-                f"{num_components} components"
-            )
-        if inducing_points.shape[-1] != input_dim:
-            raise ValueError(
-                f"inducing_points of {self._label} have shape {tuple(inducing_points.shape)}, expected {expected}: "
-                f"each component reads {input_dim} column(s)"
-            )
-        if inducing_points.shape[-2] == 0:
-            raise ValueError(f"inducing_points of {self._label} are empty, expected {expected} with M >= 1")
-        if not inducing_points.is_floating_point():
-            raise ValueError(
-                f"inducing_points of {self._label} have dtype {inducing_points.dtype}; give a floating point tensor"
-            )
-        if not torch.isfinite(inducing_points).all():
-            raise ValueError(f"inducing_points of {self._label} contain NaN or infinity")
-        return inducing_points.detach().clone()
-
-    def _validate_kernel(self) -> None:
-        if not isinstance(self.kernel, Kernel):
-            raise TypeError(
-                f"kernel of {self._label} must be a GPyTorch kernel, such as ScaleKernel(RBFKernel()), got "
-                f"{checks.shown(self.kernel)}"
-            )
-        for kernel, num_read in _with_numbers_of_columns(self.kernel, self.input_dim):
-            if kernel.ard_num_dims not in (None, num_read):
-                raise ValueError(
-                    f"kernel of {self._label}: {type(kernel).__name__} has ard_num_dims={kernel.ard_num_dims}, but "
-                    f"reads {num_read} column(s) of each component"
-                )
-        probe = self.inducing_points[..., :1, :]
-        if self.kernel.num_outputs_per_input(probe, probe) != 1:
-            raise ValueError(
-                f"kernel of {self._label} must have one output for each input, {type(self.kernel).__name__} has more"
-            )
-        for module in self.kernel.modules():
-            active_dims = getattr(module, "active_dims", None)
-            if active_dims is not None and active_dims.numel() and int(active_dims.max()) >= self.input_dim:
-                raise ValueError(
-                    f"kernel of {self._label} has active_dims {active_dims.tolist()}, but its components read "
-                    f"{self.input_dim} column(s): active_dims count the columns named in `columns`, not those of x"
-                )
-        kernel_batch = torch.Size(self.kernel.batch_shape)
-        if len(kernel_batch) and kernel_batch[-1] not in (1, self.num_components):
-            raise ValueError(
-                f"kernel of {self._label} has batch_shape {tuple(kernel_batch)}; its last dimension must be the "
-                f"number of components, {self.num_components} (or 1, or batch_shape=() for shared hyperparameters)"
-            )
-        try:
-            torch.broadcast_shapes(kernel_batch, self.inducing_points.shape[:-2])
-        except RuntimeError as error:
-            raise ValueError(
-                f"kernel of {self._label} has batch_shape {tuple(kernel_batch)}, which does not broadcast with the "
-                f"batch shape {tuple(self.inducing_points.shape[:-2])} of inducing_points"
-            ) from error
 
     @property
     def num_components(self) -> int:
@@ -451,18 +377,7 @@ class ComponentGroup(gpytorch.Module):
         if is_transformed() and trace_mode.off():
             with for_transforms():
                 return self.evaluate_kernel(left, right, diag)
-        try:
-            return _dense(self.kernel(left, right, diag=diag)).to(left.dtype)
-        except RuntimeError:
-            # Most kernels promote their hyperparameters to the dtype of the inputs; those with matrix products inside
-            # (random features, neural networks) do not, and are called with hyperparameters that were.
-            converted = {
-                f"kernel.{name}": tensor.to(left.dtype) if tensor.is_floating_point() else tensor
-                for name, tensor in (*self.kernel.named_parameters(), *self.kernel.named_buffers())
-            }
-            if all(tensor.dtype == left.dtype for tensor in self.kernel.parameters()):
-                raise
-            return torch.func.functional_call(_DenseKernel(self.kernel), converted, (left, right, diag))
+        return evaluate(self.kernel, left, right, diag)
 
     def cross_covariance(self, x: Tensor) -> Tensor:
         """
@@ -518,12 +433,7 @@ class ComponentGroup(gpytorch.Module):
 
     def _observed_variance(self, x: Tensor) -> Tensor:
         """The prior variance without that of rows that miss columns, ``(*batch, C_g, n)``."""
-        inputs = self.select(x)
-        # Kernels take a diagonal for a matrix where a batch of components happens to be as long as the rows, unless the
-        # inputs have all of the batch dimensions.
-        batch_shape = torch.broadcast_shapes(self.kernel.batch_shape, inputs.shape[:-2])
-        variance = self.evaluate_kernel(inputs.expand(*batch_shape, *inputs.shape[-2:]), diag=True)
-        multiplier = self.multiplier(x)
+        variance, multiplier = self.evaluate_kernel(self.select(x), diag=True), self.multiplier(x)
         return variance if multiplier is None else variance * multiplier.square()
 
     def prior_covariance(self, x: Tensor) -> LinearOperator:
@@ -581,129 +491,3 @@ class ComponentGroup(gpytorch.Module):
     def extra_repr(self) -> str:
         """Names, sizes and predictor of the group."""
         return f"names={list(self.names)}, num_inducing={self.num_inducing}, predictor={self.predictor_index}"
-
-
-class _DenseKernel(torch.nn.Module):
-    """A kernel whose call returns a plain matrix: a lazy one would forget the hyperparameters it was called with."""
-
-    def __init__(self, kernel: Kernel) -> None:
-        super().__init__()
-        self.kernel = kernel
-
-    def forward(self, left: Tensor, right: Tensor | None, diag: bool) -> Tensor:
-        return _dense(self.kernel(left, right, diag=diag))
-
-
-def _dense(matrix: LinearOperator | Tensor) -> Tensor:
-    return matrix if torch.is_tensor(matrix) else matrix.to_dense()
-
-
-def _with_numbers_of_columns(kernel: Kernel, num_columns: int) -> Iterator[tuple[Kernel, int]]:
-    """The kernel and those inside it that are handed its columns, each with the number of columns that it reads."""
-    if kernel.active_dims is not None:
-        num_columns = kernel.active_dims.numel()
-    yield kernel, num_columns
-    if isinstance(kernel, ScaleKernel | AdditiveKernel | ProductKernel | CentredKernel | ANOVAKernel):
-        parts = kernel.kernels if isinstance(kernel, AdditiveKernel | ProductKernel) else [kernel.base_kernel]
-        for part in parts:
-            yield from _with_numbers_of_columns(part, num_columns)
-
-
-def _validated_columns(columns: Sequence[Sequence[int]]) -> list[list[int]]:
-    if isinstance(columns, str) or not isinstance(columns, Iterable):
-        raise TypeError(
-            f"columns must be one sequence of column indices for each component, got {checks.shown(columns)}"
-        )
-    rows = [list(row) if isinstance(row, Sequence) else row for row in columns]
-    if not rows or not all(isinstance(row, list) for row in rows):
-        raise ValueError(
-            f"columns must be a non-empty sequence with one sequence of column indices for each component, such as "
-            f"[[0], [1]], got {columns!r}"
-        )
-    if len({len(row) for row in rows}) > 1:
-        raise ValueError(
-            f"columns name unequal numbers of columns, {rows}: components of one group have the same input dimension; "
-            "put components that differ into groups of their own"
-        )
-    for row in rows:
-        for column in row:
-            if isinstance(column, bool) or not isinstance(column, int) or column < 0:
-                raise ValueError(f"columns must hold non-negative integers, got {column!r} in {row!r}")
-    return rows
-
-
-def _validated_by(by: int | Sequence[int | None] | None, num_components: int) -> list[int | None]:
-    if by is None or isinstance(by, int):
-        by = [by] * num_components
-    if isinstance(by, str) or not isinstance(by, Iterable):
-        raise TypeError(f"by must be one column index for each component (None for none), got {by!r}")
-    by = list(by)
-    if len(by) != num_components:
-        raise ValueError(f"by names {len(by)} multiplier columns for {num_components} components: {by!r}")
-    for column in by:
-        if column is not None and (isinstance(column, bool) or not isinstance(column, int) or column < 0):
-            raise ValueError(f"by must hold non-negative column indices or None, got {column!r}")
-    return by
-
-
-def _validated_levels(
-    levels: Mapping[int, Levels] | None, columns: list[list[int]], by: list[int | None]
-) -> dict[int, Levels]:
-    if levels is None:
-        return {}
-    if not isinstance(levels, Mapping):
-        raise ValueError(f"levels must map columns to Levels, got {type(levels).__name__}")
-    used = {column for row in columns for column in row} | {column for column in by if column is not None}
-    for column, levels_of in levels.items():
-        if not isinstance(levels_of, Levels):
-            raise ValueError(
-                f"levels must map columns to Levels, got {type(levels_of).__name__} for column {column!r}: use "
-                "Levels.of"
-            )
-        if column not in used:
-            raise ValueError(f"levels names column {column!r}, but the components read only columns {sorted(used)}")
-    return dict(levels)
-
-
-def _validated_by_levels(
-    by_levels: Sequence[float | None] | None, by: list[int | None], levels: dict[int, Levels]
-) -> tuple[float | None, ...]:
-    if by_levels is None:
-        return (None,) * len(by)
-    if isinstance(by_levels, str) or not isinstance(by_levels, Sequence):
-        raise ValueError(f"by_levels must be a sequence with one level (or None) for each component, got {by_levels!r}")
-    if len(by_levels) != len(by):
-        raise ValueError(f"by_levels names {len(by_levels)} levels for {len(by)} components: {by_levels!r}")
-    for level, column in zip(by_levels, by, strict=True):
-        if level is None:
-            continue
-        if not isinstance(level, numbers.Real) or not math.isfinite(level):
-            raise ValueError(f"by_levels must hold finite numbers or None, got {level!r}")
-        if column is None:
-            raise ValueError(f"by_levels has level {level!r} for a component without a column: name its column in `by`")
-        if column in levels and level not in levels[column].codes:
-            raise ValueError(
-                f"by_levels has level {level!r}, which is none of the levels {listed(levels[column].codes)} of column "
-                f"{column}"
-            )
-    return tuple(None if level is None else float(level) for level in by_levels)
-
-
-def _validated_names(
-    names: Sequence[str] | None,
-    columns: list[list[int]],
-    by: list[int | None],
-    by_levels: tuple[float | None, ...],
-    levels: dict[int, Levels],
-    predictor: int,
-) -> tuple[str, ...]:
-    if names is None:
-        return default_names(columns, by, by_levels, levels, predictor)
-    if isinstance(names, str):
-        raise ValueError(f"names must be a sequence with one name for each component, got the string {names!r}")
-    if not isinstance(names, Iterable) or not all(isinstance(name, str) for name in names):
-        raise TypeError(f"names must be a sequence with one string for each component, got {checks.shown(names)}")
-    names = tuple(names)
-    if len(names) != len(columns):
-        raise ValueError(f"names has {len(names)} entries for {len(columns)} components: {list(names)}")
-    return names

@@ -8,18 +8,17 @@ Reference:
 from __future__ import annotations
 
 import functools
-import itertools
 from copy import deepcopy
 from typing import Any
 
 import torch
 from gpytorch.kernels import Kernel, ProductKernel, ScaleKernel
-from linear_operator import to_dense
 from torch import Tensor
 
 from gpytorch_gam import _checks as checks
 
 from .batch_shapes import batch_index, batch_sizes, index_kernel, resize_for_state
+from .evaluation import evaluate
 from .level_kernel import result_dtype
 from .measures.measure import as_parameter
 
@@ -143,7 +142,7 @@ class CentredKernel(Kernel):
 
         point_mean = self._mean(points, points, weights)  # (*batch, m)
         double_mean = (weights * point_mean).sum(-1, keepdim=True)  # (*batch, 1)
-        point_variance = evaluate_double(self.base_kernel, points, points, diag=True)
+        point_variance = _evaluate(self.base_kernel, points, points, diag=True)
         mean_variance = (weights * point_variance).sum(-1, keepdim=True)
         # A mean that is zero but for rounding would be divided by its own variance, which is rounding, too.
         is_centred = double_mean <= 4 * _EPSILON * mean_variance
@@ -158,7 +157,7 @@ class CentredKernel(Kernel):
 
         mean1 = self._mean(x1, points, weights)
         mean2 = mean1 if x2_is_x1 else self._mean(x2, points, weights)
-        base = evaluate_double(self.base_kernel, x1, x2, diag)
+        base = _evaluate(self.base_kernel, x1, x2, diag)
         if diag:
             covariance = base - inverse * mean1 * mean2
             # Other negative numbers would mean that the base is no covariance.
@@ -171,7 +170,7 @@ class CentredKernel(Kernel):
         """The weighted mean over the points of the base kernel at x, of shape `(*batch, n)`."""
         # GPyTorch takes differences from the mean of the first inputs: with the points there, one far row of x costs
         # the others no precision.
-        return (weights.unsqueeze(-2) @ evaluate_double(self.base_kernel, points, x)).squeeze(-2)
+        return (weights.unsqueeze(-2) @ _evaluate(self.base_kernel, points, x)).squeeze(-2)
 
     def num_outputs_per_input(self, x1: Tensor, x2: Tensor) -> int:
         """One; see :meth:`gpytorch.kernels.Kernel.num_outputs_per_input`.
@@ -217,44 +216,8 @@ class CentredKernel(Kernel):
         return new_kernel
 
 
-class _PlainKernel(torch.nn.Module):
-    """A kernel whose call returns a plain tensor: a lazy one would forget the parameters that it was called with."""
-
-    def __init__(self, kernel: Kernel) -> None:
-        super().__init__()
-        self.kernel = kernel
-
-    def forward(self, x1: Tensor, x2: Tensor, diag: bool) -> Tensor:
-        """The matrix, or the diagonal."""
-        return to_dense(self.kernel(x1, x2 if x2 is not x1 else None, diag=diag))
-
-
-def evaluate_double(kernel: Kernel, x1: Tensor, x2: Tensor, diag: bool = False) -> Tensor:
-    """A kernel in float64, whatever the dtype of its parameters.
-
-    :param kernel: The kernel.
-    :param x1: The first inputs (`*batch x n x d`), float64.
-    :param x2: The second inputs (`*batch x m x d`), float64.
-    :param diag: Whether to return only the covariances of corresponding inputs (then `n = m`).
-    :return: The matrix (`*batch x n x m`), or the diagonal (`*batch x n`).
-    """
-    if diag:
-        # GPyTorch takes a batch of diagonals for a matrix where there are as many as rows, unless the inputs have all
-        # of the batch dimensions.
-        batch_shape = torch.broadcast_shapes(kernel.batch_shape, x1.shape[:-2], x2.shape[:-2])
-        x2_is_x1, x1 = x2 is x1, x1.expand(*batch_shape, *x1.shape[-2:])
-        x2 = x1 if x2_is_x1 else x2.expand(*batch_shape, *x2.shape[-2:])
-    plain = _PlainKernel(kernel)
-    try:
-        return plain(x1, x2, diag).double()
-    except RuntimeError:
-        # Most kernels promote their parameters to the dtype of the inputs; those with matrix products inside (random
-        # features, neural networks) do not, and are called with parameters that were.
-        tensors = dict(itertools.chain(plain.named_parameters(), plain.named_buffers()))
-        converted = {name: tensor.double() for name, tensor in tensors.items() if tensor.is_floating_point()}
-        if all(tensor.dtype == torch.float64 for tensor in tensors.values() if tensor.is_floating_point()):
-            raise
-        return torch.func.functional_call(plain, converted, (x1, x2, diag))
+def _evaluate(kernel: Kernel, x1: Tensor, x2: Tensor, diag: bool = False) -> Tensor:
+    return evaluate(kernel, x1, None if x2 is x1 else x2, diag).double()
 
 
 def _rounding(points: Tensor) -> float:

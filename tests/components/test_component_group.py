@@ -156,7 +156,7 @@ def test_errors_name_what_is_wrong(message: str) -> None:
 
 
 def test_constant_rejects_a_variance_that_is_not_positive() -> None:
-    with pytest.raises(ValueError, match="variance of the constant component must be positive, got 0"):
+    with pytest.raises(ValueError, match="variance of constant must be positive and finite, got 0"):
         constant(variance=0)
 
 

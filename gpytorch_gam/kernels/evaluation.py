@@ -1,0 +1,76 @@
+"""Kernels of GPyTorch evaluated to plain tensors, and what they are made of."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import torch
+from gpytorch.kernels import Kernel, ProductKernel, ScaleKernel
+from linear_operator import to_dense
+from torch import Tensor
+
+
+def evaluate(kernel: Kernel, x1: Tensor, x2: Tensor | None = None, diag: bool = False) -> Tensor:
+    """
+    A kernel matrix in the dtype of the inputs, whatever that of the hyperparameters.
+
+    :param kernel: The kernel.
+    :param x1: The first inputs ``(*batch, n, d)``.
+    :param x2: The second inputs ``(*batch, m, d)`` of the same dtype; default the first ones.
+    :param diag: Whether to return only the covariances of corresponding inputs (then ``n = m``).
+    :return: The matrix ``(*batch, n, m)``, or the diagonal ``(*batch, n)``.
+    """
+    if diag:
+        # GPyTorch takes a batch of diagonals for a matrix where there are as many as rows, unless the inputs have all
+        # of the batch dimensions.
+        shapes = [x.shape[:-2] for x in (x1, x2) if x is not None]
+        batch_shape = torch.broadcast_shapes(kernel.batch_shape, *shapes)
+        x1 = x1.expand(*batch_shape, *x1.shape[-2:])
+        x2 = None if x2 is None else x2.expand(*batch_shape, *x2.shape[-2:])
+    try:
+        return to_dense(kernel(x1, x2, diag=diag)).to(x1.dtype)
+    except RuntimeError:
+        # Most kernels promote their hyperparameters to the dtype of the inputs; those with matrix products inside
+        # (random features, neural networks) do not, and are called with hyperparameters that were.
+        plain = _PlainKernel(kernel)
+        tensors = dict(itertools.chain(plain.named_parameters(), plain.named_buffers()))
+        others = {name: t for name, t in tensors.items() if t.is_floating_point() and t.dtype != x1.dtype}
+        if not others:
+            raise
+        converted = {name: tensor.to(x1.dtype) for name, tensor in others.items()}
+        return torch.func.functional_call(plain, converted, (x1, x2, diag))
+
+
+class _PlainKernel(torch.nn.Module):
+    """A kernel whose call returns a plain matrix: a lazy one would forget the hyperparameters it was called with."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        super().__init__()
+        self.kernel = kernel
+
+    def forward(self, x1: Tensor, x2: Tensor | None, diag: bool) -> Tensor:
+        """The matrix, or the diagonal."""
+        return to_dense(self.kernel(x1, x2, diag=diag))
+
+
+def factors(kernel: Kernel, num_columns: int) -> list[tuple[Kernel, list[int]]]:
+    """
+    The factors of a product of kernels, scales left out, each with the columns that it reads.
+
+    :param kernel: Any kernel; one that is no product is its only factor.
+    :param num_columns: The number of columns that it is called with.
+    """
+    return list(_factors(kernel, list(range(num_columns))))
+
+
+def _factors(kernel: Kernel, columns: list[int]) -> Iterator[tuple[Kernel, list[int]]]:
+    if kernel.active_dims is not None:
+        columns = [columns[index] for index in kernel.active_dims.tolist()]
+    while type(kernel) is ScaleKernel:  # has taken over the active_dims of its base kernel
+        kernel = kernel.base_kernel
+    if type(kernel) is ProductKernel:
+        for factor in kernel.kernels:
+            yield from _factors(factor, columns)
+    else:
+        yield kernel, columns
