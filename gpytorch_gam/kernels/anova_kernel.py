@@ -1,4 +1,5 @@
-"""A one-dimensional kernel made orthogonal to constants under an input measure.
+"""
+A one-dimensional kernel made orthogonal to constants under an input measure.
 
 References:
     N. Durrande, D. Ginsbourger, O. Roustant, L. Carraro. ANOVA kernels and RKHS of zero mean functions for
@@ -9,9 +10,7 @@ References:
 
 from __future__ import annotations
 
-import functools
 import math
-from copy import deepcopy
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +21,8 @@ from torch import Tensor
 from gpytorch_gam import _checks as checks
 from gpytorch_gam.numerics.transforms import is_transformed
 
-from ._batch_shapes import check_call, keywords_of_kernels
+from ._base_kernels import check_base_kernel, keywords_of_kernels, one_column, result_dtype
+from ._batched_kernel import BatchedKernel
 from .bounded_kernels import MATERN_KERNELS
 from .measures import Measure
 from .measures.measure import largest_scaled_offset, rbf_without_factor
@@ -36,8 +36,9 @@ _NODES_PER_PERIOD = 12
 _SMOOTH_PERIODIC_LENGTHSCALE = 0.5
 
 
-class ANOVAKernel(Kernel):
-    r"""Makes a stationary kernel of one input orthogonal to constants under a measure of that input.
+class ANOVAKernel(BatchedKernel):
+    r"""
+    Makes a stationary kernel of one input orthogonal to constants under a measure of that input.
 
     For a base kernel :math:`k` and independent :math:`s, t` with the given measure,
 
@@ -67,25 +68,25 @@ class ANOVAKernel(Kernel):
 
     **Other stationary kernels** (Matern, RQ, periodic, cosine, sums and products of them, ...) are evaluated in
     float64 throughout and rounded at the end. A Matern kernel under a uniform measure has closed forms. For all others
-    embeddings are by quadrature at `num_quadrature_nodes` nodes on each side of x: a call at n and m inputs takes about
-    `n m + 2 (n + m) num_quadrature_nodes` evaluations of the base kernel a component. Periodic kernels need at least
-    twelve nodes for each period in the range of the measure (in 17 standard deviations of a normal one) and raise an
-    error below that; kernels that bend at distances other than zero, such as those with compact support, are less
+    embeddings are by quadrature at ``num_quadrature_nodes`` nodes on each side of x: a call at n and m inputs takes
+    about ``n m + 2 (n + m) num_quadrature_nodes`` evaluations of the base kernel a component. Periodic kernels need at
+    least twelve nodes for each period in the range of the measure (in 17 standard deviations of a normal one) and raise
+    an error below that; kernels that bend at distances other than zero, such as those with compact support, are less
     accurate.
 
-    Inputs have one column: `(*batch, C, n, 1)` for a kernel with batch shape `(*batch, C)`, one component for each
+    Inputs have one column: ``(*batch, C, n, 1)`` for a kernel with batch shape ``(*batch, C)``, one component for each
     entry of the last batch dimension.
 
-    :param base_kernel: A stationary kernel of one input. It isn't modified. If it has `active_dims`, this kernel
-        takes them over. With `normalize=False` it may be a :class:`~gpytorch.kernels.ScaleKernel`.
+    :param base_kernel: A stationary kernel of one input. It is not modified. If it has ``active_dims``, this kernel
+        takes them over. With ``normalize=False`` it may be a :class:`~gpytorch.kernels.ScaleKernel`.
     :param measure: The distribution of the input. Its batch shape must broadcast with that of the base kernel.
     :param normalize: Whether to divide by the mean prior variance under the measure. (Default: True. False is the
         kernel of Adam, Durrande and John 2018.)
     :param num_quadrature_nodes: The number of quadrature nodes a panel. (Default: 48.)
-    :param kwargs: Passed to :class:`~gpytorch.kernels.Kernel`: `active_dims`, one column of the input.
-    :raises TypeError: If `base_kernel` is not a kernel or `measure` not a measure.
+    :param kwargs: Passed to :class:`~gpytorch.kernels.Kernel`: ``active_dims``, one column of the input.
+    :raises TypeError: If ``base_kernel`` is not a kernel or ``measure`` not a measure.
     :raises ValueError: If the base kernel is not stationary, has more than one input or output, or has an output
-        scale that `normalize=True` would cancel; if the batch shape of the measure doesn't cover the base kernel's;
+        scale that ``normalize=True`` would cancel; if the batch shape of the measure does not cover the base kernel's;
         or, when called, if x has more than one column, or there are too few nodes for a periodic kernel.
 
     Example:
@@ -113,51 +114,35 @@ class ANOVAKernel(Kernel):
         if base_kernel.active_dims is not None:
             if kwargs.get("active_dims") is not None:
                 raise ValueError(
-                    "active_dims is given both to ANOVAKernel and to base_kernel; give it to ANOVAKernel only."
+                    "active_dims is given both to ANOVAKernel and to base_kernel; give it to ANOVAKernel only"
                 )
             kwargs["active_dims"] = base_kernel.active_dims
         super().__init__(**keywords_of_kernels("ANOVAKernel", kwargs))
         if self.active_dims is not None and self.active_dims.numel() != 1:
             raise ValueError(
-                f"active_dims must name one column, got {self.active_dims.tolist()}; multiply kernels of one column."
+                f"active_dims must name one column, got {self.active_dims.tolist()}; multiply kernels of one column"
             )
         self.base_kernel = base_kernel
         self.measure = measure
         self.normalize = normalize
         self.num_quadrature_nodes = num_quadrature_nodes
 
-    @property
-    def batch_shape(self) -> torch.Size:
-        """The common batch shape of the base kernel and the measure."""
-        return torch.broadcast_shapes(self._batch_shape, self.base_kernel.batch_shape, self.measure.batch_shape)
+    def _part_shapes(self) -> tuple[torch.Size, ...]:
+        return self.base_kernel.batch_shape, self.measure.batch_shape
 
-    @batch_shape.setter
-    def batch_shape(self, value: torch.Size) -> None:
-        self._batch_shape = value
+    def _with_batch(self, batch_shape: torch.Size, index: tuple[Any, ...]) -> Any:
+        new_kernel = super()._with_batch(batch_shape, index)
+        new_kernel.measure = self.measure.expand(batch_shape)[index]
+        return new_kernel
 
     def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Tensor:
-        """Evaluate the kernel; see :class:`gpytorch.kernels.Kernel`.
-
-        :param x1: The first inputs (`*batch x n x 1`).
-        :param x2: The second inputs (`*batch x m x 1`).
-        :param diag: Whether to return only the covariances of corresponding inputs (then `n = m`).
-        :return: The matrix (`*batch x n x m`), or the diagonal (`*batch x n`).
-        """
-        check_call(self, params)
-        if x1.size(-1) != 1 or x2.size(-1) != 1:
-            raise ValueError(
-                f"ANOVAKernel is a kernel of one column, but x has {max(x1.size(-1), x2.size(-1))}; choose one by "
-                "active_dims=[...], or move the columns to a batch dimension: x.mT.unsqueeze(-1)."
-            )
+        """The kernel of inputs ``(*batch, n, d)`` and ``(*batch, m, d)``; see :class:`gpytorch.kernels.Kernel`."""
         kernel, outputscale = _unwrap_scale(self.base_kernel)
-        dtype = functools.reduce(
-            torch.promote_types,
-            [parameter.dtype for parameter in self.base_kernel.parameters()],
-            torch.promote_types(x1.dtype, x2.dtype),
-        )
-        column1 = x1.squeeze(-1)
+        dtype = result_dtype(x1, x2, self.base_kernel)
+        column1 = one_column(self, x1, params)
         # The same object where the inputs are, which is how the methods below know.
-        column2 = column1 if x2 is x1 or (diag and _hold_the_same(x1, x2)) else x2.squeeze(-1)
+        is_same = x2 is x1 or (diag and _hold_the_same(x1, x2))
+        column2 = column1 if is_same else one_column(self, x2, params)
         arguments = (column1, column2, outputscale, dtype, diag)
         if _is_plain_rbf(kernel):
             return self._rbf_covariance(kernel.lengthscale.double().squeeze(-1), *arguments)
@@ -191,10 +176,11 @@ class ANOVAKernel(Kernel):
         return function(*(tensor.to(dtype) for tensor in inputs))
 
     def centred_parts(self, x1: Tensor, x2: Tensor, dtype: torch.dtype) -> CentredParts:
-        """The kernel as a local part and products of functions of one input, in float64.
+        """
+        The kernel as a local part and products of functions of one input, in float64.
 
-        :param x1: The first inputs (`*batch x n`).
-        :param x2: The second inputs (`*batch x m`).
+        :param x1: The first inputs ``(*batch, n)``.
+        :param x2: The second inputs ``(*batch, m)``.
         :param dtype: The precision in which the local part will be evaluated.
         """
         kernel, outputscale = _unwrap_scale(self.base_kernel)
@@ -224,7 +210,8 @@ class ANOVAKernel(Kernel):
     def _rbf_parts(
         self, lengthscale: Tensor, x1: Tensor, x2: Tensor, limit: float
     ) -> tuple[_RBFFactors, _RBFFactors, Tensor | None]:
-        """The factors at both inputs, and the mean of the RBF diagonal under the measure (`*batch x 1`) if normalized.
+        """
+        The factors at both inputs, and the mean of the RBF diagonal under the measure ``(*batch, 1)`` if normalized.
 
         All points go through one evaluation: it is a hundred operations on short vectors, whose number is what costs.
         """
@@ -282,7 +269,7 @@ class ANOVAKernel(Kernel):
         return CentredParts(log_scale, None, None, left, right, scale * (double_mean - mu2 * (2 + mu2)))
 
     def _embedding(self, kernel: Kernel, x: Tensor) -> Tensor:
-        """The mean over s of k(x, s) / k(0) - 1, of shape `(*batch, n)`."""
+        """The mean over s of k(x, s) / k(0) - 1, of shape ``(*batch, n)``."""
         if type(kernel) in MATERN_KERNELS:
             rate = math.sqrt(2 * kernel.nu) / kernel.lengthscale.double().squeeze(-1)
             embedding = self.measure.matern_deviation(x, rate, kernel.nu)
@@ -291,47 +278,20 @@ class ANOVAKernel(Kernel):
         nodes, weights = self.measure.split_quadrature(x, self.num_quadrature_nodes)
         return (_deviation(kernel, x.unsqueeze(-1) - nodes, num_data_dims=2) * weights).sum(-1)
 
-    def expand_batch(self, *sizes: Any) -> Kernel:
-        """A copy of the kernel with a larger batch shape; see :meth:`gpytorch.kernels.Kernel.expand_batch`.
-
-        :param sizes: The new batch shape, to which the present one must broadcast.
-        """
-        batch_shape = torch.Size(sizes[0] if len(sizes) == 1 and not isinstance(sizes[0], int) else sizes)
-        if batch_shape == self.batch_shape:
-            return self
-        base_kernel = _without_active_dims(self.base_kernel)
-        return self._with_parts(base_kernel.expand_batch(batch_shape), self.measure.expand(batch_shape))
-
-    def __getitem__(self, index: Any) -> Kernel:
-        """A copy of the kernel with its batch dimensions indexed; see :meth:`gpytorch.kernels.Kernel.__getitem__`.
-
-        :param index: An index, or a tuple of them, into the batch dimensions.
-        """
-        batch_shape = self.batch_shape
-        if len(batch_shape) == 0:
-            return self
-        base_kernel = _without_active_dims(self.base_kernel).expand_batch(batch_shape)
-        return self._with_parts(base_kernel[index], self.measure.expand(batch_shape)[index])
-
-    def _with_parts(self, base_kernel: Kernel, measure: Measure) -> ANOVAKernel:
-        new_kernel = deepcopy(self)
-        new_kernel.base_kernel, new_kernel.measure = base_kernel, measure
-        new_kernel.batch_shape = measure.batch_shape
-        return new_kernel
-
 
 class CentredParts(NamedTuple):
-    r"""A centred kernel as :math:`\mathrm{local}(x, y) + a(x)^\top b(y)`, in float64.
+    r"""
+    A centred kernel as :math:`\mathrm{local}(x, y) + a(x)^\top b(y)`, in float64.
 
     The local part is that of an RBF kernel, :math:`-s e^{-(x - y)^2 / 2 \ell^2} (e^{-o(x) o(y)} - 1)`, or
     :math:`s (k(x - y) / k(0) - 1)` of any other.
 
-    :ivar log_scale: log s (`*batch x 1`).
-    :ivar offset1: o at the first inputs (`*batch x n`); None for kernels other than RBF.
-    :ivar offset2: o at the second inputs (`*batch x m`); None for kernels other than RBF.
-    :ivar left: a at the first inputs (`*batch x n x 2`).
-    :ivar right: b at the second inputs (`*batch x 2 x m`).
-    :ivar variance2: the diagonal at the second inputs (`*batch x m`).
+    :ivar log_scale: log s ``(*batch, 1)``.
+    :ivar offset1: o at the first inputs ``(*batch, n)``; None for kernels other than RBF.
+    :ivar offset2: o at the second inputs ``(*batch, m)``; None for kernels other than RBF.
+    :ivar left: a at the first inputs ``(*batch, n, 2)``.
+    :ivar right: b at the second inputs ``(*batch, 2, m)``.
+    :ivar variance2: the diagonal at the second inputs ``(*batch, m)``.
     """
 
     log_scale: Tensor
@@ -343,7 +303,7 @@ class CentredParts(NamedTuple):
 
 
 class _RBFFactors(NamedTuple):
-    """The per-input parts of `k0(x, y) = local + plus(x) plus(y) - minus(x) minus(y)`, each `(*batch, n)`, float64."""
+    """The parts ``(*batch, n)`` of ``k0(x, y) = local + plus(x) plus(y) - minus(x) minus(y)``, in float64."""
 
     offset: Tensor
     plus: Tensor
@@ -356,8 +316,14 @@ def _hold_the_same(x1: Tensor, x2: Tensor) -> bool:
     return may_look and not torch.compiler.is_compiling() and torch.equal(x1, x2)
 
 
-def _rbf_factors(measure: Measure, x: Tensor, lengthscale: Tensor, limit: float) -> _RBFFactors:
-    r"""Split the ANOVA kernel of an RBF kernel into a local part and two products.
+def _rbf_factors(
+    measure: Measure,
+    x: Tensor,  # (*batch, n)
+    lengthscale: Tensor,  # (*batch, 1)
+    limit: float,
+) -> _RBFFactors:
+    r"""
+    Split the ANOVA kernel of an RBF kernel into a local part and two products.
 
     At short lengthscales, :math:`k_0 = k - (\mu / \sqrt\nu)(\mu' / \sqrt\nu)`. At long ones, in the words of
     :mod:`~gpytorch_gam.kernels.measures.measure` and with :math:`m = \mu - G \alpha`, the square is completed in
@@ -368,14 +334,8 @@ def _rbf_factors(measure: Measure, x: Tensor, lengthscale: Tensor, limit: float)
             = \alpha \alpha' h + \frac{P}{\nu} \beta \beta' - \frac{m m'}{P}, \qquad \beta = \alpha - \frac{G}{P} m,
 
     where at the measure's mean only :math:`P \beta \beta' / \nu > 0` remains. The local part is
-    :func:`~gpytorch_gam.kernels.measures.measure.rbf_without_factor` of the returned offsets, which at short
-        lengthscales are
-    constant, and so large that it is the kernel itself.
-
-    :param x: The inputs (`*batch x n`), float64.
-    :param lengthscale: The lengthscale (`*batch x 1`), float64.
-    :param limit: Where to cut the offsets off, from
-        :func:`~gpytorch_gam.kernels.measures.measure.largest_scaled_offset`.
+    :func:`~gpytorch_gam.kernels.measures.measure.rbf_without_factor` of the returned offsets, which are cut off at a
+    limit. At short lengthscales they are constant, and so large that the local part is the kernel itself.
     """
     is_long = measure.is_long(lengthscale)
     constants = measure.rbf_constants(lengthscale)
@@ -393,33 +353,24 @@ def _rbf_factors(measure: Measure, x: Tensor, lengthscale: Tensor, limit: float)
 
 
 def rbf_anova_matrix(
-    x1: Tensor,
-    x2: Tensor,
-    rate: Tensor,
-    log_scale: Tensor,
-    offset1: Tensor,
-    offset2: Tensor,
-    left: Tensor,
-    right: Tensor,
+    x1: Tensor,  # (*batch, n, 1)
+    x2: Tensor,  # (*batch, 1, m)
+    rate: Tensor,  # (*batch, 1, 1), -1 / 2 l^2
+    log_scale: Tensor,  # (*batch, 1, 1)
+    offset1: Tensor,  # (*batch, n, 1)
+    offset2: Tensor,  # (*batch, 1, m)
+    left: Tensor,  # (*batch, n, 2)
+    right: Tensor,  # (*batch, 2, m)
 ) -> Tensor:
-    r"""The matrix :math:`-e^{\mathrm{scale} + \mathrm{rate} (x_1 - x_2)^2} (e^{-o_1 o_2} - 1) + L R`.
-
-    :param x1: Inputs (`*batch x n x 1`).
-    :param x2: Inputs (`*batch x 1 x m`).
-    :param rate: :math:`-1 / 2 \ell^2` (`*batch x 1 x 1`).
-    :param log_scale: The logarithm of the scale (`*batch x 1 x 1`).
-    :param offset1: Scaled offsets (`*batch x n x 1`).
-    :param offset2: Scaled offsets (`*batch x 1 x m`).
-    :param left: The left factor L (`*batch x n x 2`).
-    :param right: The right factor R (`*batch x 2 x m`).
-    """
+    r"""The matrix :math:`-e^{\mathrm{scale} + \mathrm{rate} (x_1 - x_2)^2} (e^{-o_1 o_2} - 1) + L R`."""
     difference = x1 - x2
     local = -torch.exp(log_scale + difference * (difference * rate)) * torch.expm1(-offset1 * offset2)
     return local + left @ right
 
 
 class _RBFANOVAMatrix(torch.autograd.Function):
-    """:func:`rbf_anova_matrix` with a backward pass by hand.
+    """
+    :func:`rbf_anova_matrix` with a backward pass by hand.
 
     Autograd would keep seven matrices and sweep about thirty times over them; this keeps two and sweeps about ten
     times. Gradients of the gradient go through the plain function.
@@ -479,11 +430,7 @@ def _differentiable_backward(inputs: list[Tensor], needed: tuple[bool, ...], gra
 
 
 def _deviation(kernel: Kernel, difference: Tensor, num_data_dims: int) -> Tensor:
-    """k(r) / k(0) - 1 for a stationary kernel, where possible without the subtraction.
-
-    :param difference: The differences r of inputs (`*batch x ...`), float64.
-    :param num_data_dims: How many of its last dimensions are not batch dimensions.
-    """
+    """k(r) / k(0) - 1 for differences r, float64, whose last ``num_data_dims`` dimensions are not those of a batch."""
     shape = difference.shape
     flat = difference.flatten(-num_data_dims)  # (*batch, J)
     if isinstance(kernel, MaternKernel):
@@ -515,13 +462,13 @@ def _matern_deviation(kernel: MaternKernel, difference: Tensor) -> Tensor:
 
 
 def _variance(kernel: Kernel) -> Tensor:
-    """k(0), of shape `(*batch, 1)`, float64."""
+    """k(0), of shape ``(*batch, 1)``, float64."""
     origin = torch.zeros(1, 1, dtype=torch.float64, device=kernel.device)
     return kernel.forward(origin, origin, diag=True)
 
 
 def _log_scale(mean_variance: Tensor | None, outputscale: Tensor | None, like: Tensor) -> Tensor:
-    """log(outputscale / mean_variance), either of which may be left out, of shape `(*batch, 1)`."""
+    """log(outputscale / mean_variance), either of which may be left out, of shape ``(*batch, 1)``."""
     log_scale = torch.zeros_like(like)
     if mean_variance is not None:
         log_scale = log_scale - mean_variance.log()
@@ -531,7 +478,8 @@ def _log_scale(mean_variance: Tensor | None, outputscale: Tensor | None, like: T
 
 
 def _check_nodes_per_period(kernel: Kernel, measure: Measure, num_nodes: int) -> None:
-    """Refuse a periodic kernel that quadrature would alias: its result would not be a covariance.
+    """
+    Refuse a periodic kernel that quadrature would alias: its result would not be a covariance.
 
     The comparison reads values back from the device, hence only with ``gpytorch.settings.debug``, and these kernels.
     """
@@ -547,7 +495,7 @@ def _check_nodes_per_period(kernel: Kernel, measure: Measure, num_nodes: int) ->
             raise ValueError(
                 f"num_quadrature_nodes={num_nodes} is too few for a {type(part).__name__} with period_length "
                 f"{part.period_length.min().item():.3g} under this measure; give at least {math.ceil(needed.item())}, "
-                "keep the period longer by a period_length_constraint, or use an Empirical measure."
+                "keep the period longer by a period_length_constraint, or use an Empirical measure"
             )
 
 
@@ -564,53 +512,31 @@ def _unwrap_scale(kernel: Kernel) -> tuple[Kernel, Tensor | None]:
     return kernel, outputscale
 
 
-def _without_active_dims(kernel: Kernel) -> Kernel:
-    """A copy whose active_dims are gone: GPyTorch would index and expand them like parameters."""
-    kernel = deepcopy(kernel)
-    for module in kernel.modules():
-        if isinstance(module, Kernel):
-            module.active_dims = None
-    return kernel
-
-
-def _check_base_kernel(kernel: Kernel, normalize: bool) -> None:
-    if not isinstance(kernel, Kernel):
-        raise TypeError(f"base_kernel must be a gpytorch Kernel, got {type(kernel).__name__}.")
+def _check_base_kernel(kernel: Any, normalize: bool) -> None:
+    is_cancelled = isinstance(kernel, ScaleKernel) and normalize
+    check_base_kernel("ANOVAKernel", kernel, torch.zeros(1, 1), is_cancelled)
     name = type(kernel).__name__
     if not kernel.is_stationary:
         raise ValueError(
-            f"base_kernel must be stationary, but {name} is not; use RBFKernel, MaternKernel, PeriodicKernel, ..."
+            f"base_kernel must be stationary, but {name} is not; use RBFKernel, MaternKernel, PeriodicKernel, .."
         )
     for part in [kernel, *kernel.sub_kernels()]:
         if part.ard_num_dims is not None and part.ard_num_dims > 1:
             raise ValueError(
                 f"base_kernel must have one input, but {type(part).__name__} has ard_num_dims={part.ard_num_dims}; "
-                "multiply one ANOVAKernel a column instead."
+                "multiply one ANOVAKernel a column instead"
             )
-    if isinstance(kernel, ScaleKernel) and normalize:
-        raise ValueError(
-            "base_kernel is a ScaleKernel, whose outputscale normalize=True cancels; put it outside, "
-            "ScaleKernel(ANOVAKernel(...)), or pass normalize=False."
-        )
-    outer: Kernel = kernel
-    while isinstance(outer, ScaleKernel):
-        outer = outer.base_kernel
-    if any(part.active_dims is not None for part in outer.sub_kernels()):
-        raise ValueError(
-            f"base_kernel {name} has parts with active_dims of their own; give active_dims to ANOVAKernel."
-        )
-    probe = torch.zeros(1, 1)
-    if outer.num_outputs_per_input(probe, probe) != 1:
-        raise ValueError(f"base_kernel must have one output, but {name} has several.")
+    if any(part.active_dims is not None for part in _unwrap_scale(kernel)[0].sub_kernels()):
+        raise ValueError(f"base_kernel {name} has parts with active_dims of their own; give active_dims to ANOVAKernel")
 
 
-def _check_measure(measure: Measure, kernel: Kernel) -> None:
+def _check_measure(measure: Any, kernel: Kernel) -> None:
     if not isinstance(measure, Measure):
-        raise TypeError(f"measure must be a Measure (Uniform, Normal, Empirical), got {type(measure).__name__}.")
+        raise TypeError(f"measure must be a Measure (Uniform, Normal, Empirical), got {type(measure).__name__}")
     try:
         torch.broadcast_shapes(measure.batch_shape, kernel.batch_shape)
     except RuntimeError:
         raise ValueError(
-            f"measure {type(measure).__name__} has batch shape {tuple(measure.batch_shape)}, which doesn't cover "
-            f"base_kernel's batch shape {tuple(kernel.batch_shape)}; give it one value a component, or one for all."
+            f"measure {type(measure).__name__} has batch shape {tuple(measure.batch_shape)}, which does not cover "
+            f"base_kernel's batch shape {tuple(kernel.batch_shape)}; give it one value a component, or one for all"
         ) from None

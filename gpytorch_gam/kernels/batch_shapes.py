@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 from collections.abc import Iterator
 from copy import deepcopy
@@ -11,41 +10,17 @@ from typing import Any
 import torch
 from gpytorch.kernels import Kernel
 
-from gpytorch_gam import _checks as checks
-
-
-def batch_sizes(sizes: tuple[Any, ...]) -> torch.Size:
-    """The argument of :meth:`gpytorch.kernels.Kernel.expand_batch`, which is one shape or several integers.
-
-    :param sizes: Its positional arguments.
-    """
-    return torch.Size(sizes[0] if len(sizes) == 1 and not isinstance(sizes[0], int) else sizes)
-
-
-def batch_index(index: Any, num_batch_dims: int) -> tuple[Any, ...]:
-    """An index into batch dimensions that means the same for tensors with more dimensions behind them.
-
-    :param index: An index, or a tuple of them, into the batch dimensions.
-    :param num_batch_dims: How many of these there are.
-    """
-    index = tuple(index) if isinstance(index, (tuple, list)) else (index,)
-    is_ellipsis = [part is Ellipsis for part in index]
-    if not any(is_ellipsis):
-        return index
-    position = is_ellipsis.index(True)
-    skipped = [slice(None)] * (num_batch_dims - len(index) + 1)
-    return (*index[:position], *skipped, *index[position + 1 :])
-
 
 def index_kernel(kernel: Kernel, batch_shape: torch.Size, index: tuple[Any, ...] = ()) -> Kernel:
-    """A copy of a kernel, expanded to a batch shape and then indexed.
+    """
+    A copy of a kernel, expanded to a batch shape and then indexed.
 
-    What GPyTorch's `expand_batch` and `__getitem__` do, which take `active_dims` for a tensor with batch dimensions,
-    and don't expand the parts of sums and products.
+    GPyTorch's ``expand_batch`` and ``__getitem__`` take ``active_dims`` for a tensor with batch dimensions, and do not
+    expand the parts of sums and products.
 
-    :param kernel: The kernel, which isn't modified.
+    :param kernel: The kernel, which is not modified.
     :param batch_shape: The batch shape, to which that of each part must broadcast.
-    :param index: From :func:`batch_index`. (Default: everything.)
+    :param index: An index into these dimensions, without an ellipsis. Default: everything.
     """
     if type(kernel).expand_batch is not Kernel.expand_batch:
         new_kernel = kernel.expand_batch(batch_shape)
@@ -78,7 +53,8 @@ def expanded(kernel: Kernel, batch_shape: torch.Size) -> Kernel:
 
 
 def resize_for_state(module: torch.nn.Module, dims: dict[str, int], state_dict: dict[str, Any], prefix: str) -> None:
-    """Make room in buffers for as many points as a state has of them: their number may depend on the data.
+    """
+    Make room in buffers for as many points as a state has of them: their number may depend on the data.
 
     :param module: That owns the buffers.
     :param dims: The dimension of each buffer that counts the points.
@@ -99,37 +75,3 @@ def _children(kernel: Kernel) -> Iterator[tuple[torch.nn.Module, str, Kernel]]:
         for name, part in list(owner.named_children()):
             if isinstance(part, Kernel):
                 yield owner, name, part
-
-
-def check_call(kernel: Kernel, keywords: dict[str, Any]) -> None:
-    """
-    Refuse what a kernel does not read of a call.
-
-    :param kernel: For the message.
-    :param keywords: Arguments beside the inputs and ``diag``; GPyTorch passes ``last_dim_is_batch``.
-    :raises NotImplementedError: If ``last_dim_is_batch`` is set.
-    :raises TypeError: If there is another one.
-    """
-    name = type(kernel).__name__
-    unknown = sorted(keywords.keys() - {"last_dim_is_batch"})
-    if unknown:
-        raise TypeError(f"a call of {name} takes no argument {', '.join(map(repr, unknown))}")
-    if keywords.get("last_dim_is_batch"):
-        raise NotImplementedError(
-            f"{name} has no last_dim_is_batch; move the columns of x to a batch dimension: x.mT.unsqueeze(-1)."
-        )
-
-
-def keywords_of_kernels(name: str, keywords: dict[str, Any]) -> dict[str, Any]:
-    """
-    Arguments of a constructor that it hands on to GPyTorch's, which passes over others without a word.
-
-    :param name: Of the class, for the message.
-    :param keywords: The arguments.
-    :raises TypeError: If GPyTorch's kernels do not have one of them.
-    """
-    known = inspect.signature(Kernel.__init__).parameters.keys() - {"self", "kwargs"}
-    for keyword in keywords:
-        if keyword not in known:
-            raise TypeError(f"{name} takes no argument {keyword!r}{checks.did_you_mean(keyword, known)}")
-    return keywords

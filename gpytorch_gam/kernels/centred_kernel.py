@@ -1,4 +1,5 @@
-"""A kernel conditioned on a mean of zero over given points.
+"""
+A kernel conditioned on a mean of zero over given points.
 
 Reference:
     N. Durrande, D. Ginsbourger, O. Roustant, L. Carraro. ANOVA kernels and RKHS of zero mean functions for
@@ -7,8 +8,6 @@ Reference:
 
 from __future__ import annotations
 
-import functools
-from copy import deepcopy
 from typing import Any
 
 import torch
@@ -17,16 +16,18 @@ from torch import Tensor
 
 from gpytorch_gam import _checks as checks
 
-from .batch_shapes import batch_index, batch_sizes, index_kernel, resize_for_state
+from ._base_kernels import check_base_kernel, check_call, result_dtype
+from ._batched_kernel import BatchedKernel
+from .batch_shapes import resize_for_state
 from .evaluation import evaluate
-from .level_kernel import result_dtype
 from .measures.measure import as_parameter
 
 _EPSILON = torch.finfo(torch.float64).eps
 
 
-class CentredKernel(Kernel):
-    r"""Any kernel, conditioned on the weighted mean of the function over given points being zero.
+class CentredKernel(BatchedKernel):
+    r"""
+    Any kernel, conditioned on the weighted mean of the function over given points being zero.
 
     For a base kernel :math:`k`, points :math:`p_1, \ldots, p_m` and weights that sum to one,
 
@@ -36,7 +37,7 @@ class CentredKernel(Kernel):
         \bar k(x) = \sum_i w_i k(x, p_i), \qquad \bar{\bar k} = \sum_{ij} w_i w_j k(p_i, p_j).
 
     So :math:`\sum_i w_i k_0(p_i, x) = 0` for every x: the additive model's constant takes up the level. It serves
-    where :class:`~gpytorch_gam.kernels.ANOVAKernel` doesn't: for any number of columns, without a product measure, and
+    where :class:`~gpytorch_gam.kernels.ANOVAKernel` does not: for any number of columns, without a product measure, and
     for categories. With a :class:`~gpytorch_gam.kernels.LevelKernel` and all L levels as points it is the factor whose
     effects sum to zero, :math:`k_0 = (\delta - 1/L) \cdot L / (L - 1)`, which is determined by any L - 1 of them. A
     product with kernels of other columns centred in the same way is an interaction without main effects:
@@ -57,17 +58,17 @@ class CentredKernel(Kernel):
     :math:`m^2` for the mean of the means, whatever is called; all are kept for the gradient. Keep m at a few hundred at
     most, by a sample of the rows or by k-means with weights.
 
-    :param base_kernel: A kernel with one output, of any number of columns. It isn't modified. Its `active_dims` count
-        the columns of the points.
-    :param points: Where the mean is taken (`m x d`, or `*batch x m x d`, or `m` for one column).
-    :param weights: Their weights, nonnegative (`m` or `*batch x m`); normalised to sum to one. (Default: equal
+    :param base_kernel: A kernel with one output, of any number of columns. It is not modified. Its ``active_dims``
+        count the columns of the points.
+    :param points: Where the mean is taken (``(m, d)``, or ``(*batch, m, d)``, or ``m`` for one column).
+    :param weights: Their weights, nonnegative (``m`` or ``(*batch, m)``); normalised to sum to one. (Default: equal
         weights.)
     :param normalize: Whether to divide by the mean prior variance over the points. (Default: True.)
     :param active_dims: The columns of the input to read, as many as the points have.
-    :raises TypeError: If `base_kernel` is not a kernel.
-    :raises ValueError: If points or weights are not finite, their shapes don't fit, a weight is negative, fewer than
+    :raises TypeError: If ``base_kernel`` is not a kernel.
+    :raises ValueError: If points or weights are not finite, their shapes do not fit, a weight is negative, fewer than
         two distinct points have weight, or the base kernel has several outputs or an output scale that
-        `normalize=True` would cancel; or, when called, if x has another number of columns than the points.
+        ``normalize=True`` would cancel; or, when called, if x has another number of columns than the points.
 
     Example:
         >>> levels = torch.arange(5.0)
@@ -76,6 +77,7 @@ class CentredKernel(Kernel):
     """
 
     is_stationary = False
+    batched_tensors = (("points", 2), ("weights", 1))
     base_kernel: Kernel
     points: Tensor
     weights: Tensor
@@ -94,7 +96,7 @@ class CentredKernel(Kernel):
         super().__init__(active_dims=active_dims)
         if self.active_dims is not None and self.active_dims.numel() != points.shape[-1]:
             raise ValueError(
-                f"active_dims {self.active_dims.tolist()} must name as many columns as points have, {points.shape[-1]}."
+                f"active_dims {self.active_dims.tolist()} must name as many columns as points have, {points.shape[-1]}"
             )
         self.base_kernel = base_kernel
         self.normalize = checks.flag("normalize", normalize)
@@ -105,36 +107,18 @@ class CentredKernel(Kernel):
         resize_for_state(self, {"points": -2, "weights": -1}, state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
-    @property
-    def batch_shape(self) -> torch.Size:
-        """The common batch shape of the base kernel, the points and the weights."""
-        return torch.broadcast_shapes(
-            self._batch_shape, self.base_kernel.batch_shape, self.points.shape[:-2], self.weights.shape[:-1]
-        )
-
-    @batch_shape.setter
-    def batch_shape(self, value: torch.Size) -> None:
-        self._batch_shape = value
+    def _part_shapes(self) -> tuple[torch.Size, ...]:
+        return self.base_kernel.batch_shape, self.points.shape[:-2], self.weights.shape[:-1]
 
     def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Tensor:
-        """Evaluate the kernel; see :class:`gpytorch.kernels.Kernel`.
-
-        :param x1: The first inputs (`*batch x n x d`).
-        :param x2: The second inputs (`*batch x m x d`).
-        :param diag: Whether to return only the covariances of corresponding inputs (then `n = m`).
-        :return: The matrix (`*batch x n x m`), or the diagonal (`*batch x n`).
-        """
+        """The kernel of inputs ``(*batch, n, d)`` and ``(*batch, m, d)``; see :class:`gpytorch.kernels.Kernel`."""
         check_call(self, params)
         if x1.size(-1) != self.points.size(-1):
             raise ValueError(
                 f"x has {x1.size(-1)} columns, but the points of CentredKernel have {self.points.size(-1)}; choose "
-                "columns by active_dims=[...]."
+                "columns by active_dims=[...]"
             )
-        dtype = functools.reduce(
-            torch.promote_types,
-            [parameter.dtype for parameter in self.base_kernel.parameters()],
-            result_dtype(x1, x2),
-        )
+        dtype = result_dtype(x1, x2, self.base_kernel)
         x2_is_x1, x1 = x2 is x1, x1.double()
         x2 = x1 if x2_is_x1 else x2.double()
         points, weights = self.points.double(), self.weights.double()
@@ -167,53 +151,14 @@ class CentredKernel(Kernel):
         return (scale.unsqueeze(-1) * covariance).to(dtype)
 
     def _mean(self, x: Tensor, points: Tensor, weights: Tensor) -> Tensor:
-        """The weighted mean over the points of the base kernel at x, of shape `(*batch, n)`."""
+        """The weighted mean over the points of the base kernel at x, of shape ``(*batch, n)``."""
         # GPyTorch takes differences from the mean of the first inputs: with the points there, one far row of x costs
         # the others no precision.
         return (weights.unsqueeze(-2) @ _evaluate(self.base_kernel, points, x)).squeeze(-2)
 
     def num_outputs_per_input(self, x1: Tensor, x2: Tensor) -> int:
-        """One; see :meth:`gpytorch.kernels.Kernel.num_outputs_per_input`.
-
-        :param x1: The first inputs.
-        :param x2: The second inputs.
-        """
+        """One."""
         return 1
-
-    def expand_batch(self, *sizes: Any) -> Kernel:
-        """A copy of the kernel with a larger batch shape; see :meth:`gpytorch.kernels.Kernel.expand_batch`.
-
-        :param sizes: The new batch shape, to which the present one must broadcast.
-        """
-        batch_shape = batch_sizes(sizes)
-        if batch_shape == self.batch_shape:
-            return self
-        return self._with_parts(
-            index_kernel(self.base_kernel, batch_shape),
-            self.points.expand(*batch_shape, *self.points.shape[-2:]),
-            self.weights.expand(*batch_shape, *self.weights.shape[-1:]),
-        )
-
-    def __getitem__(self, index: Any) -> Kernel:
-        """A copy of the kernel with its batch dimensions indexed; see :meth:`gpytorch.kernels.Kernel.__getitem__`.
-
-        :param index: An index, or a tuple of them, into the batch dimensions.
-        """
-        batch_shape = self.batch_shape
-        if len(batch_shape) == 0:
-            return self
-        index = batch_index(index, len(batch_shape))
-        return self._with_parts(
-            index_kernel(self.base_kernel, batch_shape, index),
-            self.points.expand(*batch_shape, *self.points.shape[-2:])[index],
-            self.weights.expand(*batch_shape, *self.weights.shape[-1:])[index],
-        )
-
-    def _with_parts(self, base_kernel: Kernel, points: Tensor, weights: Tensor) -> CentredKernel:
-        new_kernel = deepcopy(self)
-        new_kernel.base_kernel, new_kernel.points, new_kernel.weights = base_kernel, points, weights
-        new_kernel.batch_shape = points.shape[:-2]
-        return new_kernel
 
 
 def _evaluate(kernel: Kernel, x1: Tensor, x2: Tensor, diag: bool = False) -> Tensor:
@@ -232,7 +177,7 @@ def _checked_points(points: Any) -> Tensor:
     if points.dim() == 0 or 0 in points.shape:
         raise ValueError(
             f"points of CentredKernel must have shape (m, d), (*batch, m, d), or (m) for one column, got "
-            f"{tuple(points.shape)}."
+            f"{tuple(points.shape)}"
         )
     return points
 
@@ -244,17 +189,17 @@ def _checked_weights(weights: Any, points: Tensor) -> Tensor:
     if weights.dim() == 0 or weights.shape[-1] != points.shape[-2]:
         raise ValueError(
             f"weights of CentredKernel have shape {tuple(weights.shape)}, but there are {points.shape[-2]} points; "
-            "give one weight a point."
+            "give one weight a point"
         )
     try:
         torch.broadcast_shapes(weights.shape[:-1], points.shape[:-2])
     except RuntimeError:
         raise ValueError(
-            f"weights of CentredKernel have batch shape {tuple(weights.shape[:-1])}, which doesn't broadcast with that "
-            f"of points, {tuple(points.shape[:-2])}."
+            f"weights of CentredKernel have batch shape {tuple(weights.shape[:-1])}, which does not broadcast with "
+            f"that of points, {tuple(points.shape[:-2])}"
         ) from None
     if bool((weights < 0).any()):
-        raise ValueError(f"weights of CentredKernel must not be negative, got {weights.min().item():g}.")
+        raise ValueError(f"weights of CentredKernel must not be negative, got {weights.min().item():g}")
     # One distinct point among those with weight, and the function would be zero there and nowhere be averaged.
     used = (weights > 0).unsqueeze(-1)
     low = torch.where(used, points, torch.inf).amin(-2)
@@ -262,34 +207,26 @@ def _checked_weights(weights: Any, points: Tensor) -> Tensor:
     if not bool((low < high).any(-1).all()):
         raise ValueError(
             "CentredKernel needs two or more distinct points with positive weight (in every batch); leave a component "
-            "whose input is constant out."
+            "whose input is constant out"
         )
     return weights.double() / weights.double().sum(-1, keepdim=True)
 
 
-def _check_base_kernel(kernel: Kernel, points: Tensor, normalize: bool) -> None:
-    if not isinstance(kernel, Kernel):
-        raise TypeError(f"base_kernel must be a gpytorch Kernel, got {type(kernel).__name__}.")
-    name = type(kernel).__name__
-    if kernel.num_outputs_per_input(points[..., :1, :], points[..., :1, :]) != 1:
-        raise ValueError(f"base_kernel must have one output, but {name} has several.")
+def _check_base_kernel(kernel: Any, points: Tensor, normalize: bool) -> None:
+    is_scaled = isinstance(kernel, Kernel) and _has_output_scale(kernel)
+    check_base_kernel("CentredKernel", kernel, points[..., :1, :], normalize and is_scaled)
     for part in [kernel, *kernel.sub_kernels()]:
         if part.active_dims is not None and int(part.active_dims.max()) >= points.shape[-1]:
             raise ValueError(
                 f"base_kernel has active_dims {part.active_dims.tolist()}, but points have {points.shape[-1]} columns; "
-                "those of base_kernel count the columns of the points, those of CentredKernel the columns of x."
+                "those of base_kernel count the columns of the points, those of CentredKernel the columns of x"
             )
-    if normalize and _has_output_scale(kernel):
-        raise ValueError(
-            f"base_kernel {name} has an outputscale, which normalize=True cancels; put it outside, "
-            "ScaleKernel(CentredKernel(...)), or pass normalize=False."
-        )
     try:
         torch.broadcast_shapes(points.shape[:-2], kernel.batch_shape)
     except RuntimeError:
         raise ValueError(
-            f"points have batch shape {tuple(points.shape[:-2])}, which doesn't broadcast with that of base_kernel, "
-            f"{tuple(kernel.batch_shape)}; give points for each component, or the same for all."
+            f"points have batch shape {tuple(points.shape[:-2])}, which does not broadcast with that of base_kernel, "
+            f"{tuple(kernel.batch_shape)}; give points for each component, or the same for all"
         ) from None
 
 

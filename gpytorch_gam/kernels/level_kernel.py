@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,14 +10,15 @@ from gpytorch.kernels import Kernel
 from gpytorch.settings import debug
 from torch import Tensor
 
-from ._batch_shapes import check_call
+from ._base_kernels import one_column, result_dtype
 
 # Whole numbers up to it are told apart in float32.
 LARGEST_CODE = 2.0**24
 
 
 class LevelKernel(Kernel):
-    r"""Independent and identically distributed levels of a category, which are numbers in one column of the input:
+    r"""
+    Independent and identically distributed levels of a category, which are numbers in one column of the input:
 
     .. math::
 
@@ -32,8 +34,8 @@ class LevelKernel(Kernel):
     they raise an error). NaN equals nothing: it is a new level in each row, with 1 on the diagonal of the matrix of one
     set of inputs all the same.
 
-    There are no parameters, so the batch shape is always `()` and the result has the batch shape and the dtype of the
-    inputs. As levels are names, the kernel doesn't count as stationary.
+    There are no parameters, so the batch shape is always ``()`` and the result has the batch shape and the dtype of the
+    inputs. As levels are names, the kernel does not count as stationary.
 
     :param active_dims: The one column of the input to read, where it has more.
     :raises ValueError: When called, if x has more than one column, or numbers beyond :math:`2^{24}`.
@@ -52,88 +54,41 @@ class LevelKernel(Kernel):
         super().__init__(active_dims=active_dims)
 
     def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Tensor:
-        """Evaluate the kernel; see :class:`gpytorch.kernels.Kernel`.
-
-        :param x1: The first inputs (`*batch x n x 1`).
-        :param x2: The second inputs (`*batch x m x 1`).
-        :param diag: Whether to return only the covariances of corresponding inputs (then `n = m`).
-        :return: The matrix (`*batch x n x m`), or the diagonal (`*batch x n`).
-        """
+        """The kernel of inputs ``(*batch, n, d)`` and ``(*batch, m, d)``; see :class:`gpytorch.kernels.Kernel`."""
         column1, column2 = level_column(self, x1, params), level_column(self, x2, params)
         return same_level(column1, column2, diag, x1_is_x2=x2 is x1).to(result_dtype(x1, x2))
 
     def expand_batch(self, *sizes: Any) -> Kernel:
-        """The kernel itself, which has no parameters to expand.
-
-        :param sizes: The new batch shape.
-        """
+        """The kernel itself, which has no parameters to expand."""
         return self
 
     def __getitem__(self, index: Any) -> Kernel:
-        """The kernel itself, which has no parameters to index.
-
-        :param index: An index, or a tuple of them, into the batch dimensions.
-        """
+        """The kernel itself, which has no parameters to index."""
         return self
 
 
-def one_column(kernel: Kernel, x: Tensor, params: dict[str, Any]) -> Tensor:
-    """The only column of the inputs of a kernel.
-
-    :param kernel: For the error messages.
-    :param x: The inputs (`*batch x n x 1`).
-    :param params: The other arguments of its call.
-    :return: `*batch x n`.
-    :raises ValueError: If there is not exactly one column.
+def level_column(kernel: Kernel, x: Tensor, params: Mapping[str, Any]) -> Tensor:
     """
-    name = type(kernel).__name__
-    check_call(kernel, params)
-    if x.size(-1) != 1:
-        raise ValueError(
-            f"{name} is a kernel of one column, but x has {x.size(-1)}; choose one by active_dims=[...], or move the "
-            "columns to a batch dimension: x.mT.unsqueeze(-1)."
-        )
-    return x.squeeze(-1)
+    The only column ``(*batch, n)`` of the inputs ``(*batch, n, 1)`` of a kernel, in float32, as levels are compared.
 
-
-def level_column(kernel: Kernel, x: Tensor, params: dict[str, Any]) -> Tensor:
-    """The only column of the inputs of a kernel, in the precision in which levels are compared.
-
-    :param kernel: For the error messages.
-    :param x: The inputs (`*batch x n x 1`).
-    :param params: The other arguments of its call.
-    :return: `*batch x n`, float32.
     :raises ValueError: If there is not exactly one column, or a number is too large to be told from its neighbours.
     """
     column = one_column(kernel, x, params)
     if debug.on() and column.device.type == "cpu" and bool((column.abs() > LARGEST_CODE).any()):
         raise ValueError(
             f"{type(kernel).__name__}: x has the level {column[column.abs() > LARGEST_CODE][0].item():.17g}, but "
-            f"levels beyond {LARGEST_CODE:.0f} in magnitude cannot be told apart in float32; number them from 0."
+            f"levels beyond {LARGEST_CODE:.0f} in magnitude cannot be told apart in float32; number them from 0"
         )
     return column.float()
 
 
 def same_level(x1: Tensor, x2: Tensor, diag: bool, x1_is_x2: bool) -> Tensor:
-    """Whether levels are the same.
+    """
+    Whether levels ``(*batch, n)`` and ``(*batch, m)`` are the same: ``(*batch, n, m)``, or their diagonal.
 
-    :param x1: `*batch x n`.
-    :param x2: `*batch x m`.
-    :param diag: Whether to compare only corresponding numbers (then `n = m`). NaN is then equal to NaN.
-    :param x1_is_x2: Whether the two are the same rows: then NaN is equal to itself.
-    :return: `*batch x n x m`, or `*batch x n`; boolean.
+    NaN is equal to NaN on the diagonal, and equal to itself where the two are the same rows.
     """
     if diag:
         return (x1 == x2) | (x1.isnan() & x2.isnan())
     same = x1.unsqueeze(-1) == x2.unsqueeze(-2)
     return same | torch.eye(x1.shape[-1], dtype=torch.bool, device=x1.device) if x1_is_x2 else same
-
-
-def result_dtype(x1: Tensor, x2: Tensor) -> torch.dtype:
-    """The common dtype of two inputs, the default one for integers.
-
-    :param x1: The first inputs.
-    :param x2: The second inputs.
-    """
-    dtype = torch.promote_types(x1.dtype, x2.dtype)
-    return dtype if dtype.is_floating_point else torch.get_default_dtype()

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import deepcopy
 from typing import Any
 
 import torch
-from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from .batch_shapes import batch_index, batch_sizes
-from .level_kernel import LARGEST_CODE, level_column, result_dtype, same_level
+from ._base_kernels import keywords_of_kernels, result_dtype
+from ._batched_kernel import BatchedKernel
+from .level_kernel import LARGEST_CODE, level_column, same_level
 from .measures.measure import as_parameter
 
 # Correlations at smaller lengthscales are zero in every precision: exp(-1000).
 _SMALLEST_LENGTHSCALE = 1e-3
 
 
-class OrdinalKernel(Kernel):
-    r"""Ordered levels of a category, whose effects form a stationary first-order autoregression along the order:
+class OrdinalKernel(BatchedKernel):
+    r"""
+    Ordered levels of a category, whose effects form a stationary first-order autoregression along the order:
 
     .. math::
 
@@ -31,14 +31,14 @@ class OrdinalKernel(Kernel):
     number of the kernel matrix at most :math:`((1 + \rho) / (1 - \rho))^2`.
 
     Levels are numbers in one column of the input, compared as in :class:`~gpytorch_gam.kernels.LevelKernel`. The rank
-    of a level is its position in `levels`, whatever the numbers. A number that is none of them is independent of all
+    of a level is its position in ``levels``, whatever the numbers. A number that is none of them is independent of all
     others, with variance 1.
 
-    The `lengthscale` is in units of levels, `(*batch, 1, 1)`. In steps between numbers the kernel isn't stationary.
+    The ``lengthscale`` is in units of levels, ``(*batch, 1, 1)``. In the numbers the kernel is not stationary.
 
     :param levels: The levels in their order, two or more distinct finite numbers.
-    :param kwargs: Passed to :class:`~gpytorch.kernels.Kernel`: `batch_shape`, `active_dims` (one column of the input),
-        `lengthscale_prior`, `lengthscale_constraint`.
+    :param kwargs: Passed to :class:`~gpytorch.kernels.Kernel`: ``batch_shape``, ``active_dims`` (one column of the
+        input), ``lengthscale_prior``, ``lengthscale_constraint``.
     :raises ValueError: If there are fewer than two levels, or they are not finite, or not distinct in single precision,
         or beyond :math:`2^{24}`; or, when called, if x has more than one column, or numbers beyond :math:`2^{24}`.
 
@@ -49,12 +49,13 @@ class OrdinalKernel(Kernel):
     """
 
     has_lengthscale = True
+    batched_tensors = (("raw_lengthscale", 2),)
     levels: Tensor
 
     def __init__(self, levels: Sequence[float] | Tensor, **kwargs: Any) -> None:
         if kwargs.get("ard_num_dims") not in (None, 1):
             raise ValueError(
-                f"OrdinalKernel is a kernel of one column, but ard_num_dims={kwargs['ard_num_dims']}; leave it out."
+                f"OrdinalKernel is a kernel of one column, but ard_num_dims={kwargs['ard_num_dims']}; leave it out"
             )
         super().__init__(**keywords_of_kernels("OrdinalKernel", kwargs))
         self.register_buffer("levels", _checked_levels(levels))
@@ -65,13 +66,7 @@ class OrdinalKernel(Kernel):
         return False
 
     def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Tensor:
-        """Evaluate the kernel; see :class:`gpytorch.kernels.Kernel`.
-
-        :param x1: The first inputs (`*batch x n x 1`).
-        :param x2: The second inputs (`*batch x m x 1`).
-        :param diag: Whether to return only the covariances of corresponding inputs (then `n = m`).
-        :return: The matrix (`*batch x n x m`), or the diagonal (`*batch x n`).
-        """
+        """The kernel of inputs ``(*batch, n, d)`` and ``(*batch, m, d)``; see :class:`gpytorch.kernels.Kernel`."""
         column1, column2 = level_column(self, x1, params), level_column(self, x2, params)
         dtype = torch.promote_types(result_dtype(x1, x2), self.raw_lengthscale.dtype)
         (rank1, is_known1), (rank2, is_known2) = self._ranks(column1), self._ranks(column2)
@@ -91,42 +86,17 @@ class OrdinalKernel(Kernel):
         position = torch.searchsorted(codes, x.contiguous()).clamp(max=codes.numel() - 1)
         return ranks[position], codes[position] == x
 
-    def expand_batch(self, *sizes: Any) -> Kernel:
-        """A copy of the kernel with a larger batch shape; see :meth:`gpytorch.kernels.Kernel.expand_batch`.
-
-        :param sizes: The new batch shape, to which the present one must broadcast.
-        """
-        batch_shape = batch_sizes(sizes)
-        if batch_shape == self.batch_shape:
-            return self
-        return self._with_raw_lengthscale(self.raw_lengthscale.expand(*batch_shape, 1, 1))
-
-    def __getitem__(self, index: Any) -> Kernel:
-        """A copy of the kernel with its batch dimensions indexed; see :meth:`gpytorch.kernels.Kernel.__getitem__`.
-
-        :param index: An index, or a tuple of them, into the batch dimensions.
-        """
-        if len(self.batch_shape) == 0:
-            return self
-        return self._with_raw_lengthscale(self.raw_lengthscale[batch_index(index, len(self.batch_shape))])
-
-    def _with_raw_lengthscale(self, raw_lengthscale: Tensor) -> OrdinalKernel:
-        new_kernel = deepcopy(self)
-        new_kernel.raw_lengthscale.data = raw_lengthscale.detach()
-        new_kernel.batch_shape = raw_lengthscale.shape[:-2]
-        return new_kernel
-
 
 def _checked_levels(levels: Sequence[float] | Tensor) -> Tensor:
     codes = as_parameter("OrdinalKernel", "levels", levels)
     if codes.dim() != 1 or codes.numel() < 2:
         raise ValueError(
             f"levels must be a list of two or more numbers in their order, got shape {tuple(codes.shape)}; leave the "
-            "component of a column with one level out."
+            "component of a column with one level out"
         )
     if bool((codes.abs() > LARGEST_CODE).any()) or codes.float().unique().numel() < codes.numel():
         raise ValueError(
             f"levels must be distinct in single precision and at most {LARGEST_CODE:.0f} in magnitude, got "
-            f"{codes.tolist()}; use whole numbers, such as 0 to {codes.numel() - 1}."
+            f"{codes.tolist()}; use whole numbers, such as 0 to {codes.numel() - 1}"
         )
     return codes

@@ -12,7 +12,8 @@ from .measure import Measure, as_parameter
 
 
 class Empirical(Measure):
-    r"""The discrete distribution with the given atoms, for instance the observed values of an input.
+    r"""
+    The discrete distribution with the given atoms, for instance the observed values of an input.
 
     Components then have mean zero over the data themselves, as in mgcv's sum-to-zero constraint. Means are float64
     sums over all J atoms: a kernel evaluation at n inputs costs O(n J + J^2) a component beside the kernel matrix
@@ -23,8 +24,8 @@ class Empirical(Measure):
     the prior of a component is also far wider than on average, from where fits with a log link may not find back: take
     a uniform measure there, or the logarithm of the input.
 
-    :param atoms: The atoms (`*batch x J`), at least two of them distinct.
-    :param weights: Their weights, nonnegative (`J` or `*batch x J`); normalised to sum to one. (Default: equal
+    :param atoms: The atoms ``(*batch, J)``, at least two of them distinct.
+    :param weights: Their weights, nonnegative (``J`` or ``(*batch, J)``); normalised to sum to one. (Default: equal
         weights.)
     :raises ValueError: If a value is not finite, a weight is negative, all weights are zero, the shapes do not fit,
         or the whole weight lies on one value (every component would be zero).
@@ -42,7 +43,7 @@ class Empirical(Measure):
         atoms = as_parameter("Empirical", "atoms", atoms)
         if atoms.dim() == 0 or atoms.size(-1) < 2:
             raise ValueError(
-                f"Empirical: atoms must have two or more values in its last dimension, got shape {tuple(atoms.shape)}."
+                f"Empirical: atoms must have two or more values in its last dimension, got shape {tuple(atoms.shape)}"
             )
         weights = (
             torch.ones_like(atoms)
@@ -56,23 +57,24 @@ class Empirical(Measure):
         if not bool((self.standard_deviation > 0).all()):
             raise ValueError(
                 "Empirical: atoms must have two or more distinct values of positive weight in every batch; "
-                "drop the constant input."
+                "drop the constant input"
             )
 
     @classmethod
     def from_data(cls, data: Any, num_atoms: int = 64) -> Empirical:
-        """The empirical distribution of data, thinned to at most `num_atoms` weighted atoms.
+        """
+        The empirical distribution of data, thinned to at most ``num_atoms`` weighted atoms.
 
-        The sorted data are cut into `num_atoms` bins of (nearly) equal counts, each of which becomes an atom at its
+        The sorted data are cut into ``num_atoms`` bins of (nearly) equal counts, each of which becomes an atom at its
         mean with its count as weight: the mean of the data is kept exactly, and the spread up to the spread within
         bins.
 
-        :param data: The observed values (`*batch x N`).
+        :param data: The observed values ``(*batch, N)``.
         :param num_atoms: The largest number of atoms.
-        :raises ValueError: If `num_atoms < 2`, or as for the constructor.
+        :raises ValueError: If ``num_atoms < 2``, or as for the constructor.
         """
         if num_atoms < 2:
-            raise ValueError(f"Empirical: num_atoms must be at least 2, got {num_atoms}.")
+            raise ValueError(f"Empirical: num_atoms must be at least 2, got {num_atoms}")
         data = as_parameter("Empirical", "data", data)
         if data.dim() == 0 or data.size(-1) <= num_atoms:
             return cls(data)
@@ -96,7 +98,7 @@ class Empirical(Measure):
         return (self._normalised_weights() * offsets.square()).sum(-1).sqrt()
 
     def quadrature(self, num_nodes: int) -> tuple[Tensor, Tensor]:
-        """The atoms and their weights; `num_nodes` is not used."""
+        """The atoms and their weights; ``num_nodes`` is not used."""
         return self.atoms.double(), self._normalised_weights()
 
     def _normalised_weights(self) -> Tensor:
@@ -109,19 +111,19 @@ def _checked_weights(weights: Tensor, atoms: Tensor) -> Tensor:
     if weights.dim() == 0 or weights.size(-1) != atoms.size(-1):
         raise ValueError(
             f"Empirical: weights must have one value for each of the {atoms.size(-1)} atoms, "
-            f"got shape {tuple(weights.shape)}."
+            f"got shape {tuple(weights.shape)}"
         )
     if not bool((weights >= 0).all()):
-        raise ValueError(f"Empirical: weights must not be negative, got {weights.tolist()}.")
+        raise ValueError(f"Empirical: weights must not be negative, got {weights.tolist()}")
     if not bool((weights.sum(-1) > 0).all()):
         raise ValueError(
-            "Empirical: weights must have a positive sum in every batch; give at least one positive weight."
+            "Empirical: weights must have a positive sum in every batch; give at least one positive weight"
         )
     try:
         torch.broadcast_shapes(weights.shape, atoms.shape)
     except RuntimeError:
         raise ValueError(
             f"Empirical: weights of shape {tuple(weights.shape)} do not broadcast with atoms of shape "
-            f"{tuple(atoms.shape)}."
+            f"{tuple(atoms.shape)}"
         ) from None
     return weights

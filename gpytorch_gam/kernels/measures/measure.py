@@ -1,4 +1,5 @@
-r"""The interface between an input measure and the kernels that are centred under it.
+r"""
+The interface between an input measure and the kernels that are centred under it.
 
 The RBF kernel :math:`k(x, y) = \exp(-(x - y)^2 / 2 \ell^2)` gets its own functions here, because the integrals that
 centre it cancel catastrophically at long lengthscales. They are written about the measure's mean :math:`c`, with
@@ -42,7 +43,8 @@ _LARGEST_SCALED_OFFSET = 25.0
 
 
 class RBFConstants(NamedTuple):
-    r"""Integrals of an RBF kernel under a measure, each of shape `(*batch, 1)`, float64.
+    r"""
+    Integrals of an RBF kernel under a measure, each of shape ``(*batch, 1)``, float64.
 
     :ivar double_mean: :math:`\nu = E_{st} k(s, t)`.
     :ivar factor_mean: :math:`G = E_s \alpha(s)`.
@@ -56,19 +58,18 @@ class RBFConstants(NamedTuple):
 
 
 class Measure(torch.nn.Module, ABC):
-    r"""A probability distribution of one input variable, or a batch of them (one per additive component).
+    r"""
+    A probability distribution of one input variable, or a batch of them (one per additive component).
 
     Parameters are buffers, so that they move and convert with the kernel that owns the measure; numbers given as
     Python floats are kept in float64. All integrals are computed in float64 whatever the buffers' dtype.
 
     A subclass must implement :attr:`mean`, :attr:`standard_deviation` and :meth:`quadrature`. The remaining methods
     have defaults that sum over the quadrature nodes, exact for a discrete measure and a starting point for any other:
-    override
-    :meth:`split_quadrature` for a continuous measure (kernels may have a kink at zero distance), and the ``rbf_``
-        methods where
-    closed forms exist.
+    override :meth:`split_quadrature` for a continuous measure (kernels may have a kink at zero distance), and the
+    ``rbf_`` methods where closed forms exist.
 
-    All buffers must have the shape `(*batch, ...)` with :attr:`num_event_dims` trailing dimensions.
+    All buffers must have the shape ``(*batch, ...)`` with :attr:`num_event_dims` trailing dimensions.
     """
 
     #: Number of trailing dimensions of each buffer that are not batch dimensions.
@@ -83,48 +84,52 @@ class Measure(torch.nn.Module, ABC):
     @property
     @abstractmethod
     def mean(self) -> Tensor:
-        """The mean, of shape `(*batch)`, float64."""
+        """The mean, of shape ``(*batch)``, float64."""
 
     @property
     @abstractmethod
     def standard_deviation(self) -> Tensor:
-        """The standard deviation, of shape `(*batch)`, float64."""
+        """The standard deviation, of shape ``(*batch)``, float64."""
 
     @abstractmethod
     def quadrature(self, num_nodes: int) -> tuple[Tensor, Tensor]:
-        """Nodes and weights for the mean of a smooth function.
+        """
+        Nodes and weights for the mean of a smooth function.
 
         :param num_nodes: The number of nodes a panel (ignored by a discrete measure).
-        :return: Nodes and weights, each of shape `(*batch, J)`, float64. The weights sum to one.
+        :return: Nodes and weights, each of shape ``(*batch, J)``, float64. The weights sum to one.
         """
 
     def split_quadrature(self, x: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
-        """Nodes and weights for the mean of a function that is smooth except at one point.
+        """
+        Nodes and weights for the mean of a function that is smooth except at one point.
 
-        :param x: The points of non-smoothness (`*batch x n`), float64.
+        :param x: The points of non-smoothness ``(*batch, n)``, float64.
         :param num_nodes: The number of nodes a panel (ignored by a discrete measure).
-        :return: Nodes and weights, each broadcastable with `(*batch, n, J)`, float64.
+        :return: Nodes and weights, each broadcastable with ``(*batch, n, J)``, float64.
         """
         nodes, weights = self.quadrature(num_nodes)
         return nodes.unsqueeze(-2), weights.unsqueeze(-2)
 
     @property
     def panel_width(self) -> Tensor:
-        """The length of input that the panels of :meth:`split_quadrature` cover (`*batch`); zero where it is exact."""
+        """Length of input that the panels of :meth:`split_quadrature` cover, ``(*batch)``; zero where it is exact."""
         return torch.zeros_like(self.mean)
 
     def is_long(self, lengthscale: Tensor) -> Tensor:
-        """Whether a lengthscale is so long that the RBF kernel should be expanded about the measure's mean.
+        """
+        Whether a lengthscale is so long that the RBF kernel should be expanded about the measure's mean.
 
-        :param lengthscale: The lengthscale (`*batch x 1`), float64.
-        :return: A boolean tensor (`*batch x 1`).
+        :param lengthscale: The lengthscale ``(*batch, 1)``, float64.
+        :return: A boolean tensor ``(*batch, 1)``.
         """
         return lengthscale > self.standard_deviation.unsqueeze(-1)
 
     def rbf_constants(self, lengthscale: Tensor) -> RBFConstants:
-        """The integrals of the RBF kernel that do not depend on an input.
+        """
+        The integrals of the RBF kernel that do not depend on an input.
 
-        :param lengthscale: The lengthscale (`*batch x 1`), float64.
+        :param lengthscale: The lengthscale ``(*batch, 1)``, float64.
         """
         moments, is_compact = self._moments(lengthscale)
         factor_mean = moments[..., :1]
@@ -135,12 +140,13 @@ class Measure(torch.nn.Module, ABC):
         return RBFConstants(double_mean, factor_mean, remainder)
 
     def rbf_embedding(self, x: Tensor, lengthscale: Tensor) -> tuple[Tensor, Tensor]:
-        r"""The mean embedding of the RBF kernel and its remainder.
+        r"""
+        The mean embedding of the RBF kernel and its remainder.
 
-        :param x: The inputs (`*batch x n`), float64.
-        :param lengthscale: The lengthscale (`*batch x 1`), float64.
+        :param x: The inputs ``(*batch, n)``, float64.
+        :param lengthscale: The lengthscale ``(*batch, 1)``, float64.
         :return: :math:`\mu(x) = E_s k(x, s)`, and :math:`\mu(x) - G \alpha(x) = \alpha(x) E_s \alpha(s) h(x, s)`
-            computed without that subtraction (only meaningful where :meth:`is_long` holds). Both `*batch x n`.
+            computed without that subtraction (only meaningful where :meth:`is_long` holds). Both ``(*batch, n)``.
         """
         embedding = self._rbf_mean(x, lengthscale)
         moments, is_compact = self._moments(lengthscale)
@@ -153,17 +159,19 @@ class Measure(torch.nn.Module, ABC):
         return embedding, torch.where(is_near, factor * series, embedding - moments[..., :1] * factor)
 
     def matern_deviation(self, x: Tensor, rate: Tensor, nu: float) -> Tensor | None:
-        r"""The mean over s of :math:`k(x, s) / k(0) - 1` for a Matern kernel, where there is a closed form.
+        r"""
+        The mean over s of :math:`k(x, s) / k(0) - 1` for a Matern kernel, where there is a closed form.
 
-        :param x: The inputs (`*batch x n`), float64.
-        :param rate: :math:`\sqrt{2 \nu} / \ell` (`*batch x 1`), float64.
+        :param x: The inputs ``(*batch, n)``, float64.
+        :param rate: :math:`\sqrt{2 \nu} / \ell` ``(*batch, 1)``, float64.
         :param nu: The smoothness, 0.5, 1.5 or 2.5.
-        :return: `*batch x n`, or None if it takes quadrature.
+        :return: ``(*batch, n)``, or None if it takes quadrature.
         """
         return None
 
     def expand(self, batch_shape: torch.Size) -> Measure:
-        """A copy of the measure with a larger batch shape.
+        """
+        A copy of the measure with a larger batch shape.
 
         :param batch_shape: The new batch shape, to which the present one must broadcast.
         """
@@ -173,7 +181,8 @@ class Measure(torch.nn.Module, ABC):
         )
 
     def __getitem__(self, index: Any) -> Measure:
-        """A copy of the measure with its batch dimensions indexed.
+        """
+        A copy of the measure with its batch dimensions indexed.
 
         :param index: An index, or a tuple of them, into the batch dimensions.
         """
@@ -192,11 +201,11 @@ class Measure(torch.nn.Module, ABC):
         return x - self.mean.unsqueeze(-1)
 
     def _reach(self) -> Tensor:
-        """The largest distance of a node from the mean (`*batch x 1`)."""
+        """The largest distance of a node from the mean ``(*batch, 1)``."""
         return self._offset(self.quadrature(_NUM_NODES)[0]).abs().amax(-1, keepdim=True)
 
     def _rbf_mean(self, x: Tensor, lengthscale: Tensor) -> Tensor:
-        """The mean of k(x, s) over the nodes (`*batch x n`)."""
+        """The mean of k(x, s) over the nodes ``(*batch, n)``."""
         nodes, weights = self.quadrature(_NUM_NODES)
         scale = math.sqrt(0.5) / lengthscale
         scaled, scaled_nodes = self._offset(x) * scale, self._offset(nodes) * scale
@@ -204,7 +213,8 @@ class Measure(torch.nn.Module, ABC):
         return (torch.exp(-distance.square()) @ weights.unsqueeze(-1)).squeeze(-1)
 
     def _moments(self, lengthscale: Tensor) -> tuple[Tensor, Tensor]:
-        r""":math:`E \alpha(s) ((s - c) / \ell)^k` for k = 0, ..., K (`*batch x (K + 1)`), and where to use them.
+        r"""
+        :math:`E \alpha(s) ((s - c) / \ell)^k` for k = 0, ..., K ``(*batch, (K + 1))``, and where to use them.
 
         Where the nodes reach too far for the series, long lengthscales still are only a few times the spread, and the
         differences that it replaces are harmless in float64.
@@ -219,25 +229,27 @@ class Measure(torch.nn.Module, ABC):
         first = (weights * deviation * scaled).sum(-1, keepdim=True)
         powers = scaled.unsqueeze(-1).expand(*scaled.shape, _NUM_TERMS).cumprod(-1)[..., 1:]  # (*batch, J, K - 1)
         higher = ((weights * (1 + deviation)).unsqueeze(-1) * powers).sum(-2)
-        # Where the series isn't used, the factor's mean is that of the true lengthscale.
+        # Where the series is not used, the factor's mean is that of the true lengthscale.
         factor = torch.exp(-0.5 * (self._offset(nodes) / lengthscale).square())
         zeroth = (weights * factor).sum(-1, keepdim=True)
         return torch.cat([zeroth, first, higher], -1), is_compact
 
 
 def power_series(x: Tensor, coefficients: Tensor) -> Tensor:
-    """The sum over k = 1, ..., K of c_k x^k.
+    """
+    The sum over k = 1, ..., K of c_k x^k.
 
-    :param x: The arguments (`*batch x n`).
-    :param coefficients: The coefficients (`*batch x K`).
+    :param x: The arguments ``(*batch, n)``.
+    :param coefficients: The coefficients ``(*batch, K)``.
     """
     return (integer_powers(x, coefficients.shape[-1]) @ coefficients.unsqueeze(-1)).squeeze(-1)
 
 
 def integer_powers(x: Tensor, count: int) -> Tensor:
-    """The powers x, x^2, ..., x^count along a new last dimension (`*x x count`), by products alone.
+    """
+    The powers x, x^2, ..., x^count of ``x`` ``(*shape)``: ``(*shape, count)``, by products alone.
 
-    Doubling the number of powers takes few operations on short vectors, and no elementwise `pow` on long ones.
+    Doubling the number of powers takes few operations on short vectors, and no elementwise ``pow`` on long ones.
     """
     powers = x.unsqueeze(-1)
     while powers.shape[-1] < count:
@@ -252,7 +264,8 @@ def _inverse_factorials(like: Tensor) -> Tensor:
 
 
 def rbf_without_factor(squared_distance: Tensor, product: Tensor) -> Tensor:
-    r""":math:`\alpha(x) \alpha(y) h(x, y)` as :math:`-k(x, y) (e^{-xy / \ell^2} - 1)`: no cancellation, no overflow.
+    r"""
+    :math:`\alpha(x) \alpha(y) h(x, y)` as :math:`-k(x, y) (e^{-xy / \ell^2} - 1)`: no cancellation, no overflow.
 
     :param squared_distance: :math:`(x - y)^2 / 2 \ell^2`.
     :param product: :math:`(x - c) (y - c) / \ell^2` of offsets cut off at :func:`largest_scaled_offset`; the kernel
@@ -267,7 +280,8 @@ def largest_scaled_offset(dtype: torch.dtype) -> float:
 
 
 def gauss_legendre(num_nodes: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Gauss-Legendre nodes and weights on (0, 1), float64.
+    """
+    Gauss-Legendre nodes and weights on (0, 1), float64.
 
     :param num_nodes: The number of nodes.
     :param device: The device to put them on.
@@ -289,11 +303,12 @@ def _cached_gauss_legendre_table(num_nodes: int) -> tuple[tuple[float, ...], tup
 
 
 def panels(edges: tuple[Tensor, ...], num_nodes: int) -> tuple[Tensor, Tensor]:
-    """Composite Gauss-Legendre nodes and weights for the integral over adjacent intervals.
+    """
+    Composite Gauss-Legendre nodes and weights for the integral over adjacent intervals.
 
-    :param edges: Their end points in ascending order, each of shape `(*shape)`, float64.
+    :param edges: Their end points in ascending order, each of shape ``(*shape)``, float64.
     :param num_nodes: The number of nodes an interval.
-    :return: Nodes and weights, each `(*shape, (len(edges) - 1) * num_nodes)`.
+    :return: Nodes and weights, each ``(*shape, (len(edges) - 1) * num_nodes)``.
     """
     nodes, weights = gauss_legendre(num_nodes, edges[0].device)
     starts = torch.stack(torch.broadcast_tensors(*edges[:-1]), -1).unsqueeze(-1)  # (*shape, intervals, 1)
@@ -302,7 +317,8 @@ def panels(edges: tuple[Tensor, ...], num_nodes: int) -> tuple[Tensor, Tensor]:
 
 
 def as_parameter(owner: str, name: str, value: Any) -> Tensor:
-    """A measure's argument as a floating-point tensor that carries no gradient.
+    """
+    A measure's argument as a floating-point tensor that carries no gradient.
 
     :param owner: The measure's name, for the error message.
     :param name: The argument's name, for the error message.
@@ -313,16 +329,17 @@ def as_parameter(owner: str, name: str, value: Any) -> Tensor:
     try:
         tensor = torch.as_tensor(value, dtype=None if torch.is_tensor(value) else torch.float64).detach().clone()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"{owner}: {name} must hold numbers, got {checks.shown(value)}.") from error
+        raise TypeError(f"{owner}: {name} must hold numbers, got {checks.shown(value)}") from error
     if not tensor.is_floating_point():
         tensor = tensor.double()
     if not bool(torch.isfinite(tensor).all()):
-        raise ValueError(f"{owner}: {name} must be finite, got {value}.")
+        raise ValueError(f"{owner}: {name} must be finite, got {value}")
     return tensor
 
 
 def broadcast_parameters(owner: str, **tensors: Tensor) -> list[Tensor]:
-    """Broadcast a measure's arguments to one shape.
+    """
+    Broadcast a measure's arguments to one shape.
 
     :param owner: The measure's name, for the error message.
     :param tensors: The arguments by name.
@@ -333,5 +350,5 @@ def broadcast_parameters(owner: str, **tensors: Tensor) -> list[Tensor]:
     except RuntimeError:
         shapes = ", ".join(f"{name} has shape {tuple(tensor.shape)}" for name, tensor in tensors.items())
         raise ValueError(
-            f"{owner}: {shapes}, which do not broadcast; give one value a component, or one for all."
+            f"{owner}: {shapes}, which do not broadcast; give one value a component, or one for all"
         ) from None

@@ -14,15 +14,16 @@ _NUM_STANDARD_DEVIATIONS = 8.5
 
 
 class Normal(Measure):
-    r"""The normal distribution with mean `mean` and standard deviation `sd`.
+    r"""
+    The normal distribution with mean ``mean`` and standard deviation ``sd``.
 
     The integrals of an RBF kernel are closed forms, with :math:`r = s^2 / \ell^2` for a standard deviation :math:`s`:
     :math:`G^2 = (1 + r)^{-1}`, :math:`\nu = (1 + 2r)^{-1/2}`, and :math:`P = G^2 (\sqrt{1 + r^2 / (1 + 2r)} - 1)` by
-        ``expm1``.
+    ``expm1``.
 
-    :param mean: The mean (a number, or a tensor of shape `batch_shape`).
+    :param mean: The mean (a number, or a tensor of shape ``batch_shape``).
     :param sd: The standard deviation, positive (same shapes).
-    :raises ValueError: If a value is not finite, the shapes do not broadcast, or `sd <= 0` anywhere.
+    :raises ValueError: If a value is not finite, the shapes do not broadcast, or ``sd <= 0`` anywhere.
 
     Example:
         >>> measure = Normal(0.0, 1.0)  # standardised inputs
@@ -37,7 +38,7 @@ class Normal(Measure):
             "Normal", mean=as_parameter("Normal", "mean", mean), sd=as_parameter("Normal", "sd", sd)
         )
         if not bool((sd > 0).all()):
-            raise ValueError(f"Normal: sd must be positive, got {sd.tolist()}.")
+            raise ValueError(f"Normal: sd must be positive, got {sd.tolist()}")
         self.register_buffer("location", location)
         self.register_buffer("sd", sd)
 
@@ -57,7 +58,8 @@ class Normal(Measure):
         return 2 * _NUM_STANDARD_DEVIATIONS * self.standard_deviation
 
     def quadrature(self, num_nodes: int) -> tuple[Tensor, Tensor]:
-        """Gauss-Legendre nodes weighted by the density, as many each side of the mean.
+        """
+        Gauss-Legendre nodes weighted by the density, as many each side of the mean.
 
         See :meth:`Measure.quadrature`.
         """
@@ -66,7 +68,8 @@ class Normal(Measure):
         return nodes, weights * self._density(nodes, 1)
 
     def split_quadrature(self, x: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
-        """Gauss-Legendre nodes weighted by the density, as many each side of `x`.
+        """
+        Gauss-Legendre nodes weighted by the density, as many each side of ``x``.
 
         See :meth:`Measure.split_quadrature`.
         """

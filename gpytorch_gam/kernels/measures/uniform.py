@@ -34,15 +34,16 @@ _LARGEST_EXPONENT = 700.0
 
 
 class Uniform(Measure):
-    r"""The uniform distribution on the interval from `low` to `high`.
+    r"""
+    The uniform distribution on the interval from ``low`` to ``high``.
 
     The mean embedding of an RBF kernel is a difference of error functions; at lengthscales beyond the standard
     deviation the remainder :math:`\alpha(x) E_s \alpha(s) h(x, s)` is summed as a series in even powers of
     :math:`(x - c) / \ell` (the odd ones vanish by symmetry) whose coefficients, and therefore the sum, are positive.
 
-    :param low: The lower end (a number, or a tensor of shape `batch_shape`).
-    :param high: The upper end, above `low` (same shapes).
-    :raises ValueError: If an end is not finite, the shapes do not broadcast, or `low >= high` anywhere.
+    :param low: The lower end (a number, or a tensor of shape ``batch_shape``).
+    :param high: The upper end, above ``low`` (same shapes).
+    :raises ValueError: If an end is not finite, the shapes do not broadcast, or ``low >= high`` anywhere.
 
     Example:
         >>> measure = Uniform(0.0, 1.0)  # every component's input is uniform on the unit interval
@@ -58,7 +59,7 @@ class Uniform(Measure):
             "Uniform", low=as_parameter("Uniform", "low", low), high=as_parameter("Uniform", "high", high)
         )
         if not bool((low < high).all()):
-            raise ValueError(f"Uniform: low must be below high, got low={low.tolist()} and high={high.tolist()}.")
+            raise ValueError(f"Uniform: low must be below high, got low={low.tolist()} and high={high.tolist()}")
         self.register_buffer("low", low)
         self.register_buffer("high", high)
 
@@ -69,7 +70,7 @@ class Uniform(Measure):
 
     @property
     def half_width(self) -> Tensor:
-        """Half the length of the interval, of shape `(*batch)`, float64."""
+        """Half the length of the interval, of shape ``(*batch)``, float64."""
         return 0.5 * (self.high.double() - self.low.double())
 
     @property
@@ -88,7 +89,7 @@ class Uniform(Measure):
         return nodes, weights / (2 * self.half_width.unsqueeze(-1))
 
     def split_quadrature(self, x: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
-        """Gauss-Legendre nodes, as many on each side of `x`; see :meth:`Measure.split_quadrature`."""
+        """Gauss-Legendre nodes, as many on each side of ``x``; see :meth:`Measure.split_quadrature`."""
         low, high = self.low.double().unsqueeze(-1), self.high.double().unsqueeze(-1)
         nodes, weights = panels((low, torch.clamp(x, low, high), high), num_nodes)
         return nodes, weights / (high - low).unsqueeze(-1)
@@ -138,7 +139,7 @@ class Uniform(Measure):
         return torch.where(self.is_long(lengthscale), lengthscale, self.half_width.unsqueeze(-1))
 
     def _even_moments(self, lengthscale: Tensor) -> Tensor:
-        r""":math:`E \alpha(s) ((s - c) / \ell)^{2k}` for k = 0, ..., K, of shape `(*batch, K + 1)`."""
+        r""":math:`E \alpha(s) ((s - c) / \ell)^{2k}` for k = 0, ..., K, of shape ``(*batch, K + 1)``."""
         nodes, weights = gauss_legendre(_NUM_MOMENT_NODES, lengthscale.device)
         squares = (self.half_width.unsqueeze(-1) / lengthscale * nodes).square()  # (*batch, J)
         factors = (weights * torch.exp(-0.5 * squares)).unsqueeze(-2)  # (*batch, 1, J)
