@@ -26,17 +26,18 @@ class PredictorCall(NamedTuple):
     prior: MultivariateNormal
 
 
-class Capture:
+class Capture(NamedTuple):
     """
     The calls of one predictor.
 
-    :param predictor: Whose calls.
-    :param check_finite: Whether it looks for NaN and infinity in its inputs.
+    :ivar predictor: the predictor whose calls are kept.
+    :ivar check_finite: whether it looks for NaN and infinity in its inputs.
+    :ivar calls: its calls so far.
     """
 
-    def __init__(self, predictor: torch.nn.Module, check_finite: bool) -> None:
-        self.predictor, self.check_finite = predictor, check_finite
-        self.calls: list[PredictorCall] = []
+    predictor: torch.nn.Module
+    check_finite: bool
+    calls: list[PredictorCall]
 
 
 _capture: ContextVar[Capture | None] = ContextVar("_capture", default=None)
@@ -47,10 +48,10 @@ def captured_calls(predictor: torch.nn.Module, check_finite: bool) -> Iterator[l
     """
     Collect the calls of a predictor in this context (and thread). Their covariances are formed when asked for only.
 
-    :param predictor: Whose calls.
+    :param predictor: The predictor whose calls are kept.
     :param check_finite: Whether it looks for NaN and infinity in its inputs.
     """
-    capture = Capture(predictor, check_finite)
+    capture = Capture(predictor, check_finite, [])
     token = _capture.set(capture)
     try:
         yield capture.calls
@@ -59,10 +60,6 @@ def captured_calls(predictor: torch.nn.Module, check_finite: bool) -> Iterator[l
 
 
 def capture_of(predictor: torch.nn.Module) -> Capture | None:
-    """
-    Where the calls of a predictor are to be kept, if anywhere.
-
-    :param predictor: That is called.
-    """
+    """Where the calls of a predictor are kept at present, if anywhere."""
     capture = _capture.get()
     return capture if capture is not None and capture.predictor is predictor else None

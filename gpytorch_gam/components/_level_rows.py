@@ -22,9 +22,9 @@ class LevelBlocks(NamedTuple):
     """
     Inducing points that are all pairs of levels and places, level by level.
 
-    :ivar column: that the levels stand in, among those of a component.
-    :ivar num_levels: of each component.
-    :ivar num_places: at each level.
+    :ivar column: the column of a component that the levels stand in.
+    :ivar num_levels: number of levels L of each component.
+    :ivar num_places: number of places at each level, m.
     """
 
     column: int
@@ -32,20 +32,11 @@ class LevelBlocks(NamedTuple):
     num_places: int
 
     def codes(self, points: Tensor) -> Tensor:
-        """
-        The levels, ``(*batch, C_g, L)``, in single precision.
-
-        :param points: Inducing points ``(*batch, C_g, M, d)``.
-        """
+        """The levels ``(*batch, C_g, L)`` of inducing points ``(*batch, C_g, M, d)``, in single precision."""
         return points.detach()[..., :: self.num_places, self.column].float()
 
     def at_first_level(self, inputs: Tensor, points: Tensor) -> Tensor:
-        """
-        Inputs with the first level in the place of theirs.
-
-        :param inputs: ``(*batch, C_g, n, d)``.
-        :param points: Inducing points ``(*batch, C_g, M, d)``.
-        """
+        """Inputs ``(*batch, C_g, n, d)`` with the first level of the inducing points in the place of theirs."""
         level = points.detach()[..., :1, :].to(inputs.dtype)
         is_level = torch.arange(inputs.shape[-1], device=inputs.device) == self.column
         return torch.where(is_level, level, inputs)
@@ -64,12 +55,7 @@ class LevelRows(NamedTuple):
     covariance: Tensor
 
     def project(self, weights: Tensor) -> Tensor:
-        """
-        The projections of the rows.
-
-        :param weights: ``(*batch, C_g, M, k)``.
-        :return: ``(*batch, C_g, n, k)``.
-        """
+        """The projections ``(*batch, C_g, n, k)`` of the rows on weights ``(*batch, C_g, M, k)``."""
         size = self.covariance.shape[-2]
         if size == 1:
             return torch.take_along_dim(weights, self.level.unsqueeze(-1), dim=-2) * self.covariance.mT
@@ -78,11 +64,7 @@ class LevelRows(NamedTuple):
         return (self.covariance.mT.unsqueeze(-2) @ own).squeeze(-2)
 
     def matrix(self, num_levels: int) -> Tensor:
-        """
-        The covariances with all inducing variables, ``(*batch, C_g, M, n)``.
-
-        :param num_levels: L.
-        """
+        """The covariances with all inducing variables, ``(*batch, C_g, M, n)``."""
         values = self.covariance.unsqueeze(-3)  # (*batch, C_g, 1, m, n)
         empty = values.new_zeros(*values.shape[:-3], num_levels, *values.shape[-2:])
         place = self.level[..., None, None, :].expand_as(values)
@@ -90,12 +72,7 @@ class LevelRows(NamedTuple):
 
 
 def level_blocks(kernel: Kernel, points: Tensor) -> LevelBlocks | None:
-    """
-    The structure of inducing points whose levels are independent, None for others.
-
-    :param kernel: Of components.
-    :param points: ``(*batch, C_g, M, d)``.
-    """
+    """The structure of inducing points ``(*batch, C_g, M, d)`` whose levels are independent, None for others."""
     column = _level_column(kernel, points.shape[-1])
     if column is None:
         return None
@@ -125,13 +102,7 @@ def _level_column(kernel: Kernel, num_columns: int) -> int | None:
 
 
 def find_levels(column: Tensor, codes: Tensor) -> tuple[Tensor, Tensor]:
-    """
-    Places of values among codes, compared in single precision.
-
-    :param column: Values ``(*batch, C_g, n)``, float32.
-    :param codes: Distinct codes ``(*batch, C_g, L)``, float32.
-    :return: ``(*batch, C_g, n)``, and whether the value is there.
-    """
+    """Places of values ``(*batch, C_g, n)`` among distinct codes ``(*batch, C_g, L)``, float32, and which are there."""
     batch = torch.broadcast_shapes(column.shape[:-1], codes.shape[:-1])
     ordered, order = (part.expand(*batch, -1).contiguous() for part in codes.sort(-1))
     column = column.expand(*batch, -1).contiguous()

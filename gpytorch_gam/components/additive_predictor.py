@@ -66,9 +66,7 @@ class AdditivePredictor(gpytorch.Module):
         self._validate_names()
         self._validate_predictors()
         self._validate_batch_shapes()
-        means = (
-            [mean] if mean is None or isinstance(mean, Mean) else list(mean) if isinstance(mean, Sequence) else [mean]
-        )
+        means = list(mean) if isinstance(mean, Sequence) else [mean]
         if not all(module is None or isinstance(module, Mean) for module in means):
             raise TypeError(f"mean must be a GPyTorch mean module, or one a predictor, got {checks.shown(mean)}")
         if len(means) not in (1, self.num_predictors):
@@ -109,10 +107,11 @@ class AdditivePredictor(gpytorch.Module):
         """
         Names of the components of one predictor, in order.
 
-        :param predictor: Its number.
+        :param predictor: The number of the predictor.
+        :raises TypeError: If it is no integer.
         :raises ValueError: If there is no such predictor.
         """
-        if not isinstance(predictor, int) or not 0 <= predictor < self.num_predictors:
+        if not 0 <= checks.integer("predictor", predictor) < self.num_predictors:
             raise ValueError(f"predictor must be an integer from 0 to {self.num_predictors - 1}, got {predictor!r}")
         return tuple(name for group in self.groups if group.predictor_index == predictor for name in group.names)
 
@@ -120,7 +119,7 @@ class AdditivePredictor(gpytorch.Module):
         """
         The group that a component belongs to, with its kernel: ``group_of("site").kernel.outputscale``.
 
-        :param name: Of the component.
+        :param name: The name of the component.
         :raises ValueError: If it is unknown.
         """
         self.component_indices(name)
@@ -191,9 +190,9 @@ class AdditivePredictor(gpytorch.Module):
         """
         Raise an error if a state is not one of the same components, see :meth:`ComponentGroup.check_state`.
 
-        :param state_dict: That holds the predictor's.
-        :param prefix: Of the names of the predictor's entries.
-        :raises ValueError: If it is of others.
+        :param state_dict: A state with the predictor's entries.
+        :param prefix: What their names begin with.
+        :raises ValueError: If it is that of other components.
         """
         for index, group in enumerate(self.groups):
             group.check_state(state_dict, f"{prefix}groups.{index}.")

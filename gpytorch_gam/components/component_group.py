@@ -200,11 +200,7 @@ class ComponentGroup(gpytorch.Module):
         return as_bytes(self._structure())
 
     def set_extra_state(self, state: Any) -> None:
-        """
-        Nothing is left to do: :meth:`check_state` was called before anything was loaded.
-
-        :param state: From :meth:`get_extra_state`.
-        """
+        """Nothing is left to do: :meth:`check_state` was called before anything was loaded."""
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         self.check_state(state_dict, prefix)
@@ -214,9 +210,9 @@ class ComponentGroup(gpytorch.Module):
         """
         Raise an error if a state is not one of a group with the same names, columns, levels and kinds of kernels.
 
-        :param state_dict: That holds the group's.
-        :param prefix: Of the names of the group's entries.
-        :raises ValueError: If it is another group's.
+        :param state_dict: A state with the group's entries.
+        :param prefix: What their names begin with.
+        :raises ValueError: If it is that of another group.
         """
         key = prefix + STATE_KEY
         if key not in state_dict:
@@ -248,7 +244,7 @@ class ComponentGroup(gpytorch.Module):
         """
         Names of the components that read a column of ``x``, as an input or in ``by``.
 
-        :param column: Its index.
+        :param column: The index of the column.
         """
         reads = (self.columns == column).any(-1) | ((self.by_columns == column) & self._has_by)
         return [name for name, is_reader in zip(self.names, reads.tolist(), strict=True) if is_reader]

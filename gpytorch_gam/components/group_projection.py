@@ -25,7 +25,6 @@ from gpytorch_gam.projection.blockwise import (
 )
 from gpytorch_gam.projection.separable_form import separable_form
 
-from ._level_rows import LevelRows
 from .component_group import ComponentGroup
 
 
@@ -43,6 +42,33 @@ class SummedProjection(NamedTuple):
     prior_variance: Tensor
 
 
+class ComponentProjection(NamedTuple):
+    r"""
+    Projections of a group, each component for itself.
+
+    :ivar shared: :math:`W_c^\top k_c`, ``(*batch, C_g, S, n)``.
+    :ivar block: :math:`V_c^\top k_c`, ``(*batch, C_g, r, n)`` with the directions of all blocks of a component; None
+        without block weights.
+    :ivar prior_variance: :math:`k_c(\mathbf x, \mathbf x)`, ``(*batch, C_g, n)``.
+    """
+
+    shared: Tensor
+    block: Tensor | None
+    prior_variance: Tensor
+
+
+def whitened_weights(cholesky: Tensor, columns: Tensor) -> Tensor:
+    r"""
+    Weights :math:`L_c^{-\top} G_c`, whose projection is :math:`G_c^\top \phi_c(\mathbf x)` with features
+    :math:`\phi_c(\mathbf x) = L_c^{-1} k_c(Z_c, \mathbf x)`.
+
+    :param cholesky: :math:`L_c`, ``(*batch, num_blocks, size, size)``.
+    :param columns: :math:`G_c`, ``(*batch, num_blocks, size, k)``.
+    :return: ``(*batch, num_blocks, size, k)``.
+    """
+    return triangular_solve(cholesky, columns, transpose=True)
+
+
 def project_sum(
     group: ComponentGroup, x: Tensor, shared_weights: Tensor, block_weights: Tensor | None
 ) -> SummedProjection:
@@ -56,24 +82,42 @@ def project_sum(
     :param block_weights: ``(*batch, num_blocks, size, r)``, of directions that each block has for itself, squared and
         summed over components and columns; None for none.
     """
-    rows = _level_rows(group, x)
-    if rows is not None:
-        return _looked_up_sum(group, x, rows, shared_weights, block_weights)
-    fused = _fused_inputs(group, x, shared_weights, block_weights)
-    if fused is None:
-        return _plain_project_sum(group, x, shared_weights, block_weights)
-    inputs, variance = fused
-    shared, squares = fused_projection(inputs, _backend_for(inputs))
-    return SummedProjection(shared, squares, variance)
+    squares = None
+    if settings.fused_projection.value() != "off":
+        rows = group.level_rows(x)
+        if rows is not None:
+            shared = rows.project(_by_component(group, shared_weights)).sum(-3).mT
+            if block_weights is not None:
+                squares = rows.project(_by_component(group, block_weights)).square().sum((-3, -1))
+            return SummedProjection(shared, squares, group.prior_variance(x).sum(-2))
+        fused = _fused_inputs(group, x, shared_weights, block_weights)
+        if fused is not None:
+            inputs, variance = fused
+            return SummedProjection(*fused_projection(inputs, _backend_for(inputs)), variance)
+    covariance = group.cross_covariance(x)
+    # One matrix product over the stacked inducing points of all components of the group.
+    shared = shared_weights.flatten(-3, -2).mT @ covariance.flatten(-3, -2)
+    if block_weights is not None:
+        squares = _sum_of_squares(_own_directions(block_weights, covariance))
+    return SummedProjection(shared, squares, group.prior_variance(x).sum(-2))
+
+
+def project_components(
+    group: ComponentGroup, x: Tensor, shared_weights: Tensor, block_weights: Tensor | None
+) -> ComponentProjection:
+    """Projections of a group, each component for itself. Parameters are those of :func:`project_sum`."""
+    covariance, prior_variance = _covariance_and_variance(group, x)
+    block = None if block_weights is None else _own_directions(block_weights, covariance)
+    return ComponentProjection(_by_component(group, shared_weights).mT @ covariance, block, prior_variance)
 
 
 def _fused_inputs(
     group: ComponentGroup, x: Tensor, shared_weights: Tensor, block_weights: Tensor | None
 ) -> tuple[ProjectionInputs, Tensor] | None:
     """What the fused projection needs, and the prior variance ``(*batch, n)``; None where the plain path is right."""
-    if settings.fused_projection.value() == "off" or is_transformed():
-        return None
-    form = separable_form(group.kernel, group.inducing_points.to(x.dtype), group.select(x))
+    form = None
+    if not is_transformed():
+        form = separable_form(group.kernel, group.inducing_points.to(x.dtype), group.select(x))
     if form is None:
         return None
     batch_shape = form.variance.shape[:-1]  # with components
@@ -95,51 +139,6 @@ def _with_batch(weights: Tensor, batch_shape: torch.Size) -> Tensor | None:
     return weights.expand(*batch_shape, *weights.shape[-2:])
 
 
-def _plain_project_sum(
-    group: ComponentGroup, x: Tensor, shared_weights: Tensor, block_weights: Tensor | None
-) -> SummedProjection:
-    covariance = group.cross_covariance(x)
-    # One matrix product over the stacked inducing points of all components of the group.
-    shared = shared_weights.flatten(-3, -2).mT @ covariance.flatten(-3, -2)
-    squares = None if block_weights is None else _sum_of_squares(_own_directions(block_weights, covariance))
-    return SummedProjection(shared, squares, group.prior_variance(x).sum(-2))
-
-
-def _level_rows(group: ComponentGroup, x: Tensor) -> LevelRows | None:
-    return None if settings.fused_projection.value() == "off" else group.level_rows(x)
-
-
-def _looked_up_sum(
-    group: ComponentGroup, x: Tensor, rows: LevelRows, shared_weights: Tensor, block_weights: Tensor | None
-) -> SummedProjection:
-    shared = rows.project(_by_component(group, shared_weights)).sum(-3).mT
-    squares = None
-    if block_weights is not None:
-        squares = rows.project(_by_component(group, block_weights)).square().sum((-3, -1))
-    return SummedProjection(shared, squares, group.prior_variance(x).sum(-2))
-
-
-def _by_component(group: ComponentGroup, weights: Tensor) -> Tensor:
-    """Weights ``(*batch, C_g, M, k)`` from those of the blocks, ``(*batch, num_blocks, size, k)``."""
-    return weights.flatten(-3, -2).unflatten(-2, (group.num_components, group.num_inducing))
-
-
-def _own_directions(block_weights: Tensor, covariance: Tensor) -> Tensor:
-    """
-    Projections on the directions of all blocks of each component.
-
-    :param block_weights: ``(*batch, num_blocks, size, r)``.
-    :param covariance: ``(*batch, C_g, M, n)``.
-    :return: ``(*batch, C_g, num_blocks / C_g * r, n)``.
-    """
-    num_blocks, size = block_weights.shape[-3:-1]
-    num_components, num_inducing = covariance.shape[-3:-1]
-    if size == num_inducing:
-        return block_weights.mT @ covariance
-    parts = block_weights.mT @ covariance.flatten(-3, -2).unflatten(-2, (num_blocks, size))
-    return parts.flatten(-3, -2).unflatten(-2, (num_components, -1))
-
-
 def _backend_for(inputs: ProjectionInputs) -> ProjectionBackend:
     choice = settings.fused_projection.value()
     if choice == "blockwise" or not triton_projection.supports(inputs):
@@ -147,59 +146,6 @@ def _backend_for(inputs: ProjectionInputs) -> ProjectionBackend:
     device = inputs.shared.device
     is_chosen = choice == "triton" or (device.type == "cuda" and triton_projection.works_on(device))
     return triton_projection.TritonProjection() if is_chosen else BlockwiseProjection()
-
-
-def _sum_of_squares(projections: Tensor) -> Tensor:
-    """Over the components and columns of ``(*batch, C_g, r, n)``."""
-    return projections.square().sum((-3, -2)) if is_transformed(projections) else _SumOfSquares.apply(projections)
-
-
-class _SumOfSquares(torch.autograd.Function):
-    """
-    The sum with a backward of its own: the projections are the largest tensor of a step, over which autograd's backward
-    of a square and a sum sweeps four times, keeping temporaries of its size. This one sweeps once.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, projections: Tensor) -> Tensor:
-        ctx.save_for_backward(projections)
-        return projections.square().sum((-3, -2))
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (projections,) = ctx.saved_tensors
-        return projections * (2 * grad)[..., None, None, :]
-
-
-class ComponentProjection(NamedTuple):
-    r"""
-    Projections of a group, each component for itself.
-
-    :ivar shared: :math:`W_c^\top k_c`, ``(*batch, C_g, S, n)``.
-    :ivar block: :math:`V_c^\top k_c`, ``(*batch, C_g, r, n)`` with the directions of all blocks of a component; None
-        without block weights.
-    :ivar prior_variance: :math:`k_c(\mathbf x, \mathbf x)`, ``(*batch, C_g, n)``.
-    """
-
-    shared: Tensor
-    block: Tensor | None
-    prior_variance: Tensor
-
-
-def project_components(
-    group: ComponentGroup, x: Tensor, shared_weights: Tensor, block_weights: Tensor | None
-) -> ComponentProjection:
-    r"""
-    Projections of a group, each component for itself.
-
-    :param group: The components.
-    :param x: Inputs ``(*batch, n, D)``.
-    :param shared_weights: ``(*batch, num_blocks, size, S)``, see :attr:`ComponentGroup.block_shape`.
-    :param block_weights: ``(*batch, num_blocks, size, r)``, of directions that each block has for itself, or None.
-    """
-    covariance, prior_variance = _covariance_and_variance(group, x)
-    block = None if block_weights is None else _own_directions(block_weights, covariance)
-    return ComponentProjection(_by_component(group, shared_weights).mT @ covariance, block, prior_variance)
 
 
 def _covariance_and_variance(group: ComponentGroup, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -222,13 +168,41 @@ def _with_missing(group: ComponentGroup, x: Tensor, variance: Tensor) -> Tensor:
     return variance if missing is None else variance + missing
 
 
-def whitened_weights(cholesky: Tensor, columns: Tensor) -> Tensor:
-    r"""
-    Weights :math:`L_c^{-\top} G_c`, whose projection is :math:`G_c^\top \phi_c(\mathbf x)` with features
-    :math:`\phi_c(\mathbf x) = L_c^{-1} k_c(Z_c, \mathbf x)`.
+def _by_component(group: ComponentGroup, weights: Tensor) -> Tensor:
+    """Weights ``(*batch, C_g, M, k)`` from those of the blocks, ``(*batch, num_blocks, size, k)``."""
+    return weights.flatten(-3, -2).unflatten(-2, (group.num_components, group.num_inducing))
 
-    :param cholesky: :math:`L_c`, ``(*batch, num_blocks, size, size)``.
-    :param columns: :math:`G_c`, ``(*batch, num_blocks, size, k)``.
-    :return: ``(*batch, num_blocks, size, k)``.
+
+def _own_directions(
+    block_weights: Tensor,  # (*batch, num_blocks, size, r)
+    covariance: Tensor,  # (*batch, C_g, M, n)
+) -> Tensor:  # (*batch, C_g, num_blocks / C_g * r, n)
+    """Projections on the directions of all blocks of each component."""
+    num_blocks, size = block_weights.shape[-3:-1]
+    num_components, num_inducing = covariance.shape[-3:-1]
+    if size == num_inducing:
+        return block_weights.mT @ covariance
+    parts = block_weights.mT @ covariance.flatten(-3, -2).unflatten(-2, (num_blocks, size))
+    return parts.flatten(-3, -2).unflatten(-2, (num_components, -1))
+
+
+def _sum_of_squares(projections: Tensor) -> Tensor:
+    """Over the components and columns of ``(*batch, C_g, r, n)``."""
+    return projections.square().sum((-3, -2)) if is_transformed(projections) else _SumOfSquares.apply(projections)
+
+
+class _SumOfSquares(torch.autograd.Function):
     """
-    return triangular_solve(cholesky, columns, transpose=True)
+    The sum with a backward of its own: the projections are the largest tensor of a step, over which autograd's backward
+    of a square and a sum sweeps four times, keeping temporaries of its size. This one sweeps once.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, projections: Tensor) -> Tensor:
+        ctx.save_for_backward(projections)
+        return projections.square().sum((-3, -2))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (projections,) = ctx.saved_tensors
+        return projections * (2 * grad)[..., None, None, :]

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# Whole numbers up to it are told apart in float32.
-_LARGEST_CODE = 2.0**24
+from gpytorch_gam import _checks as checks
+from gpytorch_gam.kernels.level_kernel import LARGEST_CODE
 
 # Levels that a message lists before it breaks off.
 _MOST_LISTED = 10
@@ -29,6 +29,7 @@ class Levels:
         or fractions; numbers that float32 cannot tell apart are refused.
     :param labels: One distinct name a code. Default: the codes, whole numbers without ".0".
     :param allows_unseen: What :meth:`encode` does by default with values that are none of the levels.
+    :raises TypeError: If codes are no numbers, or labels no strings.
     :raises ValueError: If there are no codes, or codes or labels are not as described.
 
     Example:
@@ -47,12 +48,12 @@ class Levels:
             raise ValueError("codes are empty: levels need at least one")
         _refuse_repeated("codes", codes)
         if isinstance(self.labels, str):
-            raise ValueError(f"labels must be a sequence with one string a code, got the string {self.labels!r}")
+            raise TypeError(f"labels must be a sequence with one string a code, got the string {self.labels!r}")
         labels = tuple(self.labels) or tuple(_text(code) for code in codes)
         if len(labels) != len(codes):
             raise ValueError(f"labels has {len(labels)} entries for {len(codes)} codes: {listed(labels)}")
         if not all(isinstance(label, str) for label in labels):
-            raise ValueError(f"labels must be strings, got {listed(labels)}")
+            raise TypeError(f"labels must be strings, got {listed(labels)}")
         _refuse_repeated("labels", labels)
         if len({np.float32(code) for code in codes}) < len(codes):
             raise ValueError(
@@ -66,11 +67,7 @@ class Levels:
         return len(self.codes)
 
     def label(self, code: float) -> str:
-        """
-        What a level is called.
-
-        :param code: One of :attr:`codes`.
-        """
+        """What the level with one of the :attr:`codes` is called."""
         return self.labels[self.codes.index(code)]
 
     def describe(self) -> str:
@@ -143,9 +140,9 @@ class Levels:
             the label of another.
         :raises TypeError: For values that are neither strings nor numbers.
         """
-        if unseen not in (None, "error", "new"):
-            raise ValueError(f"unseen must be 'error' or 'new', got {unseen!r}")
-        unseen = unseen or ("new" if self.allows_unseen else "error")
+        if unseen is None:
+            unseen = "new" if self.allows_unseen else "error"
+        checks.choice("unseen", unseen, ("error", "new"))
         column = _Column.of(values, "values")
         found = self._codes_of_texts(column) if column.texts is not None else self._codes_of_numbers(column)
         is_new = np.isnan(found) & ~column.missing
@@ -169,7 +166,7 @@ class Levels:
         # In single precision, as level kernels compare: 0.1 is one level in float32 and in float64.
         ordered, values = np.array(sorted(self.codes)), _single(column.numbers)
         position = np.searchsorted(_single(ordered), values).clip(max=len(ordered) - 1)
-        is_found = (_single(ordered)[position] == values) & (np.abs(column.numbers) <= _LARGEST_CODE)
+        is_found = (_single(ordered)[position] == values) & (np.abs(column.numbers) <= LARGEST_CODE)
         by_label = dict(zip(self.labels, self.codes, strict=True))
         for number in np.unique(column.numbers[~column.missing]).tolist():
             other = by_label.get(_text(number), number)
@@ -268,11 +265,11 @@ def _is_missing(entry: Any) -> bool:
 
 def _validated_code(code: Any) -> float:
     if not isinstance(code, numbers.Real | np.bool_):
-        raise ValueError(f"codes must be numbers, got {code!r}; use Levels.of for labels")
+        raise TypeError(f"codes must be numbers, got {code!r}; use Levels.of for labels")
     value = float(code) + 0.0  # -0.0 becomes 0.0
     if not math.isfinite(value):
         raise ValueError(f"codes must be finite, got {value}")
-    if abs(value) > _LARGEST_CODE:
+    if abs(value) > LARGEST_CODE:
         raise ValueError(
             f"the code {_text(value)} is beyond 2**24, where float32 cannot tell whole numbers apart: give the levels "
             "as strings, which are numbered 0, 1, ..."

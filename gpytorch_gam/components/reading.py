@@ -40,11 +40,7 @@ class Reading(NamedTuple):
     is_plain: bool
 
     def split(self, size: int) -> Iterator[Reading]:
-        """
-        Chunks of so many rows.
-
-        :param size: Of each but the last.
-        """
+        """Chunks of ``size`` rows, of which the last one may be shorter."""
         for inputs, means in zip(self.inputs.split(size, dim=-2), self.means.split(size, dim=-1), strict=True):
             yield Reading(inputs, means, self.is_plain)
 
@@ -60,11 +56,7 @@ def predictor_alone(forward: _Function) -> _Function:
 
 
 def has_own_forward(model: gpytorch.Module) -> bool:
-    """
-    Whether ``forward`` has to be called to know what it does.
-
-    :param model: The model.
-    """
+    """Whether the ``forward`` of a model has to be called to know what it does."""
     forward = getattr(model, "forward", gpytorch.Module.forward)
     return getattr(forward, "__func__", forward) not in _PLAIN
 
@@ -102,10 +94,10 @@ def read_rows(
     """
     Inputs of the predictor and prior means, checked.
 
-    :param model: Whose ``forward`` decides.
-    :param predictor: That it calls.
+    :param model: The model, whose ``forward`` decides.
+    :param predictor: The predictor that it calls.
     :param x: Rows of the data, ``(*batch, n, D)``.
-    :param batch_shape: Of predictor and posterior.
+    :param batch_shape: Batch shape of predictor and posterior.
     :param check_finite: Also look for NaN and infinity, which waits for the device.
     :param keywords: Further arguments of ``forward``.
     :raises ValueError: If the predictor cannot read what it is given, or ``forward`` returns something else than the
@@ -133,13 +125,7 @@ def read_rows(
 
 
 def check_rows(x: Tensor) -> None:
-    """
-    Raise an error for what is no tensor of rows, whatever ``forward`` makes of them.
-
-    :param x: Rows of the data.
-    :raises TypeError: If it is no tensor.
-    :raises ValueError: If it has no rows.
-    """
+    """Raise an error for what is no tensor of rows, whatever ``forward`` makes of them."""
     if checks.tensor("x", x).dim() < 2 or x.shape[-2] == 0:
         raise ValueError(f"x must have shape (*batch, n, D) with at least one row, got {tuple(x.shape)}")
 

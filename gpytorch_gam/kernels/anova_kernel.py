@@ -48,7 +48,7 @@ class ANOVAKernel(BatchedKernel):
 
     A Gaussian process with covariance :math:`k_0` is one with covariance :math:`k`, conditioned on
     :math:`E_s f(s) = 0`: the component has mean zero under the measure, and the additive model's constant takes up
-    the level. A product of such kernels on different columns is an interaction orthogonal to both main effects:
+    the mean. A product of such kernels on different columns is an interaction orthogonal to both main effects:
     ``ANOVAKernel(..., active_dims=[0]) * ANOVAKernel(..., active_dims=[1])``.
 
     By default the kernel is also divided by :math:`E_s\, k_0(s, s)`, so that the prior variance is one on average

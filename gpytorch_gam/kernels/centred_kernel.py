@@ -20,7 +20,7 @@ from ._base_kernels import check_base_kernel, check_call, result_dtype
 from ._batched_kernel import BatchedKernel
 from .batch_shapes import resize_for_state
 from .evaluation import evaluate
-from .measures.measure import as_parameter
+from .measures.measure import as_parameter, checked_weights
 
 _EPSILON = torch.finfo(torch.float64).eps
 
@@ -36,7 +36,7 @@ class CentredKernel(BatchedKernel):
         k_0(x, y) = k(x, y) - \frac{\bar k(x) \bar k(y)}{\bar{\bar k}}, \qquad
         \bar k(x) = \sum_i w_i k(x, p_i), \qquad \bar{\bar k} = \sum_{ij} w_i w_j k(p_i, p_j).
 
-    So :math:`\sum_i w_i k_0(p_i, x) = 0` for every x: the additive model's constant takes up the level. It serves
+    So :math:`\sum_i w_i k_0(p_i, x) = 0` for every x: the additive model's constant takes up the mean. It serves
     where :class:`~gpytorch_gam.kernels.ANOVAKernel` does not: for any number of columns, without a product measure, and
     for categories. With a :class:`~gpytorch_gam.kernels.LevelKernel` and all L levels as points it is the factor whose
     effects sum to zero, :math:`k_0 = (\delta - 1/L) \cdot L / (L - 1)`, which is determined by any L - 1 of them. A
@@ -184,22 +184,8 @@ def _checked_points(points: Any) -> Tensor:
 
 def _checked_weights(weights: Any, points: Tensor) -> Tensor:
     if weights is None:
-        weights = torch.ones(points.shape[-2], dtype=torch.float64, device=points.device)
-    weights = as_parameter("CentredKernel", "weights", weights).to(points.device)
-    if weights.dim() == 0 or weights.shape[-1] != points.shape[-2]:
-        raise ValueError(
-            f"weights of CentredKernel have shape {tuple(weights.shape)}, but there are {points.shape[-2]} points; "
-            "give one weight a point"
-        )
-    try:
-        torch.broadcast_shapes(weights.shape[:-1], points.shape[:-2])
-    except RuntimeError:
-        raise ValueError(
-            f"weights of CentredKernel have batch shape {tuple(weights.shape[:-1])}, which does not broadcast with "
-            f"that of points, {tuple(points.shape[:-2])}"
-        ) from None
-    if bool((weights < 0).any()):
-        raise ValueError(f"weights of CentredKernel must not be negative, got {weights.min().item():g}")
+        weights = torch.ones(points.shape[-2], dtype=torch.float64)
+    weights = checked_weights("CentredKernel", weights, points[..., 0], "points")
     # One distinct point among those with weight, and the function would be zero there and nowhere be averaged.
     used = (weights > 0).unsqueeze(-1)
     low = torch.where(used, points, torch.inf).amin(-2)

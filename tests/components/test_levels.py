@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+import re
 from fractions import Fraction
 from typing import Literal
 
@@ -142,7 +143,7 @@ def test_unseen_values_are_an_error_or_new_codes() -> None:
         Levels((0.0, 1.0), allows_unseen=True).encode([3], unseen="error")
     with pytest.raises(ValueError, match="the code 16777217 is beyond"):
         Levels((2.0**24,)).encode([1], unseen="new")
-    with pytest.raises(ValueError, match="unseen must be 'error' or 'new', got 'drop'"):
+    with pytest.raises(ValueError, match=r"unseen must be one of \['error', 'new'\], got 'drop'"):
         levels.encode(["a"], unseen="drop")
 
 
@@ -195,7 +196,9 @@ BAD_LEVELS = {
 
 @pytest.mark.parametrize("message", BAD_LEVELS)
 def test_values_that_are_no_levels_are_refused(message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    is_type = re.search("codes must be numbers|got the string|labels must be strings", message)
+
+    with pytest.raises(TypeError if is_type else ValueError, match=message):
         BAD_LEVELS[message]()
 
 

@@ -531,7 +531,7 @@ def test_exact_gp_trains_on_a_sum_of_components():
         (
             lambda: ANOVAKernel(RBFKernel(batch_shape=torch.Size([6])), Uniform(torch.zeros(5), 1.0)),
             ValueError,
-            r"Uniform has batch shape \(5,\), which doesn't cover base_kernel's batch shape \(6,\)",
+            r"Uniform has batch shape \(5,\), which does not cover base_kernel's batch shape \(6,\)",
         ),
         (lambda: ANOVAKernel(RBFKernel(), Uniform(0, 1), active_dims=[0, 1]), ValueError, r"one column, got \[0, 1\]"),
         (lambda: ANOVAKernel(RBFKernel(active_dims=[0]), Uniform(0, 1), active_dims=[1]), ValueError, "given both"),

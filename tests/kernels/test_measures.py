@@ -204,7 +204,7 @@ def test_thinned_data_keep_their_mean_and_most_of_their_spread():
         (lambda: Empirical([0.0, 1.0], [1.0, -1.0]), "weights must not be negative"),
         (lambda: Empirical([0.0, 1.0], [0.0, 0.0]), "weights must have a positive sum"),
         (lambda: Empirical([0.0, 1.0], [1.0]), "one value for each of the 2 atoms"),
-        (lambda: Empirical(torch.randn(2, 4), torch.ones(3, 4)), "do not broadcast"),
+        (lambda: Empirical(torch.randn(2, 4), torch.ones(3, 4)), "does not broadcast"),
         (lambda: Empirical([0.0, math.nan]), "Empirical: atoms must be finite"),
         (lambda: Empirical.from_data(torch.randn(9), num_atoms=1), "num_atoms must be at least 2, got 1"),
     ],

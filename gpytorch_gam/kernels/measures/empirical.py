@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gpytorch_gam import _checks as checks
+
 from ..batch_shapes import resize_for_state
-from .measure import Measure, as_parameter
+from .measure import Measure, as_parameter, checked_weights
 
 
 class Empirical(Measure):
@@ -45,11 +47,11 @@ class Empirical(Measure):
             raise ValueError(
                 f"Empirical: atoms must have two or more values in its last dimension, got shape {tuple(atoms.shape)}"
             )
-        weights = (
-            torch.ones_like(atoms)
-            if weights is None
-            else _checked_weights(as_parameter("Empirical", "weights", weights), atoms)
-        )
+        weights = torch.ones_like(atoms) if weights is None else checked_weights("Empirical", weights, atoms, "atoms")
+        if not bool((weights.sum(-1) > 0).all()):
+            raise ValueError(
+                "Empirical: weights must have a positive sum in every batch; give at least one positive weight"
+            )
         if weights.dim() > atoms.dim() or weights.shape != atoms.shape:
             atoms, weights = (tensor.contiguous() for tensor in torch.broadcast_tensors(atoms, weights))
         self.register_buffer("atoms", atoms)
@@ -73,8 +75,7 @@ class Empirical(Measure):
         :param num_atoms: The largest number of atoms.
         :raises ValueError: If ``num_atoms < 2``, or as for the constructor.
         """
-        if num_atoms < 2:
-            raise ValueError(f"Empirical: num_atoms must be at least 2, got {num_atoms}")
+        checks.integer("num_atoms", num_atoms, least=2)
         data = as_parameter("Empirical", "data", data)
         if data.dim() == 0 or data.size(-1) <= num_atoms:
             return cls(data)
@@ -105,25 +106,3 @@ class Empirical(Measure):
         # Conversion to float32 rounds the stored weights; their sum is restored in float64.
         weights = self.weights.double()
         return weights / weights.sum(-1, keepdim=True)
-
-
-def _checked_weights(weights: Tensor, atoms: Tensor) -> Tensor:
-    if weights.dim() == 0 or weights.size(-1) != atoms.size(-1):
-        raise ValueError(
-            f"Empirical: weights must have one value for each of the {atoms.size(-1)} atoms, "
-            f"got shape {tuple(weights.shape)}"
-        )
-    if not bool((weights >= 0).all()):
-        raise ValueError(f"Empirical: weights must not be negative, got {weights.tolist()}")
-    if not bool((weights.sum(-1) > 0).all()):
-        raise ValueError(
-            "Empirical: weights must have a positive sum in every batch; give at least one positive weight"
-        )
-    try:
-        torch.broadcast_shapes(weights.shape, atoms.shape)
-    except RuntimeError:
-        raise ValueError(
-            f"Empirical: weights of shape {tuple(weights.shape)} do not broadcast with atoms of shape "
-            f"{tuple(atoms.shape)}"
-        ) from None
-    return weights

@@ -352,3 +352,32 @@ def broadcast_parameters(owner: str, **tensors: Tensor) -> list[Tensor]:
         raise ValueError(
             f"{owner}: {shapes}, which do not broadcast; give one value a component, or one for all"
         ) from None
+
+
+def checked_weights(owner: str, weights: Any, values: Tensor, what: str) -> Tensor:
+    """
+    Weights ``(*batch, m)`` of values ``(*batch, m)``.
+
+    :param owner: The class with the weights, for the error message.
+    :param weights: A list, an array, or a tensor.
+    :param values: One number for each weight.
+    :param what: What is weighted, for the error message.
+    :raises TypeError: If a weight is no number.
+    :raises ValueError: If a weight is negative or not finite, or the shapes do not fit.
+    """
+    weights = as_parameter(owner, "weights", weights).to(values.device)
+    if weights.dim() == 0 or weights.shape[-1] != values.shape[-1]:
+        raise ValueError(
+            f"{owner}: weights must have one value for each of the {values.shape[-1]} {what}, got shape "
+            f"{tuple(weights.shape)}"
+        )
+    if not bool((weights >= 0).all()):
+        raise ValueError(f"{owner}: weights must not be negative, got {weights.min().item():g}")
+    try:
+        torch.broadcast_shapes(weights.shape, values.shape)
+    except RuntimeError:
+        raise ValueError(
+            f"{owner}: weights have batch shape {tuple(weights.shape[:-1])}, which does not broadcast with that of "
+            f"{what}, {tuple(values.shape[:-1])}"
+        ) from None
+    return weights
