@@ -24,6 +24,9 @@ from .component_group import ComponentGroup
 from .levels import Levels, listed
 from .prior_normal import MultitaskPriorNormal, PriorNormal
 
+# To which a tensor of means can be added.
+_PRIORS = (PriorNormal, MultitaskPriorNormal)
+
 
 class AdditivePredictor(gpytorch.Module):
     r"""
@@ -386,10 +389,10 @@ class AdditivePredictor(gpytorch.Module):
         capture = capture_of(self)
         if capture is None:
             self.check_inputs(x, check_finite=gpytorch.settings.debug.on())
-            return prior_distribution(self.prior_means(x), join_covariances(self.prior_covariances(x)))
+            return predictor_distribution(self.prior_means(x), join_covariances(self.prior_covariances(x)), _PRIORS)
         self.check_inputs(x, check_finite=capture.check_finite)
         means = self.prior_means(x)
-        prior = prior_distribution(means, self._deferred_covariance(x, means))
+        prior = predictor_distribution(means, self._deferred_covariance(x, means), _PRIORS)
         capture.calls.append(PredictorCall(x, means, prior))
         return prior
 
@@ -441,36 +444,28 @@ def join_covariances(covariances: list[LinearOperator]) -> LinearOperator:
     return BlockDiagonalOfOperators(*(_expand(covariance, batch_shape) for covariance in covariances))
 
 
-def prior_distribution(means: Tensor, covariance: LinearOperator) -> PriorNormal | MultitaskPriorNormal:
-    """
-    :func:`predictor_distribution` to which a tensor of means can be added.
-
-    :param means: ``(*batch, P, n)``.
-    :param covariance: ``(*batch, P n, P n)``, rows running over (predictor, row of x).
-    """
-    means, covariance = _broadcast(means, covariance)
-    if means.shape[-2] == 1:
-        return PriorNormal(means.squeeze(-2), covariance)
-    return MultitaskPriorNormal(means.mT, covariance, interleaved=False)
-
-
-def predictor_distribution(means: Tensor, covariance: LinearOperator | Tensor) -> MultivariateNormal:
+def predictor_distribution(
+    means: Tensor,
+    covariance: LinearOperator | Tensor,
+    kinds: tuple[type[MultivariateNormal], type[MultitaskMultivariateNormal]] = (
+        MultivariateNormal,
+        MultitaskMultivariateNormal,
+    ),
+) -> MultivariateNormal:
     """
     The joint distribution of the predictors over the rows, batch shapes broadcast.
 
     :param means: ``(*batch, P, n)``.
     :param covariance: ``(*batch, P n, P n)``, rows running over (predictor, row of x).
+    :param kinds: The classes for one predictor and for several.
     :return: A multivariate normal over n rows; with P > 1 predictors a multitask one over n x P.
     """
-    means, covariance = _broadcast(means, covariance)
-    if means.shape[-2] == 1:
-        return MultivariateNormal(means.squeeze(-2), covariance)
-    return MultitaskMultivariateNormal(means.mT, covariance, interleaved=False)
-
-
-def _broadcast(means: Tensor, covariance: Any) -> tuple[Tensor, Any]:
     batch_shape = torch.broadcast_shapes(means.shape[:-2], covariance.shape[:-2])
-    return means.expand(*batch_shape, *means.shape[-2:]), _expand(covariance, batch_shape)
+    means, covariance = means.expand(*batch_shape, *means.shape[-2:]), _expand(covariance, batch_shape)
+    single, multitask = kinds
+    if means.shape[-2] == 1:
+        return single(means.squeeze(-2), covariance)
+    return multitask(means.mT, covariance, interleaved=False)
 
 
 def _expand(covariance: LinearOperator | Tensor, batch_shape: torch.Size) -> LinearOperator | Tensor:

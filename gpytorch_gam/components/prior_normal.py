@@ -11,21 +11,16 @@ from linear_operator.operators import LinearOperator
 from torch import Tensor
 
 
-class PriorNormal(MultivariateNormal):
-    """
-    The prior of one predictor at n rows. An ordinary :class:`~gpytorch.distributions.MultivariateNormal` to which a
-    tensor can be added as well as a number: ``self.mean_module(x) + self.predictor(x)``.
+class _WithMeansAdded(MultivariateNormal):
+    """A normal to which tensors of means can be added as well as numbers."""
 
-    :param mean: ``(*batch, n)``.
-    :param covariance_matrix: ``(*batch, n, n)``.
-    """
+    def _with_mean(self, mean: Tensor) -> MultivariateNormal:
+        raise NotImplementedError
 
     def __add__(self, other: Any) -> MultivariateNormal:
-        return (
-            PriorNormal(shifted(self.mean, other, 1), self.lazy_covariance_matrix)
-            if _is_mean(other)
-            else (super().__add__(other))
-        )
+        if not _is_mean(other):
+            return super().__add__(other)
+        return self._with_mean(shifted(self.mean, other, len(self.event_shape)))
 
     def __radd__(self, other: Any) -> MultivariateNormal:
         return self + other if _is_mean(other) else super().__radd__(other)
@@ -34,7 +29,20 @@ class PriorNormal(MultivariateNormal):
         return self + (-other)
 
 
-class MultitaskPriorNormal(MultitaskMultivariateNormal):
+class PriorNormal(_WithMeansAdded):
+    """
+    The prior of one predictor at n rows. An ordinary :class:`~gpytorch.distributions.MultivariateNormal` to which a
+    tensor can be added as well as a number: ``self.mean_module(x) + self.predictor(x)``.
+
+    :param mean: ``(*batch, n)``.
+    :param covariance_matrix: ``(*batch, n, n)``.
+    """
+
+    def _with_mean(self, mean: Tensor) -> MultivariateNormal:
+        return PriorNormal(mean, self.lazy_covariance_matrix)
+
+
+class MultitaskPriorNormal(_WithMeansAdded, MultitaskMultivariateNormal):
     """
     The prior of P predictors at n rows, to which a tensor or a number can be added.
 
@@ -52,17 +60,8 @@ class MultitaskPriorNormal(MultitaskMultivariateNormal):
     ) -> None:
         super().__init__(mean, covariance_matrix, validate_args=validate_args, interleaved=interleaved)
 
-    def __add__(self, other: Any) -> MultivariateNormal:
-        if not _is_mean(other):
-            return super().__add__(other)
-        mean = shifted(self.mean, other, 2)
+    def _with_mean(self, mean: Tensor) -> MultivariateNormal:
         return MultitaskPriorNormal(mean, self.lazy_covariance_matrix, interleaved=self._interleaved)
-
-    def __radd__(self, other: Any) -> MultivariateNormal:
-        return self + other if _is_mean(other) else super().__radd__(other)
-
-    def __sub__(self, other: Any) -> MultivariateNormal:
-        return self + (-other)
 
 
 def _is_mean(other: Any) -> bool:

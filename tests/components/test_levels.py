@@ -197,7 +197,6 @@ BAD_LEVELS = {
 @pytest.mark.parametrize("message", BAD_LEVELS)
 def test_values_that_are_no_levels_are_refused(message: str) -> None:
     is_type = re.search("codes must be numbers|got the string|labels must be strings", message)
-
     with pytest.raises(TypeError if is_type else ValueError, match=message):
         BAD_LEVELS[message]()
 
