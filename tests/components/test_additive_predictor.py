@@ -159,9 +159,11 @@ def test_default_names_tell_predictors_apart() -> None:
     assert predictor.names_of(0) == ("x0", "x1", "constant")
     assert predictor.names_of(1) == ("x0.1", "x1*x0.1", "constant.1")
     assert predictor.names_of(2) == ("shape",)
-    for wrong in (3, -1, "x0"):
+    for wrong in (3, -1):
         with pytest.raises(ValueError, match="predictor must be an integer from 0 to 2, got"):
             predictor.names_of(wrong)
+    with pytest.raises(TypeError, match=r"predictor must be an integer, got .x0"):
+        predictor.names_of("x0")
 
 
 def with_levels(codes: object, **kwargs: object) -> ComponentGroup:

@@ -121,7 +121,7 @@ BAD_GROUPS = {
     "by names 1 multiplier columns for 2": {"by": [0]},
     "by must hold non-negative": {"by": [0, -2]},
     "predictor of component group": {"predictor": -1},
-    "missing of component group .* must be 'error' or 'marginal', got 'drop'": {"missing": "drop"},
+    r"missing of component group .* must be one of \['error', 'marginal'\], got 'drop'": {"missing": "drop"},
     "by_levels names 1 levels for 2 components": {"by": 2, "by_levels": [1.0]},
     "by_levels must be a sequence": {"by": 2, "by_levels": 1.0},
     "by_levels must hold finite numbers or None, got nan": {"by": 2, "by_levels": [1.0, float("nan")]},

@@ -413,9 +413,7 @@ def test_discretised_fits_take_a_forward_that_is_the_predictor_alone() -> None:
     class Plain(gpytorch.models.ApproximateGP):
         def __init__(self) -> None:
             of = predictor()
-            super().__init__(
-                AdditiveVariationalStrategy(self, of, Block(of.num_inducing_per_component, rank=4).double())
-            )
+            super().__init__(AdditiveVariationalStrategy(self, of, Block(of.group_shapes, rank=4).double()))
 
         def forward(self, x: Tensor) -> MultivariateNormal:
             return self.variational_strategy.predictor(x)
