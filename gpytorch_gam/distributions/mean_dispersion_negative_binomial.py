@@ -31,12 +31,7 @@ def negative_binomial_log_prob(counts: Tensor, log_mean: Tensor, log_dispersion:
 
 
 def log_rate(log_mean: Tensor, log_dispersion: Tensor) -> Tensor:
-    r"""
-    :math:`\log(1 + \alpha\mu)`.
-
-    :param log_mean: :math:`\log\mu`.
-    :param log_dispersion: :math:`\log\alpha`; held between -30 and 30.
-    """
+    r""":math:`\log(1 + \alpha\mu)` from :math:`\log\mu` and :math:`\log\alpha`, which is held between -30 and 30."""
     return torch.nn.functional.softplus(log_mean + _bounded(log_dispersion), threshold=40.0)
 
 

@@ -28,22 +28,13 @@ class NodeMixture(MixtureSameFamily):
         super().__init__(weights, build(*self._parameters), validate_args=False)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> NodeMixture:
-        """
-        The same mixture with a larger batch shape.
-
-        :param batch_shape: The new batch shape.
-        """
+        """The same mixture with a larger batch shape."""
         parameters = [value.expand(*batch_shape, value.shape[-1]) for value in self._parameters]
         return NodeMixture(self._log_weights, self._build, *parameters)
 
     @torch.no_grad()
     def sample(self, sample_shape: Any = ()) -> Tensor:
-        """
-        Draws of every row.
-
-        :param sample_shape: Shape of the draws of a row.
-        :return: ``(*sample_shape, *batch, n)``.
-        """
+        """Draws of every row, ``(*sample_shape, *batch, n)``."""
         index = self.mixture_distribution.sample(torch.Size(sample_shape)).unsqueeze(-1)
         shape = index.shape[:-1] + self._parameters[0].shape[-1:]
         return self._build(*(value.expand(shape).gather(-1, index).squeeze(-1) for value in self._parameters)).sample()

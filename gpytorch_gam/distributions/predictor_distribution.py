@@ -94,19 +94,11 @@ class PredictorDistribution(MultitaskMultivariateNormal):
         return variance.clamp_min(settings.min_variance.value(variance.dtype))
 
     def to_data_independent_dist(self, jitter_val: float = 1e-4) -> MultivariateNormal:
-        """
-        The rows as a batch of independent distributions of P variables.
-
-        :param jitter_val: Added to the variances.
-        """
+        """The rows as a batch of independent distributions of P variables, with jitter added to the variances."""
         return MultivariateNormal(self.mean, to_linear_operator(self.row_covariance).add_jitter(jitter_val))
 
     def expand(self, batch_size: torch.Size) -> PredictorDistribution:
-        """
-        The same distribution with a larger batch shape.
-
-        :param batch_size: The new batch shape.
-        """
+        """The same distribution with a larger batch shape."""
         batch_shape = torch.Size(batch_size)
         covariance = self.lazy_covariance_matrix
         return PredictorDistribution(
@@ -117,11 +109,7 @@ class PredictorDistribution(MultitaskMultivariateNormal):
         )
 
     def add_jitter(self, noise: float = 1e-4) -> PredictorDistribution:
-        """
-        Add a number to all variances.
-
-        :param noise: The number.
-        """
+        """Add a number to all variances."""
         identity = torch.eye(self._output_shape[-1], dtype=self.mean.dtype, device=self.mean.device)
         covariance = self.lazy_covariance_matrix.add_jitter(noise)
         rows = self.row_covariance + noise * identity
@@ -159,10 +147,8 @@ class PredictorDistribution(MultitaskMultivariateNormal):
 
 def independent_rows(moments: PredictorMoments) -> MultivariateNormal:
     """
-    The distribution of predictors that are independent between rows.
-
-    :param moments: In each row.
-    :return: Over n rows; with several predictors a multitask one over n x P.
+    The distribution of predictors with given moments in each row that are independent between rows: over n rows, with
+    several predictors a multitask one over n x P.
     """
     mean, covariance = moments
     if mean.shape[-1] == 1:

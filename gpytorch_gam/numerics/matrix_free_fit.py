@@ -153,6 +153,7 @@ def leading_factor(apply: Apply, start: Tensor, num_iterations: int) -> tuple[Te
 
     Subspace iteration, finished in Nyström form: with orthonormal :math:`X` and :math:`Y = NX`, :math:`N - Y (X^\top
     Y)^{-1} Y^\top` is a Schur complement, hence positive semidefinite however poor the subspace is.
+
     :param apply: Maps ``(Q, k)`` to :math:`NX`.
     :param start: ``(Q, k)``, of full column rank.
     :param num_iterations: Products with N, at least 1.
@@ -200,6 +201,7 @@ def shifted_cholesky(matrix: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
     Cholesky factor of a positive semidefinite matrix, ``(*batch, k, k)``, plus the first of ``shift``, ``100 * shift``,
     ... times the identity that makes it positive definite (rounding errors depend on more than the matrix), and that
     shift.
+
     :raises torch.linalg.LinAlgError: If the matrix is indefinite by more than rounding, or not finite.
     """
     eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)

@@ -59,6 +59,7 @@ def triangular_solve(lower: Tensor, columns: Tensor, transpose: bool = False) ->
 def solve_in_blocks(cholesky: Tensor, columns: Tensor, transpose: bool = False) -> Tensor:
     """
     :func:`triangular_solve` with the blocks of block-diagonal matrices.
+
     :param cholesky: All blocks of all matrices, ``(*batch, num_blocks, size, size)``.
     :param columns: ``(*batch, C, M, m)`` with C M equal to ``num_blocks`` times ``size``.
     """

@@ -103,11 +103,7 @@ class DeferredLinearOperator(LinearOperator):
         return self._mapped(self._rows.unsqueeze(dim), lambda matrix: matrix._unsqueeze_batch(dim))
 
     def repeat(self, *sizes: Any) -> LinearOperator:
-        """
-        As :meth:`torch.Tensor.repeat`, of batch dimensions.
-
-        :param sizes: One a dimension; those of rows and columns are 1.
-        """
+        """As :meth:`torch.Tensor.repeat`, of batch dimensions: the sizes of rows and columns are 1."""
         return self.evaluate().repeat(*sizes)
 
     def detach(self) -> DeferredLinearOperator:
@@ -115,20 +111,11 @@ class DeferredLinearOperator(LinearOperator):
         return self._mapped(self._rows.detach(), lambda matrix: matrix.detach())
 
     def to(self, *args: Any, **kwargs: Any) -> DeferredLinearOperator:
-        """
-        As :meth:`torch.Tensor.to`.
-
-        :param args: Device and dtype.
-        :param kwargs: The same, by name.
-        """
+        """As :meth:`torch.Tensor.to`."""
         return self._mapped(self._rows.to(*args, **kwargs), lambda matrix: matrix.to(*args, **kwargs))
 
     def type(self, dtype: torch.dtype) -> DeferredLinearOperator:
-        """
-        In another dtype.
-
-        :param dtype: Which.
-        """
+        """The same matrix in another dtype."""
         return self._mapped(self._rows.to(dtype), lambda matrix: matrix.type(dtype))
 
     def cpu(self) -> DeferredLinearOperator:
@@ -136,11 +123,7 @@ class DeferredLinearOperator(LinearOperator):
         return self.to("cpu")
 
     def cuda(self, device_id: int | None = None) -> DeferredLinearOperator:
-        """
-        On a GPU.
-
-        :param device_id: Its number.
-        """
+        """On a GPU, the current one or that of a number."""
         return self.to(torch.device("cuda", device_id) if device_id is not None else "cuda")
 
 

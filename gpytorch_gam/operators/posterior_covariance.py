@@ -48,7 +48,7 @@ def posterior_covariance(
     Prior covariance minus :math:`\sum G^\top G`, plus ``sign`` times :math:`T^\top T`.
 
     :param prior: ``(*batch, n, n)``.
-    :param removed: factors :math:`G`, each ``(*batch, k, n)``.
+    :param removed: Factors :math:`G`, each ``(*batch, k, n)``.
     :param coupled: :math:`T`, ``(*batch, R, n)``.
     :param sign: -1 or 1.
     """

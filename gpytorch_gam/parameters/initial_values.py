@@ -10,35 +10,22 @@ from .log_scale import is_softplus
 
 
 def note_initial_value(module: Module, name: str) -> None:
-    """
-    Note that a parameter has a value which stands in for one that fits the data.
-
-    :param module: That owns it.
-    :param name: Of the raw parameter.
-    """
+    """Note that a raw parameter of a module has a value which stands in for one that fits the data."""
     noted = module.__dict__.setdefault("_initial_values", {})
     parameter = getattr(module, name)
     noted[name] = parameter.detach().double().cpu().clone(), parameter.requires_grad
 
 
 def forget_initial_value(module: Module, name: str) -> None:
-    """
-    Note that somebody has chosen the value of a parameter.
-
-    :param module: That owns it.
-    :param name: Of the raw parameter.
-    """
+    """Note that somebody has chosen the value of a raw parameter of a module."""
     module.__dict__.get("_initial_values", {}).pop(name, None)
 
 
 def has_initial_value(module: Module, name: str) -> bool:
     """
-    Whether a parameter has a value which nobody has chosen: one that was noted, or the raw zero that GPyTorch's
-    modules start from. Loaded and trained values are none, as they are others; nor are parameters that were fixed or
-    released since.
-
-    :param module: That owns it.
-    :param name: Of the raw parameter.
+    Whether a raw parameter of a module has a value which nobody has chosen: one that was noted, or the raw zero that
+    GPyTorch's modules start from. Loaded and trained values are none, as they are others; nor are parameters that were
+    fixed or released since.
     """
     raw = getattr(module, name)
     noted = module.__dict__.get("_initial_values", {}).get(name)

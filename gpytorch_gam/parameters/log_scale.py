@@ -15,39 +15,23 @@ _LINEAR = -36.0
 
 
 def is_softplus(constraint: Interval) -> bool:
-    """
-    Whether a parameter is the softplus of its raw form above a lower bound, as GPyTorch's positive ones are.
-
-    :param constraint: Of the parameter.
-    """
+    """Whether a parameter is the softplus of its raw form above a lower bound, as GPyTorch's positive ones are."""
     return isinstance(constraint, GreaterThan) and isinstance(constraint._transform, torch.nn.Softplus)
 
 
 def log_softplus(raw: Tensor) -> Tensor:
-    """
-    Logarithm of softplus.
-
-    :param raw: Any shape.
-    """
+    """The logarithm of softplus."""
     return torch.where(raw < _LINEAR, raw, torch.nn.functional.softplus(raw.clamp_min(_LINEAR), threshold=40.0).log())
 
 
 def inverse_log_softplus(logarithm: Tensor) -> Tensor:
-    """
-    The inverse of :func:`log_softplus`.
-
-    :param logarithm: Any shape.
-    """
+    """The inverse of :func:`log_softplus`."""
     value = logarithm.clamp_min(_LINEAR).exp()
     return torch.where(logarithm < _LINEAR, logarithm, value + (-torch.expm1(-value)).log())
 
 
 def slope_of_log_softplus(raw: Tensor) -> Tensor:
-    """
-    Derivative of :func:`log_softplus`.
-
-    :param raw: Any shape.
-    """
+    """The derivative of :func:`log_softplus`."""
     return (torch.nn.functional.logsigmoid(raw) - log_softplus(raw)).exp()
 
 
@@ -78,9 +62,9 @@ class Coordinates:
     what GPyTorch makes positive by a softplus, which is linear for large values, parameters of the predictor's mean in
     units of the predictor, and all others as they are.
 
-    :param parameters: That an optimiser moves.
-    :param modules: That own them.
-    :param units: By ``id`` of the parameter; default 1.
+    :param parameters: The parameters that an optimiser moves.
+    :param modules: The modules that own them.
+    :param units: A unit for the ``id`` of a parameter; default 1.
     """
 
     def __init__(
@@ -105,31 +89,17 @@ class Coordinates:
 
     @torch.no_grad()
     def write(self, positions: Sequence[Tensor]) -> None:
-        """
-        Move all parameters.
-
-        :param positions: Where to, in any floating dtype.
-        """
+        """Move all parameters to positions in any floating dtype."""
         for coordinate, position in zip(self._all, positions, strict=True):
             coordinate.parameter.copy_(coordinate.raw(position))
 
     def gradients(self, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """
-        Gradients in the positions.
-
-        :param gradients: Those in the raw parameters, at their present values.
-        """
+        """Gradients in the positions, from those in the raw parameters at their present values."""
         return [c.gradient(c.parameter.detach(), g) for c, g in zip(self._all, gradients, strict=True)]
 
 
 class Adam(torch.optim.Adam):
-    """
-    torch's Adam, moving in other coordinates than those of its parameters.
-
-    :param parameters: What moves.
-    :param coordinates: In which.
-    :param lr: Its rate.
-    """
+    """torch's Adam, moving in other coordinates than those of its parameters."""
 
     def __init__(self, parameters: Sequence[Tensor], coordinates: Coordinates, lr: float) -> None:
         super().__init__(parameters, lr=lr)
@@ -137,11 +107,7 @@ class Adam(torch.optim.Adam):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """
-        A step.
-
-        :param closure: As for any optimiser of torch.
-        """
+        """A step, as of any optimiser of torch."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

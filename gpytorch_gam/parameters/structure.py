@@ -24,20 +24,14 @@ STATE_KEY = "_extra_state"
 
 
 def as_bytes(structure: Structure) -> Tensor:
-    """
-    A structure as it is saved.
-
-    :param structure: Of numbers, strings, lists and dictionaries.
-    :return: uint8, on the CPU.
-    """
+    """A structure of numbers, strings, lists and dictionaries as it is saved, uint8 on the CPU."""
     return torch.frombuffer(bytearray(json.dumps(structure).encode()), dtype=torch.uint8)
 
 
 def from_bytes(saved: Any) -> Structure:
     """
-    A structure that was saved.
+    A structure that :func:`as_bytes` made, on any device.
 
-    :param saved: From :func:`as_bytes`, on any device.
     :raises ValueError: If it is something else.
     """
     try:
@@ -54,9 +48,8 @@ def from_bytes(saved: Any) -> Structure:
 
 def kernel_structure(kernel: Kernel) -> Structure:
     """
-    The modules of a kernel by name: their classes, and those of their settings that no parameter or buffer holds.
-
-    :param kernel: Of a group.
+    The modules of a group's kernel by name: their classes, and those of their settings that no parameter or buffer
+    holds.
     """
     return dict(_parts(kernel, ""))
 
@@ -83,12 +76,9 @@ def _is_setting(name: str, value: Any) -> bool:
 
 def difference(saved: Structure, own: Structure) -> str | None:
     """
-    What is different about a group whose state was saved. Entries that only one of them has come from another version
-    of this package, or of GPyTorch, and are left out.
-
-    :param saved: The structure of that group.
-    :param own: That of the group into which the state should go.
-    :return: One difference in words, None if there is none.
+    One difference, in words, between a group whose structure was saved and that into which its state should go; None if
+    there is none. Entries that only one of them has come from another version of this package, or of GPyTorch, and are
+    left out.
     """
     for name in own:
         if name == "kernel" or name not in saved or _is_same(saved[name], own[name]):

@@ -120,15 +120,7 @@ def _sine_of_double(x):
 
 @triton.jit
 def _local(SHAPE: tl.constexpr, difference, offset, log_scale, rate):
-    """
-    Values of the local part of a factor, and the exponential alone.
-
-    :param SHAPE: of the local part.
-    :param difference: of the inputs.
-    :param offset: the product of both offsets; for CENTRED_RBF only.
-    :param log_scale: a scalar.
-    :param rate: a scalar.
-    """
+    """Values of the local part of a factor, and the exponential alone; the offset counts for CENTRED_RBF only."""
     if SHAPE == RBF or SHAPE == CENTRED_RBF:
         envelope = tl.exp2(difference * difference * (rate * _LOG2_E) + log_scale * _LOG2_E)
         if SHAPE == RBF:
@@ -229,10 +221,8 @@ def _factor_tile(
     SHAPE: tl.constexpr, HAS_PRODUCT: tl.constexpr, POINTS_AXIS: tl.constexpr, columns, rows, scalars, zero=None
 ):
     """
-    A tile of a factor, with the inducing points along one axis and rows along the other.
-
-    :param zero: a tile of zeros with the layout of which the result is wanted.
-    :return: Values, those of the local part, its exponential alone, and the difference of the inputs.
+    A tile of a factor, with the inducing points along one axis and rows along the other, in the layout of ``zero``:
+    values, those of the local part, its exponential alone, and the difference of the inputs.
     """
     rows_axis: tl.constexpr = 1 - POINTS_AXIS
     difference = tl.expand_dims(columns[0], rows_axis) - tl.expand_dims(rows[0], POINTS_AXIS)
@@ -349,8 +339,8 @@ def forward_kernel(
 
     :param shared_out: H, from the first column of the tile on.
     :param squares_out: q.
-    :param last: the last column of the shared weights, ``(C, inducing points)``.
-    :param num_columns: of the tile.
+    :param last: The last column of the shared weights, ``(C, inducing points)``.
+    :param num_columns: Columns of the tile.
     """
     padded_m: tl.constexpr = NUM_TILES * TILE_M
     rows = tl.program_id(0) * TILE_N + tl.arange(0, TILE_N)
@@ -563,13 +553,13 @@ def backward_kernel(
     Programs of axis 0 are the tiles of the components, those of axis 1 share the rows. Where a gradient has more than
     one tile for a program, it is added up in memory, otherwise in registers; nobody else adds to the same place.
 
-    :param shared_out: of W, ``(programs, C, inducing points, columns)``, padded.
-    :param block_out: of V before the product with V, ``(programs, C, inducing points, inducing points)``, padded.
+    :param shared_out: Gradient of W, ``(programs, C, inducing points, columns)``, padded.
+    :param block_out: That of V before the product with V, ``(programs, C, inducing points, inducing points)``, padded.
     :param sums_out: ``(programs, NUM_SUMS, C, inducing points)``, padded.
-    :param x_out_0: and others of the rows: ``(tiles, C, num_rows)``, for right ``(tiles, C, 2, num_rows)``.
+    :param x_out_0: Gradients of the rows, this and others: ``(tiles, C, num_rows)``, or ``(tiles, C, 2, num_rows)``.
     :param shared_large: W, ``(C, inducing points, columns)``, padded by zeros.
     :param gram_large: V V^T, ``(C, inducing points, inducing points)``, padded by zeros.
-    :param num_columns: of W but for the last one.
+    :param num_columns: Columns of W but for the last one.
     """
     wants_kernel: tl.constexpr = WANTED_0 != 0 or WANTED_1 != 0 or WANTS_MULTIPLIER
     padded_m: tl.constexpr = NUM_TILES * TILE_M

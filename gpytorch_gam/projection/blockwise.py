@@ -28,7 +28,7 @@ from torch import Tensor
 
 from gpytorch_gam.numerics.transforms import is_transformed
 
-from .separable_form import Factor, LocalShape
+from .separable_form import FACTOR_TENSORS, Factor, LocalShape
 
 # Numbers of a block of the kernel matrix: a megabyte for each thread, which fits its caches, or work for a GPU.
 _BLOCK_NUMBERS, _GPU_BLOCK_NUMBERS = 2**18, 2**24
@@ -47,7 +47,7 @@ class ProjectionInputs(NamedTuple):
     """
     Everything that projections depend on.
 
-    :ivar factors: of the kernel.
+    :ivar factors: The factors of the kernel.
     :ivar shared: W, ``(*batch, C, M, S)``.
     :ivar block: V, ``(*batch, C, M, r)``, or None.
     :ivar multiplier: b, ``(*batch, C, n)``, or None for ones.
@@ -65,7 +65,7 @@ class ProjectionInputs(NamedTuple):
     @classmethod
     def from_flat(cls, shapes: tuple[LocalShape, ...], tensors: Sequence[Any]) -> ProjectionInputs:
         """The inverse of :meth:`flat`."""
-        size = len(Factor._fields) - 1
+        size = len(FACTOR_TENSORS)
         factors = tuple(Factor(shape, *tensors[3 + i * size : 3 + (i + 1) * size]) for i, shape in enumerate(shapes))
         return cls(factors, *tensors[:3])
 
@@ -77,8 +77,8 @@ class ProjectionBackend(Protocol):
         """
         H, ``(*batch, S, n)``, q, ``(*batch, n)`` (None without block weights), and what is kept for the backward pass.
 
-        :param inputs: weights, factors and multipliers.
-        :param keep: whether there may be a backward pass.
+        :param inputs: Weights, factors and multipliers.
+        :param keep: Whether there may be a backward pass.
         """
 
     def backward(
@@ -92,21 +92,16 @@ class ProjectionBackend(Protocol):
         """
         Gradients in the order of :meth:`ProjectionInputs.flat`.
 
-        :param inputs: as in the forward pass.
-        :param kept: by the forward pass; to be left as it is.
-        :param grad_shared: with respect to H, ``(*batch, S, n)``.
-        :param grad_squares: with respect to q, ``(*batch, n)``; None without block weights.
-        :param needed: which gradients are wanted; the others may be None.
+        :param inputs: Those of the forward pass.
+        :param kept: What the forward pass has kept, to be left as it is.
+        :param grad_shared: The gradient with respect to H, ``(*batch, S, n)``.
+        :param grad_squares: The gradient with respect to q, ``(*batch, n)``; None without block weights.
+        :param needed: Which gradients are wanted; the others may be None.
         """
 
 
 def fused_projection(inputs: ProjectionInputs, backend: ProjectionBackend) -> tuple[Tensor, Tensor | None]:
-    """
-    The projections H, ``(*batch, S, n)``, and q, ``(*batch, n)`` (None without block weights), differentiable.
-
-    :param inputs: weights, factors and multipliers.
-    :param backend: that evaluates them.
-    """
+    """The projections H, ``(*batch, S, n)``, and q, ``(*batch, n)`` (None without block weights), differentiable."""
     shapes = tuple(factor.shape for factor in inputs.factors)
     return _FusedProjection.apply(shapes, backend, *inputs.flat())
 
@@ -141,9 +136,8 @@ def _differentiable_backward(
     values, grads = [shared], [grad_shared]
     if squares is not None and grad_squares is not None:
         values, grads = [shared, squares], [grad_shared, grad_squares]
-    wanted = [
-        tensor for tensor, is_needed in zip(inputs.flat(), needed, strict=True) if is_needed and tensor is not None
-    ]
+    pairs = zip(inputs.flat(), needed, strict=True)
+    wanted = [tensor for tensor, is_needed in pairs if is_needed and tensor is not None]
     found = iter(torch.autograd.grad(values, wanted, grads, create_graph=create_graph))
     return [next(found) if is_needed else None for is_needed in needed]
 
@@ -156,7 +150,7 @@ def plain_projection(inputs: ProjectionInputs) -> tuple[Tensor, Tensor | None]:
 
 def plain_kernel(factors: Sequence[Factor]) -> Tensor:
     """The kernel matrix, ``(*batch, C, M, n)``."""
-    return _kernel(_values(factors, [_local(factor) for factor in factors]))
+    return functools.reduce(torch.mul, _values(factors, [_local(factor) for factor in factors]))
 
 
 class _Evaluation(NamedTuple):
@@ -168,7 +162,7 @@ class _Evaluation(NamedTuple):
 
 def _evaluate(inputs: ProjectionInputs) -> tuple[Tensor, Tensor | None, _Evaluation]:
     locals_ = tuple(_local(factor) for factor in inputs.factors)
-    kernel = _with_multiplier(inputs, _kernel(_values(inputs.factors, locals_)))
+    kernel = _with_multiplier(inputs, functools.reduce(torch.mul, _values(inputs.factors, locals_)))
     shared = inputs.shared.flatten(-3, -2).mT @ kernel.flatten(-3, -2)
     if inputs.block is None:
         return shared, None, _Evaluation(locals_, None)
@@ -182,10 +176,6 @@ def _values(factors: Sequence[Factor], locals_: Sequence[_Local]) -> list[Tensor
         local.value if factor.left is None or factor.right is None else local.value + factor.left @ factor.right
         for factor, local in zip(factors, locals_, strict=True)
     ]
-
-
-def _kernel(values: Sequence[Tensor]) -> Tensor:
-    return functools.reduce(torch.mul, values)
 
 
 def _with_multiplier(inputs: ProjectionInputs, kernel: Tensor) -> Tensor:
@@ -246,9 +236,9 @@ class BlockwiseProjection:
     """
     The backend in plain torch, for any device and dtype: a block of rows at a time.
 
-    :param block_numbers: numbers of the kernel matrix that exist at a time, at least one row's; by default as many as
+    :param block_numbers: Numbers of the kernel matrix that exist at a time, at least one row's; by default as many as
         suit the device.
-    :param kept_numbers: numbers up to which the blocks are kept for the backward pass.
+    :param kept_numbers: Numbers up to which the blocks are kept for the backward pass.
     """
 
     def __init__(self, block_numbers: int | None = None, kept_numbers: int = _KEPT_NUMBERS) -> None:
@@ -309,13 +299,12 @@ class BlockwiseProjection:
         return [torch.cat(parts, dim=-1) if parts else total for parts, total in zip(rows, sums, strict=True)]
 
 
-_FACTOR_TENSORS = Factor._fields[1:]
 _PER_ROW = {"x", "offset_x", "right"}
 
 
 def _is_per_row(index: int) -> bool:
     """Whether the last dimension of a tensor of :meth:`ProjectionInputs.flat` runs over the rows."""
-    return index == 2 or (index > 2 and _FACTOR_TENSORS[(index - 3) % len(_FACTOR_TENSORS)] in _PER_ROW)
+    return index == 2 or (index > 2 and FACTOR_TENSORS[(index - 3) % len(FACTOR_TENSORS)] in _PER_ROW)
 
 
 def _rows(inputs: ProjectionInputs, block: slice) -> ProjectionInputs:
@@ -340,7 +329,7 @@ def _block_backward(
     needed: Sequence[bool],
 ) -> list[Tensor | None]:
     values = _values(inputs.factors, evaluation.locals)
-    kernel = _kernel(values)
+    kernel = functools.reduce(torch.mul, values)
     scaled = _with_multiplier(inputs, kernel)
 
     sizes = inputs.shared.shape[-3:-1]
@@ -358,31 +347,26 @@ def _block_backward(
             grads[2] = (grad_kernel * kernel).sum(-2)
         grad_kernel *= inputs.multiplier.unsqueeze(-2)
 
-    size = len(_FACTOR_TENSORS)
+    size = len(FACTOR_TENSORS)
     for index, (factor, local) in enumerate(zip(inputs.factors, evaluation.locals, strict=True)):
-        wanted = dict(zip(_FACTOR_TENSORS, needed[3 + index * size : 3 + (index + 1) * size], strict=True))
+        wanted = dict(zip(FACTOR_TENSORS, needed[3 + index * size : 3 + (index + 1) * size], strict=True))
         found = {}
         if any(wanted.values()):
             others = [value for other, value in enumerate(values) if other != index]
             found = _factor_backward(factor, local, functools.reduce(torch.mul, others, grad_kernel), wanted)
-        grads.extend(found.get(name) if wanted[name] else None for name in _FACTOR_TENSORS)
+        grads.extend(found.get(name) if wanted[name] else None for name in FACTOR_TENSORS)
     return grads
 
 
 def _factor_backward(factor: Factor, local: _Local, grad: Tensor, wanted: dict[str, bool]) -> dict[str, Tensor]:
-    """
-    Gradients of the tensors of a factor.
-
-    :param grad: with respect to its values, ``(*batch, C, M, n)``.
-    :param wanted: which are wanted, by name.
-    """
+    """Gradients of the wanted tensors of a factor, given that of its values, ``(*batch, C, M, n)``."""
     found = {}
     if factor.left is not None and factor.right is not None:
         if wanted["left"]:
             found["left"] = grad @ factor.right.mT
         if wanted["right"]:
             found["right"] = factor.left.mT @ grad
-    if not any(wanted[name] for name in _FACTOR_TENSORS if name not in ("left", "right")):
+    if not any(wanted[name] for name in FACTOR_TENSORS if name not in ("left", "right")):
         return found
     weighted = grad * local.value
     if wanted["log_scale"]:

@@ -59,9 +59,9 @@ class Factor(NamedTuple):
     r"""
     A function of one column of both inputs.
 
-    :ivar shape: of the local part.
-    :ivar z: column of the inducing points, ``(*batch, C, M)``; for periodic kernels times :math:`\pi` by the period.
-    :ivar x: column of the data, ``(*batch, C, n)``, likewise.
+    :ivar shape: Shape of the local part.
+    :ivar z: Column of the inducing points, ``(*batch, C, M)``; for periodic kernels times :math:`\pi` by the period.
+    :ivar x: Column of the data, ``(*batch, C, n)``, likewise.
     :ivar log_scale: :math:`\log s`, ``(*batch, C, 1)``.
     :ivar rate: :math:`r`, ``(*batch, C, 1)``.
     :ivar offset_z: :math:`o(z)`, ``(*batch, C, M)``; None unless the shape is CENTRED_RBF.
@@ -81,12 +81,16 @@ class Factor(NamedTuple):
     right: Tensor | None = None
 
 
+# Everything of a factor but its shape.
+FACTOR_TENSORS = Factor._fields[1:]
+
+
 class SeparableForm(NamedTuple):
     """
     A batch of kernels between inducing points and data.
 
-    :ivar factors: whose product is the kernel.
-    :ivar variance: the prior variance at the data, ``(*batch, C, n)``.
+    :ivar factors: The factors whose product is the kernel.
+    :ivar variance: The prior variance at the data, ``(*batch, C, n)``.
     """
 
     factors: tuple[Factor, ...]
@@ -149,12 +153,16 @@ def _take_apart(kernel: Kernel, z: Tensor, x: Tensor, parts: list[_Part], scales
 
 
 def _is_known(kernel: Kernel) -> bool:
-    if type(kernel) is ANOVAKernel:
-        base = kernel.base_kernel
-        while type(base) is ScaleKernel:
-            base = base.base_kernel
-        return "forward" not in vars(base) and type(base) in _KNOWN_KERNELS
-    return type(kernel) in _KNOWN_KERNELS
+    base = _correlation(kernel)
+    return "forward" not in vars(base) and type(base) in _KNOWN_KERNELS
+
+
+def _correlation(kernel: Kernel) -> Kernel:
+    """The kernel that an ANOVA kernel centres, without its scales; any other kernel itself."""
+    base = kernel.base_kernel if type(kernel) is ANOVAKernel else kernel
+    while base is not kernel and type(base) is ScaleKernel:
+        base = base.base_kernel
+    return base
 
 
 def _factor(part: _Part, column: int) -> tuple[Factor, Tensor]:
@@ -186,25 +194,11 @@ def _local_part(
 
 
 def _centred_factor(kernel: ANOVAKernel, z: Tensor, x: Tensor) -> tuple[Factor, Tensor]:
-    base: Kernel = kernel.base_kernel
-    while isinstance(base, ScaleKernel):
-        base = base.base_kernel
-    shape, rate, frequency = _local_part(base, 0, x.dtype, is_deviation=True)
-    parts = _centred_parts(kernel, z, x)
+    shape, rate, frequency = _local_part(_correlation(kernel), 0, x.dtype, is_deviation=True)
+    log_scale, offset_z, offset_x, left, right, variance = _centred_parts(kernel, z, x)
     if frequency is not None:
         z, x = z * frequency, x * frequency
-    factor = Factor(
-        shape,
-        z,
-        x,
-        log_scale=parts.log_scale,
-        rate=rate,
-        offset_z=parts.offset1,
-        offset_x=parts.offset2,
-        left=parts.left,
-        right=parts.right,
-    )
-    return factor, parts.variance2
+    return Factor(shape, z, x, log_scale, rate, offset_z, offset_x, left, right), variance
 
 
 class _CentredParts(torch.nn.Module):
@@ -258,11 +252,9 @@ def _scaled(factor: Factor, variance: Tensor, scales: list[Tensor]) -> tuple[Fac
 
 def _expanded(factor: Factor, batch_shape: torch.Size) -> Factor:
     """All tensors with all batch dimensions."""
-    num_own = {"left": 2, "right": 2}
-    expanded = {}
+    expanded: dict[str, Any] = {}
     for name, value in factor._asdict().items():
         if torch.is_tensor(value):
-            own = num_own.get(name, 1)
-            value = value.expand(*batch_shape, *value.shape[-own:])
-        expanded[name] = value
-    return Factor(**expanded)
+            num_own = 2 if name in ("left", "right") else 1
+            expanded[name] = value.expand(*batch_shape, *value.shape[-num_own:])
+    return factor._replace(**expanded)

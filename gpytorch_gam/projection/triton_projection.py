@@ -16,7 +16,7 @@ from gpytorch_gam import settings
 from gpytorch_gam.warnings import ProjectionWarning
 
 from .blockwise import BlockwiseProjection, ProjectionInputs
-from .separable_form import Factor, LocalShape
+from .separable_form import FACTOR_TENSORS, Factor, LocalShape
 
 # Tiles of inducing points, rows, and columns of the weights. They are as large as the registers of an H100 allow, for
 # four warps: tests/projection/test_triton_projection.py checks it.
@@ -31,13 +31,12 @@ _PROGRAMS = 8
 _LEAST_ROW_TILES = 2
 _SMALLEST_CAPABILITY = (8, 0)
 
-# Of float32, in the small problem by which the kernels are tried on a device.
+# Largest error of float32 in the small problem by which the kernels are tried on a device.
 _LARGEST_ERROR = 1e-4
 
 # As in _triton_kernels, which only those import who have Triton.
 _NUM_COLUMNS, _FACTOR_SUMS, _NUM_SUMS = 4, 6, 13
 
-_FACTOR_TENSORS = Factor._fields[1:]
 _SUMS = ("z", "log_scale", "rate", "offset_z", "left")
 
 
@@ -81,7 +80,7 @@ class TritonProjection:
     :class:`gpytorch_gam.settings.tensor_core_precision`; everything else is in float32. Results do not change from one
     call to the next.
 
-    :param precision: of the matrix products of both passes; by default that of the setting when this is made.
+    :param precision: Precision of the matrix products of both passes; by default that of the setting when this is made.
     """
 
     def __init__(self, precision: str | None = None) -> None:
@@ -200,11 +199,7 @@ class TritonProjection:
 
 class _Plan:
     """
-    Sizes and tiles of projections, and the arguments that both kernels take.
-
-    :param inputs: of the projections.
-    :param largest_tile: of inducing points.
-    :param precision: of matrix products.
+    Sizes and tiles of projections for a largest tile of inducing points, and the arguments that both kernels take.
     """
 
     def __init__(self, inputs: ProjectionInputs, largest_tile: int, precision: str) -> None:
@@ -273,14 +268,7 @@ class _Plan:
 
 
 class _GradientBuffers:
-    """
-    Where the backward kernel writes, and the gradients that this makes.
-
-    :param plan: sizes.
-    :param num_parts: programs that share the rows.
-    :param needed: which gradients are wanted.
-    :param has_block: whether there are block weights.
-    """
+    """Where the backward kernel writes, ``num_parts`` programs sharing the rows, and the gradients that this makes."""
 
     def __init__(self, plan: _Plan, num_parts: int, needed: Sequence[bool], has_block: bool) -> None:
         self.plan = plan
@@ -290,9 +278,9 @@ class _GradientBuffers:
         self.wanted = [
             {
                 name: wants and tensor is not None
-                for name, wants, tensor in zip(_FACTOR_TENSORS, needed[start:], factor[1:], strict=False)
+                for name, wants, tensor in zip(FACTOR_TENSORS, needed[start:], factor[1:], strict=False)
             }
-            for start, factor in zip((3, 3 + len(_FACTOR_TENSORS)), plan.inputs.factors, strict=False)
+            for start, factor in zip((3, 3 + len(FACTOR_TENSORS)), plan.inputs.factors, strict=False)
         ]
         points = (num_parts, plan.num_components, plan.padded_points)
         # Single tiles are written, several ones added to.
@@ -362,7 +350,7 @@ class _GradientBuffers:
                 if wanted[name]:
                     is_scalar = name in ("log_scale", "rate")
                     found[name] = (tensor.sum(-1, keepdim=True) if is_scalar else tensor).float()
-            grads.extend(found.get(name) for name in _FACTOR_TENSORS)
+            grads.extend(found.get(name) for name in FACTOR_TENSORS)
         return grads
 
     def _shared_gradient(self, last: Tensor) -> Tensor:
@@ -435,27 +423,18 @@ def _launch(name: str, grid: tuple[int, int], arguments: dict[str, Any], constan
 @functools.cache
 def works_on(device: torch.device) -> bool:
     """
-    Whether the kernels compile on a device and give there what plain torch gives, found out once by a small problem.
-
-    :param device: A CUDA device.
+    Whether the kernels compile on a CUDA device and give there what plain torch gives, found out once by a small
+    problem.
     """
     try:
         error = _largest_error(device)
+        if error < _LARGEST_ERROR:
+            return True
+        fault = f"are off by {error:.1e} on {device}"
     except Exception as reason:  # Triton, its compiler, the driver and the device raise errors of all kinds
-        warnings.warn(
-            f"Triton kernels do not run on {device} ({type(reason).__name__}: {reason}); projections take plain torch",
-            ProjectionWarning,
-            stacklevel=2,
-        )
-        return False
-    if not error < _LARGEST_ERROR:
-        warnings.warn(
-            f"Triton kernels are off by {error:.1e} on {device}; projections take plain torch",
-            ProjectionWarning,
-            stacklevel=2,
-        )
-        return False
-    return True
+        fault = f"do not run on {device} ({type(reason).__name__}: {reason})"
+    warnings.warn(f"Triton kernels {fault}; projections take plain torch", ProjectionWarning, stacklevel=2)
+    return False
 
 
 @torch.no_grad()
