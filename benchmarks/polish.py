@@ -134,7 +134,7 @@ def train(
         x, y = next(batches)
         (-mll(model(x), y)).backward()
         natural.step()
-    natural.detach()
+    natural.remove()
 
 
 def make_model(predictor: AdditivePredictor, family: str, rank: int | str | None = None) -> AdditiveGP:

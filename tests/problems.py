@@ -211,7 +211,7 @@ def corrected_gradients(
     natural = NaturalGradient(model, num_data=num_data, lr=0.5, **options)
     backward(model, likelihood, x, y, num_data)
     natural.step()
-    natural.detach()
+    natural.remove()
     q.load_state_dict(before)
     return predictor_gradients(model)
 

@@ -64,8 +64,7 @@ class GraphedStep:
         if key not in self._recordings:
             if len(self._recordings) == _MAX_RECORDINGS:
                 return self._evaluate(parameters, rows)
-            self._strategy._initialize_once()
-            self._strategy._prepare_posterior()
+            self._strategy.prepare_training()
             self._recordings[key] = self._record(parameters, rows)
         return self._replay(self._recordings[key], parameters, rows)
 
@@ -81,7 +80,7 @@ class GraphedStep:
         memory, recorder = Rows(rows.x.clone(), rows.y.clone(), by_name), ForwardRecorder()
 
         def evaluate() -> Outputs:
-            with _recorded_by(self._strategy, recorder), _without_waiting():
+            with self._strategy.replaced_training_hooks(recorder), _without_waiting():
                 loss = self._evaluate(parameters, memory)
             return Outputs(loss, [parameter.grad for parameter in parameters], recorder.take())
 
@@ -90,14 +89,14 @@ class GraphedStep:
         return _Recording(memory, outputs, replay)
 
     def _replay(self, recording: _Recording, parameters: list[Any], rows: Rows) -> Tensor:
-        self._strategy._prepare_posterior()  # reads values, which a graph cannot
+        self._strategy.prepare_training()  # reads values, which a graph cannot
         for (_, memory), (_, part) in zip(_parts(recording.rows), _parts(rows), strict=True):
             memory.copy_(part)
         recording.replay()
         for parameter, gradient in zip(parameters, recording.outputs.gradients, strict=True):
             parameter.grad = gradient
-        if self._strategy._recorder is not None:
-            self._strategy._recorder.put(recording.outputs.recorded)  # gradients are replaced, too
+        if self._strategy.training_hooks is not None:
+            self._strategy.training_hooks.put(recording.outputs.recorded)  # gradients are replaced, too
         return recording.outputs.loss.clone()
 
 
@@ -132,16 +131,6 @@ def record_graph(evaluate: Callable[[], Outputs]) -> tuple[Outputs, Callable[[],
             "BernoulliLikelihood and kernels do which the fused projection does not know: leave out cuda_graph"
         ) from error
     return outputs, graph.replay
-
-
-@contextmanager
-def _recorded_by(strategy: AdditiveVariationalStrategy, recorder: ForwardRecorder) -> Iterator[None]:
-    """Forwards are recorded here, and nobody prepares them."""
-    before, strategy._recorder = strategy._recorder, recorder
-    try:
-        yield
-    finally:
-        strategy._recorder = before
 
 
 @contextmanager

@@ -364,7 +364,7 @@ class _Loop:
         return loss.detach()
 
     def finish(self) -> None:
-        self.natural.detach()
+        self.natural.remove()
         self.mll.eval()
 
     def converge(self, batches: Iterable[Any]) -> Maximum | None:

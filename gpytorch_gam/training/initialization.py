@@ -65,6 +65,6 @@ def initialize_posterior(
             loss.backward()
             natural.step()
         finally:
-            natural.detach()
+            natural.remove()
             for parameter, gradient in gradients:
                 parameter.grad = gradient

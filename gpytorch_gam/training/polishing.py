@@ -27,7 +27,7 @@ from gpytorch_gam.optim.posterior.parameters import (
 )
 from gpytorch_gam.optim.posterior.posterior import LONGEST_MOVE, Posterior
 from gpytorch_gam.optim.posterior.rank import with_enough_columns
-from gpytorch_gam.optim.posterior.step import Family, exact_step
+from gpytorch_gam.optim.posterior.step import Family, exact_step, with_directions
 from gpytorch_gam.optim.processes import (
     Processes,
     resistance_of_all,
@@ -114,7 +114,7 @@ def polish(
         model.eval()  # what its forward computes is what predictions read
         strategy.train()
         likelihood.train()
-        strategy._initialize_once()
+        strategy.prepare_training()  # with the posterior under the present kernels
         start_from_first(processes, strategy, [model, likelihood])
         chunk_size = _default_chunk_size(strategy) if chunk_size is None else chunk_size
         return _Polish(strategy, likelihood, batches, dense_limit, chunk_size, processes).run(max_passes, tolerance)
@@ -293,7 +293,7 @@ class _StreamedSteps(_Steps):
                 "dense_limit, or use BlockLowRankPrecisionVariationalDistribution"
             )
         self._distribution, self._processes = q, processes
-        self.state = read_posterior(q, strategy.predictor.group_shapes)
+        self.state = with_directions(read_posterior(q, strategy.predictor.group_shapes))
 
     def read(self, stream: DataStream) -> None:
         stream.totals(self.state.shapes)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import weakref
 from abc import abstractmethod
+from collections.abc import Mapping
+from copy import copy
 from typing import Any
 
 import torch
@@ -17,7 +19,7 @@ from gpytorch_gam.numerics.precision import CovarianceFactors, kl_from_standard_
 
 from ._callers import nearest_caller
 from ._growth_watch import GrowthWatch
-from ._kept_value import KeptValue
+from ._shared_divergence import SharedDivergence
 
 # Frames between this distribution and a copy of a model around it.
 _REACH = 100
@@ -40,7 +42,7 @@ class _PrecisionVariationalDistribution(_VariationalDistribution):
         checks.number("init_scale", init_scale, above=0)
         super().__init__(num_inducing_points, batch_shape=torch.Size(batch_shape), mean_init_std=mean_init_std)
         self.init_scale = init_scale
-        self._kept_divergence = KeptValue()  # of a training forward, for the objective that asks for it afterwards
+        self._shared_divergence = SharedDivergence()
         self.forget_training()
         self._averaged_by: weakref.ref[AveragedModel] | None = None  # holds a copy
         self.register_parameter(
@@ -53,6 +55,19 @@ class _PrecisionVariationalDistribution(_VariationalDistribution):
         if averaged is not None:
             self._averaged_by = weakref.ref(averaged)
         return {**self.__dict__, "_averaged_by": None}
+
+    def with_values(self, values: Mapping[str, Tensor]) -> _PrecisionVariationalDistribution:
+        """
+        The same distribution with other values of its parameters, whose gradients are those of the parameters.
+
+        :param values: By the names of the parameters.
+        """
+        other = copy(self)
+        # The second term is exactly zero.
+        moved = {name: values[name] + (each - each.detach()) for name, each in self.named_parameters()}
+        other._parameters = {**self._parameters, **moved}
+        other._shared_divergence = SharedDivergence()
+        return other
 
     def forget_training(self) -> None:
         """The parameters were set, rather than trained by gradients: what was seen of their growth says nothing."""
@@ -137,13 +152,12 @@ class _PrecisionVariationalDistribution(_VariationalDistribution):
     def covariance_factors(self) -> CovarianceFactors:
         """The distribution as the strategy reads it, in float64."""
         factors, logdet = self._factors()
-        parameters = tuple(self.parameters())
-        if self.training and all(parameter.device.type == "cpu" for parameter in parameters):
-            # Both terms of the ELBO need this factorisation, which costs as much as the work on a small batch.
+        if self.training:
+            shared = [
+                root for root in (*(factors.explained_blocks or ()), factors.explained_shared) if root is not None
+            ]
             divergence = kl_from_standard_normal(factors, logdet)
-            roots = [*(factors.explained_blocks or ()), factors.explained_shared]
-            graph = [divergence, *(root for root in roots if root is not None)]
-            self._kept_divergence.keep(divergence, parameters, torch.is_grad_enabled(), graph)
+            self._shared_divergence.offer(divergence, shared, tuple(self.parameters()))
         return factors
 
     def kl_divergence(self) -> Tensor:
@@ -155,8 +169,7 @@ class _PrecisionVariationalDistribution(_VariationalDistribution):
 
         :return: ``(*batch)``.
         """
-        divergence = self._kept_divergence.get(tuple(self.parameters()), torch.is_grad_enabled())
-        self._kept_divergence.forget()
+        divergence = self._shared_divergence.take(tuple(self.parameters()))
         if divergence is None:
             divergence = kl_from_standard_normal(*self._factors())
         return divergence.to(self.variational_mean.dtype)

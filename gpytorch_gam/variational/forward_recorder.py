@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -56,10 +57,11 @@ class Recorded(NamedTuple):
 
 class ForwardRecorder:
     """
-    Collects what backward passes leave at the outputs of training forwards, while an optimiser is attached.
+    The hooks of an optimiser that needs more than the gradients of parameters: what backward passes leave at the
+    outputs of training forwards. :meth:`AdditiveVariationalStrategy.register_training_hooks` takes one; optimisers
+    derive from it.
 
     Nothing of a forward is kept here before a backward pass has been through it: hooks in its graph know the rows.
-    Optimisers derive from it and say what a copy of the model gets.
 
     :ivar num_forwards: training forwards with gradients since the last :meth:`take`.
     """
@@ -70,12 +72,26 @@ class ForwardRecorder:
         self._forwards: list[_Forward] = []
         self._divergences: list[DivergenceRecord] = []
 
-    def prepare(self) -> None:
-        """Called before each forward: bring the posterior to the present kernels. Nothing to do in general."""
-
-    def record(self, x: Tensor, mean: Tensor, variance: Tensor) -> None:
+    def before_forward(self, choleskys: Sequence[Tensor]) -> None:
         """
-        Wait for the gradients of a forward; nothing is recorded where gradients are off.
+        Called in each training forward before the posterior is read. Here, and in steps, optimisers may write it.
+
+        :param choleskys: Cholesky factors of the inducing variables' covariance, for each group of components.
+        """
+
+    def present_parameters(self, choleskys: Sequence[Tensor] | None = None) -> dict[str, Tensor] | None:
+        """
+        What the parameters of the posterior are under the present kernels, for everything that reads it: nothing is
+        written.
+
+        :param choleskys: As in :meth:`before_forward`, where they are known.
+        :return: By name; None if they are as they stand, as they always are without an optimiser that follows kernels.
+        """
+        return None
+
+    def after_forward(self, x: Tensor, mean: Tensor, variance: Tensor) -> None:
+        """
+        Wait for the gradients of a training forward; nothing is recorded where gradients are off.
 
         :param x: inputs ``(*batch, n, D)``.
         :param mean: ``(*batch, n)``, or ``(*batch, n, P)``.
@@ -88,7 +104,7 @@ class ForwardRecorder:
         mean.register_hook(partial(self._keep, self._period, forward, 0))
         variance.register_hook(partial(self._keep, self._period, forward, 1))
 
-    def record_divergence(self, divergence: Tensor) -> None:
+    def after_divergence(self, divergence: Tensor) -> None:
         """
         Wait for the weight that a loss gives to the divergence from the prior.
 

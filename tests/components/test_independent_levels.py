@@ -188,7 +188,7 @@ def test_natural_gradients_find_the_same_posterior() -> None:
     for _ in range(2):
         (-mll(stepped(x), y)).backward()
         natural.step()
-    natural.detach()
+    natural.remove()
     polish(polished, likelihood(), [(x, y)])
     torch.testing.assert_close(stepped.predict(x).variance, polished.predict(x).variance, rtol=1e-3, atol=1e-6)
     torch.testing.assert_close(stepped.predict(x).mean, polished.predict(x).mean, rtol=1e-3, atol=1e-4)

@@ -70,7 +70,7 @@ def test_integer_weights_equal_repeated_rows(make: Callable[[], Likelihood]) -> 
     natural = NaturalGradient(model, num_data=30)
     (-gpytorch.mlls.VariationalELBO(likelihood, model, num_data=30)(model(x), y)).backward()
     natural.step()  # a posterior that is not the prior
-    natural.detach()
+    natural.remove()
     for objective in (gpytorch.mlls.VariationalELBO, gpytorch.mlls.PredictiveLogLikelihood):
         by_weights = 30 * objective(likelihood, model, num_data=30)(model(x), y, weights=weights, offset=offset)
         number = len(repeated)
@@ -129,7 +129,7 @@ def fitted_counts(likelihood: Likelihood, x: torch.Tensor, y: torch.Tensor, expo
         loss.backward()
         natural.step()
         adam.step()
-    natural.detach()
+    natural.remove()
     return model.eval()
 
 

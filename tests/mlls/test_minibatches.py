@@ -13,7 +13,7 @@ from tests.problems import elbo, gaussian_likelihood, gaussian_problem, make_mod
 def trained(family: str, rank: int | None) -> tuple[AdditiveGP, torch.nn.Module, torch.Tensor, torch.Tensor]:
     x, y = gaussian_problem(120, 0.5)
     model, likelihood = make_model(family, rank), gaussian_likelihood()
-    train(model, likelihood, x, y, steps=3, batch_size=40).detach()
+    train(model, likelihood, x, y, steps=3, batch_size=40).remove()
     return model, likelihood, x, y
 
 

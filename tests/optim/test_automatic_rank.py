@@ -117,7 +117,7 @@ def test_the_rank_grows_as_data_become_more_informative(family: str, batch_size:
     smallest = smallest_rank(family, 1.0, 0.01)
     assert ranks == sorted(ranks)
     assert ranks[0] < ranks[-1] <= 3 * smallest
-    natural.detach()
+    natural.remove()
     optimum = CollapsedELBO(likelihood, model).optimum(x, y)
     fixed = make_model(family, ranks[-1], SIX)
     fixed.variational_strategy.set_whitened_posterior(optimum.mean, optimum.precision)

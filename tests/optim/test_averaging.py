@@ -41,7 +41,7 @@ def test_averaging_comes_closer_than_the_default(family: str, rank: int | None) 
 def test_the_step_size_falls_without_end() -> None:
     model = make_model("block_low_rank", 6)
     natural = NaturalGradient(model, num_data=1000, averaging=True)
-    natural._memory.update(step=3_000_000, effective_dimension=torch.tensor(10.0))
+    natural._own.step, natural._own.effective_dimension = 3_000_000, torch.tensor(10.0)
     assert natural._step_size(100).item() == pytest.approx(1e-6, rel=1e-3)
     assert natural._step_size(50).item() == pytest.approx(0.5e-6, rel=1e-3)
     assert natural._step_size(1000).item() == 1.0

@@ -271,7 +271,7 @@ def errors(group: Group) -> dict[str, tuple[str, str]]:
 
     if rank == 1:
         trainer.natural.load_state_dict(Trainer(case, None).natural.state_dict())
-        trainer.natural._memory["step"] = 7
+        trainer.natural._own.step = 7
     trainer.loss(x[:30], y[:30]).backward()
     found["step"] = error_of(trainer.natural.step)
 

@@ -136,7 +136,7 @@ def test_the_posterior_follows_the_kernels_before_a_forward() -> None:
     again = model(x[:5])
     assert torch.equal(followed.mean, again.mean)
     parts = model.components(x[:5]).mean
-    natural.detach()
+    natural.remove()
     polish(model, likelihood, [(x, y)])
     best = model(x[:5])
     # Sites know the noise and the data, not the prior: a Gaussian likelihood keeps its optimum.

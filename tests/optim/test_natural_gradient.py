@@ -260,8 +260,8 @@ def test_restored_state_continues_exactly(family: str, dtype: torch.dtype) -> No
     restored = NaturalGradient(other, num_data=len(x))
     other.load_state_dict(saved[0])
     restored.load_state_dict(saved[1])
-    for name, value in natural._memory.items():
-        torch.testing.assert_close(restored._memory[name], value, rtol=0, atol=0)  # dtypes, too
+    for name, value in natural._own.as_dict().items():
+        torch.testing.assert_close(getattr(restored._own, name), value, rtol=0, atol=0)  # dtypes, too
     for one, optimiser in ((model, natural), (other, restored)):
         for _ in range(2):
             backward(one, likelihood, x[:100], y[:100], len(x))
@@ -291,7 +291,7 @@ def test_a_restricted_block_rank_keeps_the_rest_in_the_optimiser() -> None:
         q = BlockLowRankPrecisionVariationalDistribution(shapes, rank=12, block_rank=block_rank).double()
         model.variational_strategy._variational_distribution = q
         natural = train(model, likelihood, x, y, steps=100, batch_size=100)
-        assert (natural._memory["block_factors"] is not None) == (block_rank is not None)
+        assert (natural._own.block_factors is not None) == (block_rank is not None)
         bound = CollapsedELBO(likelihood, model).optimum(x, y).bound.item()
         gaps.append(bound - elbo(model, likelihood, x, y))
     assert [factor.shape[-1] for factor in q.block_factors] == [7, 5, 1]
@@ -307,8 +307,8 @@ def test_step_size() -> None:
         backward(model, likelihood, x[:100], y[:100], 10**7)
         natural.step()
     assert natural._step_size(100).item() == pytest.approx(1 / 2.1)
-    natural._memory["step"] = 10**9
-    dimension = natural._memory["effective_dimension"].item()
+    natural._own.step = 10**9
+    dimension = natural._own.effective_dimension.item()
     assert 5 < dimension < 20
     assert natural._step_size(100).item() == pytest.approx(4 * 100 / (1e7 * dimension), rel=1e-3)
     assert natural._step_size(10**7).item() == 1.0
@@ -342,7 +342,7 @@ def test_copies_of_an_attached_model_are_free() -> None:
     backward(model, likelihood, x, y, len(x))
     for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         copied(x)
-        assert copied.variational_strategy._recorder.num_forwards == 0
+        assert copied.variational_strategy.training_hooks is None
         again = NaturalGradient(copied, num_data=len(x))
         backward(copied, likelihood, x, y, len(x))
         again.step()
@@ -356,17 +356,17 @@ def test_a_forgotten_optimiser_leaves_the_model_free() -> None:
     x, _ = gaussian_problem()
     model = make_model("block_low_rank", rank=4)
     natural = NaturalGradient(model, num_data=len(x))
-    with pytest.raises(ValueError, match="call its detach"):
+    with pytest.raises(ValueError, match="call its remove"):
         NaturalGradient(model, num_data=len(x))
-    natural.detach()
-    assert model.variational_strategy._recorder is None
-    with pytest.raises(RuntimeError, match="detached"):
+    natural.remove()
+    assert model.variational_strategy.training_hooks is None
+    with pytest.raises(RuntimeError, match="was removed from its model"):
         natural.step()
     natural = NaturalGradient(model, num_data=len(x))
     del natural
     gc.collect()
     model(x)
-    assert model.variational_strategy._recorder.num_forwards == 0
+    assert model.variational_strategy.training_hooks is None
     NaturalGradient(model, num_data=len(x))
 
 
@@ -444,7 +444,7 @@ def half_trained() -> tuple[AdditiveGP, NaturalGradient, torch.optim.Adam, torch
     return model, natural, adam, x[:7]
 
 
-@pytest.mark.parametrize("how", ["state_dict", "deepcopy", "pickle", "detach"])
+@pytest.mark.parametrize("how", ["state_dict", "deepcopy", "pickle", "remove"])
 def test_what_is_saved_is_what_the_next_forward_uses(how: str) -> None:
     model, natural, _, x = half_trained()
     if how == "state_dict":
@@ -455,7 +455,7 @@ def test_what_is_saved_is_what_the_next_forward_uses(how: str) -> None:
     elif how == "pickle":
         other = pickle.loads(pickle.dumps(model))
     else:
-        natural.detach()
+        natural.remove()
         other = model
     saved = other.eval()(x)
     attached, natural, _, _ = half_trained()

@@ -304,7 +304,7 @@ def test_other_optimisers_are_left_alone_without_a_natural_gradient() -> None:
     parts = make_parts()
     assert len(_global_optimizer_pre_hooks) == before + 1
     copied = copy.deepcopy(parts.model)
-    parts.natural.detach()
+    parts.natural.remove()
     assert len(_global_optimizer_pre_hooks) == before
     natural = NaturalGradient(copied, num_data=NUM_ROWS)
     del natural
@@ -531,6 +531,6 @@ def test_a_posterior_that_is_fixed_is_refused() -> None:
     q.precision_factor.requires_grad_(False)
     with pytest.raises(ValueError, match=r"precision_factor of the variational distribution do not require gradients"):
         parts.natural.step()
-    parts.natural.detach()
+    parts.natural.remove()
     with pytest.raises(ValueError, match=r"call requires_grad_\(True\)"):
         NaturalGradient(parts.model, num_data=NUM_ROWS)

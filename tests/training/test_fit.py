@@ -31,7 +31,7 @@ def test_fit_learns_posterior_and_hyperparameters() -> None:
     best = CollapsedELBO(likelihood, model).optimum(x, y).bound.item()
     mll = gpytorch.mlls.VariationalELBO(likelihood, model.train(), num_data=len(y))
     assert best - mll(model(x), y).item() * len(y) < 2.0
-    assert model.variational_strategy._recorder is None
+    assert model.variational_strategy.training_hooks is None
 
 
 def test_fixed_hyperparameters_stay_and_full_batches_need_no_loader() -> None:
@@ -69,7 +69,7 @@ def test_an_interrupted_fit_leaves_the_model_usable() -> None:
     with pytest.raises(KeyboardInterrupt):
         fit(model, likelihood, make_loader(x, y), callback=interrupt)
     assert not model.training
-    assert model.variational_strategy._recorder is None
+    assert model.variational_strategy.training_hooks is None
     assert fit(model, likelihood, make_loader(x, y), num_epochs=1)
 
 

@@ -156,4 +156,4 @@ def test_fit_refuses_graphs_on_a_cpu() -> None:
             5,
             cuda_graph=True,
         )
-    assert objective.model.variational_strategy._recorder is None
+    assert objective.model.variational_strategy.training_hooks is None

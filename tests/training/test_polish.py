@@ -167,7 +167,7 @@ def test_streamed_passes_end_near_the_dense_ones_after_a_warm_up(family: str, ra
         (*gaussian_problem(300, 0.5), gaussian_likelihood()) if kind == "gaussian" else moderate_problem(kind)
     )
     streamed, dense = make_model(family, rank), make_model(family, rank)
-    train(streamed, likelihood, x, y, steps=20, batch_size=100).detach()
+    train(streamed, likelihood, x, y, steps=20, batch_size=100).remove()
     before = exact_elbo(streamed, likelihood, x, y)
     history = polish(streamed, likelihood, [(x, y)], dense_limit=0, max_passes=60)
     assert history[0] == pytest.approx(before, rel=1e-8)
@@ -424,7 +424,7 @@ def test_rows_without_features_do_not_hold_the_mean(by: bool) -> None:
     model, likelihood = AdditiveGP(predictor, "block_low_rank", 2).double().train(), gaussian_likelihood(0.01)
     other = copy.deepcopy(model)
     bound = collapsed_bound(model, likelihood, x, y)
-    train(model, likelihood, x, y, steps=1, batch_size=200).detach()
+    train(model, likelihood, x, y, steps=1, batch_size=200).remove()
     assert exact_elbo(model, likelihood, x, y) == pytest.approx(bound, abs=1e-6)
     assert polish(other, likelihood, [(x, y)], dense_limit=0)[-1] == pytest.approx(bound, abs=0.1)
 
@@ -496,7 +496,7 @@ def test_errors_of_arguments_and_models_name_what_is_wrong() -> None:
         polish(AdditiveGP(AdditivePredictor(group), rank=2, batch_shape=torch.Size([2])), likelihood, batches)
     natural = NaturalGradient(model, num_data=len(y))
     assert len(polish(model, likelihood, batches)) == 2  # attached optimisers are no obstacle
-    natural.detach()
+    natural.remove()
 
 
 def test_rows_that_a_loader_drops_are_read() -> None:

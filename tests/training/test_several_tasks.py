@@ -95,7 +95,7 @@ def test_own_loops_and_uncertainty_take_several_tasks(data: Data) -> None:
     natural = NaturalGradient(model, num_data=NUM_ROWS)
     (-mll(model(x), y)).backward()
     natural.step()
-    natural.detach()
+    natural.remove()
     mean, _ = exact_moments(model, x, y, likelihood.task_noises + likelihood.noise)
     torch.testing.assert_close(model.predict(x).mean, mean, atol=1e-4, rtol=1e-4)
     model.predictor.requires_grad_(False)

@@ -25,17 +25,18 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from gpytorch_gam.components import AdditivePredictor
 from gpytorch_gam.numerics.blocks import split_groups
 from gpytorch_gam.numerics.precision import CovarianceFactors
 from gpytorch_gam.numerics.triangular import triangular_solve
-from gpytorch_gam.variational import AdditiveVariationalStrategy
 
 from ..processes import Processes
 from ..rows.predictors import Segment, predictor_segments, product_in_rows, scale_features, sum_over_rows
 
 
 def correct_gradients(
-    strategy: AdditiveVariationalStrategy,
+    predictor: AdditivePredictor,
+    factors: CovarianceFactors,
     choleskys: Sequence[Tensor],
     features: Iterable[Tensor],
     gradients: Sequence[Tensor],
@@ -47,7 +48,8 @@ def correct_gradients(
     Turn the gradients of ``loss = -w ELBO``, such as that of w = 1 / N, in the parameters of the predictor to those at
     a fixed :math:`q(\mathbf u)`.
 
-    :param strategy: With the posterior and the kernels of the forward.
+    :param predictor: The components, with the kernels of the forward.
+    :param factors: The posterior of the forward.
     :param choleskys: Of the covariances of the inducing variables, with the graph of the kernels, for each group.
     :param features: :math:`\Phi` of the rows in chunks, ``(Q, n)``, float64.
     :param gradients: :math:`g` of each chunk, ``(n, P)``, scaled to all of the data.
@@ -57,11 +59,11 @@ def correct_gradients(
     :param processes: That have the other rows. Each differentiates with its own rows and its share of what does not
         depend on them; the sum of that is the same in all.
     """
-    parameters = [parameter for parameter in strategy.predictor.parameters() if parameter.requires_grad]
+    parameters = [parameter for parameter in predictor.parameters() if parameter.requires_grad]
     if not parameters:
         return
     with torch.no_grad():
-        weights = _weights(strategy, features, gradients, curvatures, 1.0 / processes.size)
+        weights = _weights(predictor, factors, features, gradients, curvatures, 1.0 / processes.size)
     with torch.enable_grad():
         surrogate = torch.zeros_like(choleskys[0][..., 0, 0].sum())
         for cholesky, weight in zip(choleskys, weights, strict=True):
@@ -78,15 +80,15 @@ def correct_gradients(
 
 
 def _weights(
-    strategy: AdditiveVariationalStrategy,
+    predictor: AdditivePredictor,
+    factors: CovarianceFactors,
     features: Iterable[Tensor],
     gradients: Sequence[Tensor],
     curvatures: Sequence[Tensor],
     share: float,
 ) -> list[Tensor]:
     """The diagonal blocks of W, ``(C_g, M_g, M_g)`` for each group, with a share of the terms without rows."""
-    factors, shapes = strategy.covariance_factors(), strategy.predictor.group_shapes
-    segments = predictor_segments(strategy.predictor)
+    shapes, segments = predictor.group_shapes, predictor_segments(predictor)
     projected = torch.zeros_like(factors.mean)
     products = [factors.mean.new_zeros(count, size, size) for count, size in shapes]
     for chunk, gradient, curvature in zip(features, gradients, curvatures, strict=True):

@@ -19,7 +19,7 @@ from gpytorch_gam.variational import (
 from gpytorch_gam.variational.model_check import additive_strategy
 
 from .posterior import Posterior
-from .step import Family, with_more_directions
+from .step import Family
 
 StructuredDistribution = (BlockLowRankPrecisionVariationalDistribution, LowRankPrecisionVariationalDistribution)
 
@@ -36,18 +36,18 @@ def read_posterior(
     group_shapes: Sequence[tuple[int, int]],
 ) -> Posterior:
     """
-    The posterior that the parameters describe.
+    The posterior that the parameters describe, without directions beyond B.
 
     :param distribution: Without a batch shape.
     :param group_shapes: ``(C_g, M_g)`` of each group.
     """
     mean = _copied(distribution.variational_mean)
     if isinstance(distribution, BlockLowRankPrecisionVariationalDistribution):
-        roots = [_copied(root) for root in distribution.block_factors]
+        blocks = [_copied(factor) for factor in distribution.block_factors]
     else:
-        roots = [mean.new_zeros(count, size, size) for count, size in group_shapes]
-    factor = None if distribution.precision_factor is None else _copied(distribution.precision_factor)
-    return Posterior(mean, factor, roots, None if factor is None else with_more_directions(factor))
+        blocks = [mean.new_zeros(count, size, size) for count, size in group_shapes]
+    shared = None if distribution.precision_factor is None else _copied(distribution.precision_factor)
+    return Posterior(mean, shared, blocks, None)
 
 
 def _copied(parameter: Tensor) -> Tensor:
@@ -55,27 +55,45 @@ def _copied(parameter: Tensor) -> Tensor:
     return parameter.detach().to(torch.float64, copy=True)
 
 
+def parameter_values(
+    distribution: BlockLowRankPrecisionVariationalDistribution | LowRankPrecisionVariationalDistribution,
+    posterior: Posterior,
+) -> dict[str, Tensor]:
+    """
+    The parameters that describe a posterior, by name. What the family cannot hold (blocks in the low-rank family,
+    columns of blocks beyond ``block_rank``) is left out.
+
+    :param distribution: Without a batch shape, whose B may have another number of columns.
+    :param posterior: What they are to describe.
+    """
+    found = {"variational_mean": posterior.mean}
+    if posterior.shared_factor is not None and distribution.precision_factor is not None:
+        found["precision_factor"] = posterior.shared_factor
+    if isinstance(distribution, BlockLowRankPrecisionVariationalDistribution):
+        pairs = zip(distribution.block_factors, posterior.block_factors, strict=True)
+        for index, (parameter, factor) in enumerate(pairs):
+            columns = parameter.shape[-1]
+            is_whole = columns == factor.shape[-1]
+            found[f"block_factor_{index}"] = factor if is_whole else leading_root(factor @ factor.mT, columns)
+    return {name: value.to(distribution.dtype) for name, value in found.items()}
+
+
 def write_posterior(
     distribution: BlockLowRankPrecisionVariationalDistribution | LowRankPrecisionVariationalDistribution,
     posterior: Posterior,
 ) -> None:
     """
-    Set the parameters: what the family cannot hold (blocks in the low-rank family, columns of blocks beyond
-    ``block_rank``) is left out. B takes the posterior's rank.
+    Set the parameters to :func:`parameter_values`. B takes the posterior's rank.
 
     :param distribution: Without a batch shape.
     :param posterior: What to set.
     """
     distribution.forget_training()
-    distribution.variational_mean.copy_(posterior.mean)
-    if posterior.shared_factor is not None and distribution.precision_factor is not None:
-        distribution.resize(posterior.shared_factor.shape[-1])
-        distribution.precision_factor.copy_(posterior.shared_factor)
-    if not isinstance(distribution, BlockLowRankPrecisionVariationalDistribution):
-        return
-    for parameter, root in zip(distribution.block_factors, posterior.block_factors, strict=True):
-        columns = parameter.shape[-1]
-        parameter.copy_(root if columns == root.shape[-1] else leading_root(root @ root.mT, columns))
+    values = parameter_values(distribution, posterior)
+    if "precision_factor" in values:
+        distribution.resize(values["precision_factor"].shape[-1])
+    for name, value in values.items():
+        distribution.get_parameter(name).copy_(value)
 
 
 def holds_all(
@@ -104,7 +122,6 @@ def validated_strategy(
     if not isinstance(q, distributions):
         names = " or a ".join(kind.__name__ for kind in distributions)
         raise TypeError(f"the model needs a {names}, got {type(q).__name__}: train that one with torch's optimisers")
-    assert isinstance(strategy, AdditiveVariationalStrategy)  # no other has such a distribution
     if strategy.predictor.num_predictors != 1 and not several_predictors:
         raise NotImplementedError(
             f"model has {strategy.predictor.num_predictors} predictors, and this works for one: use fit or "

@@ -3,7 +3,7 @@ r"""Steps of the mean of a Gaussian with precision :math:`P = I + \mathrm{blockd
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -67,6 +67,25 @@ def transported(posterior: Posterior, before: Sequence[Tensor], after: Sequence[
     # subtractions in the solution cost as many digits. Once more for the rest.
     rest = linear - _precision_times(mean, factor, roots)
     return Posterior(mean + precision_solve(factors._replace(mean=rest)), factor, roots, directions)
+
+
+def selected(is_first: Tensor, first: Posterior, second: Posterior) -> Posterior:
+    """
+    One of two posteriors of the same shapes, without waiting for the device to say which.
+
+    :param is_first: ``()``.
+    """
+
+    def choose(one: Tensor | None, other: Tensor | None) -> Any:
+        return None if one is None or other is None else torch.where(is_first, one, other)
+
+    pairs = zip(first.block_factors, second.block_factors, strict=True)
+    return Posterior(
+        choose(first.mean, second.mean),
+        choose(first.shared_factor, second.shared_factor),
+        [choose(*pair) for pair in pairs],
+        choose(first.directions, second.directions),
+    )
 
 
 def _precision_times(vector: Tensor, factor: Tensor | None, block_factors: list[Tensor]) -> Tensor:

@@ -192,6 +192,17 @@ def with_more_directions(factor: Tensor) -> Tensor:
     return torch.cat([factor, 1e-3 * more * factor.square().mean().sqrt().clamp_min(1.0)], dim=-1)
 
 
+def with_directions(posterior: Posterior) -> Posterior:
+    """
+    The posterior, with random directions beyond B if it has none.
+
+    :param posterior: As it was read.
+    """
+    if posterior.directions is not None or posterior.shared_factor is None:
+        return posterior
+    return posterior._replace(directions=with_more_directions(posterior.shared_factor))
+
+
 def _fit_forgetting(old: Posterior, features: RowSums, totals: list[Tensor], family: Family) -> StreamingFit:
     if old.directions is None:
         return StreamingFit(None, remainder_factors(totals, None))
