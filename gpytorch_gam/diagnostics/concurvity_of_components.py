@@ -14,7 +14,7 @@ from gpytorch_gam import _checks as checks
 from gpytorch_gam.variational.additive_variational_strategy import AdditiveVariationalStrategy
 from gpytorch_gam.variational.model_check import additive_strategy
 
-# Numbers of the features of a chunk of rows, Q a row, and rows at least.
+# Largest number of entries of the features of a chunk of rows (Q a row), and smallest number of its rows.
 _FEATURE_NUMBERS, _LEAST_ROWS = 2**22, 256
 
 # Directions of the other components that agree to this share of their squares count as one.
@@ -60,21 +60,13 @@ class Concurvity:
 
 
 class _Functions(NamedTuple):
-    """
-    Functions of all components at the rows, those of each orthonormal over the rows.
+    """Functions of all components at the rows, those of each orthonormal over the rows."""
 
-    :ivar owner: the component of each of the K functions, ``(K)``.
-    :ivar products: their inner products over the rows, ``(K, K)``.
-    :ivar variances: prior variance along each, summed over the rows, ``(K)``.
-    :ivar means: inner products with the posterior mean of each component, ``(K, C)``.
-    :ivar mean_squares: squares of that mean, summed over the rows, ``(C)``.
-    """
-
-    owner: Tensor
-    products: Tensor
-    variances: Tensor
-    means: Tensor
-    mean_squares: Tensor
+    owner: Tensor  # the component of each of the K functions, (K)
+    products: Tensor  # their inner products over the rows, (K, K)
+    variances: Tensor  # prior variance along each, summed over the rows, (K)
+    means: Tensor  # inner products with the posterior mean of each component, (K, C)
+    mean_squares: Tensor  # squares of that mean, summed over the rows, (C)
 
 
 @torch.no_grad()
@@ -199,12 +191,8 @@ def _functions(gram: Tensor, mean: Tensor, slices: Sequence[slice], tolerance: f
 
 def _measures(functions: _Functions, index: int, explains: Tensor, basis: Tensor | None = None) -> Tensor:
     """
-    Worst, observed and estimate of one component, ``(3)``.
-
-    :param functions: Of all components.
-    :param index: The component.
-    :param explains: Which functions explain, ``(K)``.
-    :param basis: Combinations of these that are orthonormal over the rows, ``(J, k)``; None if they are so themselves.
+    Worst, observed and estimate of one component, ``(3)``, explained by some of the functions ``(K)``: by combinations
+    ``(J, k)`` of these that are orthonormal over the rows, where they are not so themselves.
     """
     is_own = functions.owner == index
     if not is_own.any() or not explains.any():

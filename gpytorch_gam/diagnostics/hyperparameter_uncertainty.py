@@ -1,4 +1,4 @@
-"""What not knowing the hyperparameters adds to the bands."""
+"""The uncertainty of hyperparameters, and its share in the bands."""
 
 from __future__ import annotations
 
@@ -27,10 +27,16 @@ from gpytorch_gam.variational import AdditiveVariationalStrategy
 class _Coordinate(NamedTuple):
     """One entry of a hyperparameter: on a logarithmic scale where its constraint makes it positive."""
 
-    owner: str  # "model" or "likelihood"
-    name: str  # of the raw parameter
+    name: str  # of the raw parameter in "model" or "likelihood"
+    raw: Tensor
+    constraint: gpytorch.constraints.Interval
     entry: int  # of the flattened parameter
     is_log: bool
+
+    @property
+    def value(self) -> float:
+        """The constrained value."""
+        return self.constraint.transform(self.raw.detach()).flatten()[self.entry].item()
 
 
 class _Neighbour(NamedTuple):
@@ -63,9 +69,9 @@ class HyperparameterUncertainty:
     :param model: A trained model that :func:`polish` takes. It is copied and stays as it is.
     :param likelihood: Its likelihood, copied likewise.
     :param batches: All rows of the data, as for :func:`polish`.
-    :param prior_stddev: Of each hyperparameter around its estimate, on the logarithmic scale.
-    :param step: Of the differences, on the logarithmic scale.
-    :param max_passes: Of :func:`polish` for each pair of hyperparameters.
+    :param prior_stddev: Prior standard deviation of each hyperparameter around its estimate, on the logarithmic scale.
+    :param step: Step of the differences, on the logarithmic scale.
+    :param max_passes: Largest number of passes of :func:`polish` for each neighbour of the estimates.
     :raises ValueError: If an argument is out of range or there is no hyperparameter to be uncertain of.
 
     Example:
@@ -116,7 +122,7 @@ class HyperparameterUncertainty:
     @property
     def names(self) -> list[str]:
         """Names of the hyperparameters that are uncertain, with the index of the entry."""
-        return [f"{c.owner}.{c.name}[{c.entry}]" for c in self._coordinates]
+        return [f"{c.name}[{c.entry}]" for c in self._coordinates]
 
     # ------------------------------------------------------------------ what it adds
 
@@ -167,45 +173,25 @@ class HyperparameterUncertainty:
     def _strategy(self) -> AdditiveVariationalStrategy:
         return self._model.variational_strategy
 
-    def _modules(self) -> dict[str, gpytorch.Module]:
-        return {"model": self._model, "likelihood": self._likelihood}
-
     def _all_coordinates(self) -> Iterator[_Coordinate]:
-        for owner, module in self._modules().items():
-            for name, parameter, constraint in module.named_parameters_and_constraints():
-                if constraint is not None and parameter.requires_grad:
+        for owner, module in (("model", self._model), ("likelihood", self._likelihood)):
+            for name, raw, constraint in module.named_parameters_and_constraints():
+                if constraint is not None and raw.requires_grad:
                     is_log = bool((constraint.lower_bound >= 0).all())
-                    yield from (_Coordinate(owner, name, index, is_log) for index in range(parameter.numel()))
+                    for entry in range(raw.numel()):
+                        yield _Coordinate(f"{owner}.{name}", raw, constraint, entry, is_log)
 
     def _may_move(self, coordinate: _Coordinate) -> bool:
         """Whether both neighbours keep the constraint."""
-        value, constraint, shape = self._value(coordinate), self._constraint(coordinate), self._raw(coordinate).shape
+        value, constraint = coordinate.value, coordinate.constraint
         lower, upper = (
-            bound.expand(shape).flatten()[coordinate.entry].item()
+            bound.expand(coordinate.raw.shape).flatten()[coordinate.entry].item()
             for bound in (constraint.lower_bound, constraint.upper_bound)
         )
         if coordinate.is_log:
             reach = math.exp(2 * self._step)
             return value > 0 and lower < value / reach and value * reach < upper
         return lower < value - 2 * self._step and value + 2 * self._step < upper
-
-    def _raw(self, coordinate: _Coordinate) -> Tensor:
-        return dict(self._modules()[coordinate.owner].named_parameters())[coordinate.name]
-
-    def _constraint(self, coordinate: _Coordinate) -> gpytorch.constraints.Interval:
-        return self._modules()[coordinate.owner].constraint_for_parameter_name(coordinate.name)
-
-    def _value(self, coordinate: _Coordinate) -> float:
-        raw = self._raw(coordinate).detach()
-        return self._constraint(coordinate).transform(raw).flatten()[coordinate.entry].item()
-
-    @torch.no_grad()
-    def _move(self, coordinate: _Coordinate, change: float) -> None:
-        raw, constraint = self._raw(coordinate), self._constraint(coordinate)
-        values = constraint.transform(raw).clone()
-        value = values.view(-1)[coordinate.entry]
-        values.view(-1)[coordinate.entry] = value * math.exp(change) if coordinate.is_log else value + change
-        raw.view(-1)[coordinate.entry] = constraint.inverse_transform(values).view(-1)[coordinate.entry]
 
     # ------------------------------------------------------------------ exploring their neighbourhood
 
@@ -216,7 +202,7 @@ class HyperparameterUncertainty:
     def _explore(self, coordinate: _Coordinate, change: float) -> _Neighbour:
         """The optimal posterior, and the gradient of the bound, at a neighbour of the estimates."""
         self._load(*self._origin)
-        self._move(coordinate, change)
+        _move(coordinate, change)
         polish(self._model, self._likelihood, self._batches, max_passes=self._max_passes)
         gradient = self._gradient()
         mean = self._strategy.covariance_factors().mean.detach().clone()
@@ -234,19 +220,10 @@ class HyperparameterUncertainty:
         """The gradient of the bound in all coordinates, ``(p,)``, float64."""
         rows = (checked_rows(self._strategy, self._likelihood, batch) for batch in self._batches)
         num_data = sum(len(batch[1]) for batch in self._batches)
-        parameters = {(c.owner, c.name): self._raw(c) for c in self._coordinates}
+        parameters = {id(c.raw): c.raw for c in self._coordinates}
         _, found = bound_and_gradients(self._model, self._likelihood, rows, num_data, list(parameters.values()))
         totals = dict(zip(parameters, found, strict=True))
-        return torch.stack([totals[c.owner, c.name].flatten()[c.entry] * self._slope(c) for c in self._coordinates])
-
-    def _slope(self, coordinate: _Coordinate) -> Tensor:
-        """Derivative of the raw parameter in the coordinate."""
-        with gradients_on():
-            raw = self._raw(coordinate).detach().double().requires_grad_()
-            value = self._constraint(coordinate).transform(raw).flatten()[coordinate.entry]
-            (derivative,) = torch.autograd.grad(value, raw)
-        scale = value.detach() if coordinate.is_log else torch.ones_like(value)
-        return scale / derivative.flatten()[coordinate.entry]
+        return torch.stack([totals[id(c.raw)].flatten()[c.entry] * _slope(c) for c in self._coordinates])
 
     def _component_means(self, prior: dict[str, Tensor], mean: Tensor, x: Tensor) -> Tensor:
         """Means of the components ``(C, n)`` at a neighbour."""
@@ -259,3 +236,22 @@ class HyperparameterUncertainty:
             projection = project_components(group, inputs, whitened_weights(cholesky, part).to(inputs.dtype), None)
             means.append(projection.shared.squeeze(-2))
         return torch.cat(means, dim=-2)
+
+
+@torch.no_grad()
+def _move(coordinate: _Coordinate, change: float) -> None:
+    raw, constraint, entry = coordinate.raw, coordinate.constraint, coordinate.entry
+    values = constraint.transform(raw).clone()
+    value = values.view(-1)[entry]
+    values.view(-1)[entry] = value * math.exp(change) if coordinate.is_log else value + change
+    raw.view(-1)[entry] = constraint.inverse_transform(values).view(-1)[entry]
+
+
+def _slope(coordinate: _Coordinate) -> Tensor:
+    """Derivative of the raw parameter in the coordinate."""
+    with gradients_on():
+        raw = coordinate.raw.detach().double().requires_grad_()
+        value = coordinate.constraint.transform(raw).flatten()[coordinate.entry]
+        (derivative,) = torch.autograd.grad(value, raw)
+    scale = value.detach() if coordinate.is_log else torch.ones_like(value)
+    return scale / derivative.flatten()[coordinate.entry]

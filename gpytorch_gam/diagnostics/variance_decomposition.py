@@ -82,7 +82,7 @@ def sobol_indices(
     :param num_samples: Joint draws from the posterior.
     :param names: Components to report; default all. The predictor is the sum of all of them in any case; with several
         predictors, of those that belong to the same one.
-    :param probability: That of the posterior intervals.
+    :param probability: Probability of the posterior intervals.
     :return: Shares, where a predictor without variance gives 0.
     :raises TypeError: If the model's strategy is of another kind, or ``num_samples`` not an integer.
     :raises ValueError: If a name is unknown, or an argument out of range.
@@ -141,6 +141,6 @@ def _validate_arguments(x: Tensor, num_samples: int, probability: float) -> None
 
 
 def _deviations(values: Tensor) -> Tensor:
-    """From the mean over the rows."""
+    """Deviations from the mean over the rows."""
     deviations = values - values[..., :1]  # what does not vary becomes zero exactly
     return deviations - deviations.mean(-1, keepdim=True)

@@ -48,7 +48,7 @@ class RowPrecisions(NamedTuple):
         Precisions from row-wise arguments.
 
         :param y: Responses ``(*batch, n)``.
-        :param weights: Of the rows, ``(*batch, n)``; None for ones.
+        :param weights: Weights of the rows, ``(*batch, n)``; None for ones.
         :param noise: Variances of the rows' noises, ``(*batch, n)``; None for one that they share.
         :raises ValueError: If they do not fit the responses, weights are negative or variances not positive.
         """

@@ -43,8 +43,8 @@ def fit_likelihood(
     Move the parameters of a likelihood to where the expected log-likelihood of some rows, under the present posterior,
     and their priors are largest. The kernels are not evaluated but once, so this costs little.
 
-    :param model: With a posterior that has seen the data.
-    :param likelihood: Of the data; nothing is done where it has no trainable parameters, or draws random numbers.
+    :param model: A model whose posterior has seen the data.
+    :param likelihood: Its likelihood; nothing is done where that has no trainable parameters, or draws random numbers.
     :param rows: A batch.
     :param num_data: Number of all rows, beside which the priors count.
     :param process_group: Processes that each call this, with rows of their own; default this process alone.

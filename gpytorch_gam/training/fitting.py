@@ -276,7 +276,7 @@ class _Loop:
         return self.adam is not None and self.num_steps > self.num_held_back
 
     def set_rate(self, num_done: int, num_epochs: int) -> None:
-        """Along a cosine that begins when the hyperparameters are released."""
+        """Lower the rate along a cosine that begins when the hyperparameters are released."""
         if self.adam is not None:
             share = (num_done - self.num_still_epochs) / (num_epochs - self.num_still_epochs)
             self.adam.param_groups[0]["lr"] = 0.5 * self.lr * (1.0 + math.cos(math.pi * share))

@@ -1,4 +1,4 @@
-"""What more inducing points would bring."""
+"""The gain of more inducing points."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def _shortfall_of_rows(
 
 
 def _curvatures(strategy: AdditiveVariationalStrategy, likelihood: Likelihood, rows: Rows) -> Tensor:
-    """Those of each predictor, ``(n, P)``."""
+    """Minus the second derivatives of the expected log-likelihood in each predictor, ``(n, P)``."""
     if strategy.predictor.num_predictors == 1 and is_gaussian(likelihood):  # they are the same everywhere
         zeros = torch.zeros_like(rows.y)
         return expected_gradients(likelihood, rows.y, zeros, zeros + 1, rows.row_arguments).curvatures.unsqueeze(-1)

@@ -20,16 +20,16 @@ from gpytorch_gam.terms import constant
 from gpytorch_gam.variational import FullAdditiveVariationalStrategy, TiedAdditiveVariationalStrategy
 
 
-def make_predictor(columns: list[list[int]], anova: bool = True, lengthscale: float = 0.5) -> AdditivePredictor:
+def make_predictor(columns: list[list[int]], centred: bool = True, lengthscale: float = 0.5) -> AdditivePredictor:
     base = RBFKernel(batch_shape=torch.Size([len(columns)]))
     base.lengthscale = lengthscale
-    kernel = ANOVAKernel(base, Uniform(0.0, 1.0)) if anova else base
+    kernel = ANOVAKernel(base, Uniform(0.0, 1.0)) if centred else base
     group = ComponentGroup(ScaleKernel(kernel), columns, regular_grid(0.0, 1.0, 10))
     return AdditivePredictor(group, constant())
 
 
-def fitted(x: Tensor, y: Tensor, anova: bool = True) -> AdditiveGP:
-    model = AdditiveGP(make_predictor([[c] for c in range(x.shape[-1])], anova), "coupled").double()
+def fitted(x: Tensor, y: Tensor, centred: bool = True) -> AdditiveGP:
+    model = AdditiveGP(make_predictor([[c] for c in range(x.shape[-1])], centred), "coupled").double()
     likelihood = gpytorch.likelihoods.GaussianLikelihood().double()
     likelihood.noise = 0.1
     optimum = CollapsedELBO(likelihood, model).optimum(x, y)
@@ -61,13 +61,13 @@ def dense_measures(x: Tensor, model: AdditiveGP, component: str, others: list[st
     ]
 
 
-@pytest.mark.parametrize("anova", [False, True])
+@pytest.mark.parametrize("centred", [False, True])
 @pytest.mark.parametrize("tolerance", [1e-2, 1e-3])
 @pytest.mark.parametrize("chunk_size", [None, 7])
-def test_measures_are_those_of_dense_projections(anova: bool, tolerance: float, chunk_size: int | None) -> None:
+def test_measures_are_those_of_dense_projections(centred: bool, tolerance: float, chunk_size: int | None) -> None:
     x = torch.rand(150, 3).double()
     x[:, 1] = 0.7 * x[:, 0] + 0.3 * x[:, 1]
-    model = fitted(x, torch.sin(5 * x).sum(-1), anova)
+    model = fitted(x, torch.sin(5 * x).sum(-1), centred)
     found = concurvity(model, x, chunk_size, tolerance)
     assert found.names == ("x0", "x1", "x2", "constant")
     for index, name in enumerate(found.names):
@@ -99,7 +99,7 @@ def test_nearly_equal_columns_have_it_and_independent_ones_do_not() -> None:
 def test_kernels_that_contain_constants_share_the_constant() -> None:
     x = torch.rand(1000, 3).double()
     y = torch.sin(5 * x).sum(-1)
-    plain, centred = (concurvity(fitted(x, y, anova), x) for anova in (False, True))
+    plain, centred = (concurvity(fitted(x, y, is_centred), x) for is_centred in (False, True))
     constant_index = plain.names.index("constant")
     assert (plain.worst > 0.99).all() and (centred.worst < 0.1).all()
     assert (plain.pairwise_worst[constant_index, :3] > 0.99).all()

@@ -309,7 +309,7 @@ class ColumnBins:
         return {name: error for group in predictor.groups for name, error in self._errors(group).items()}
 
     def _errors(self, group: ComponentGroup) -> dict[str, float]:
-        """Of all components of a group together: those with fewer bins repeat their first."""
+        """The errors of all components of a group, computed together."""
         terms = [list(self._terms.values())[position] for position in self.positions(group)]
         if all(not margin.step for term in terms for margin in term.margins):
             return dict.fromkeys(group.names, 0.0)
@@ -350,7 +350,7 @@ def _paired_kernel(group: ComponentGroup, left: Tensor, right: Tensor) -> Tensor
 
 
 def _index(coordinate: Coordinate) -> int:
-    """Of its column."""
+    """The index of its column."""
     return coordinate if isinstance(coordinate, int) else coordinate.column
 
 
@@ -459,7 +459,7 @@ def _refuse_rounded_categories(
 
 
 def _category_positions(group: ComponentGroup) -> set[int]:
-    """Which of its components' columns hold categories for the kernel."""
+    """The columns of its components that hold categories for the kernel."""
     leaves = _leaves(group.kernel, list(range(group.input_dim)))
     return {position for leaf, read in leaves if isinstance(leaf, LevelKernel | OrdinalKernel) for position in read}
 
@@ -480,7 +480,7 @@ def _leaves(kernel: Kernel, positions: list[int]) -> Iterator[tuple[Kernel, list
 
 
 def _coordinates_of(group: ComponentGroup) -> list[tuple[Coordinate, ...]]:
-    """What each component of a group sees of its columns."""
+    """The coordinates that each component of a group reads."""
     by_column = [_periods(group, position) for position in range(group.input_dim)]
     found = []
     for index, columns in enumerate(group.columns.tolist()):

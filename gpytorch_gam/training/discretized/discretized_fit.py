@@ -291,7 +291,7 @@ def _fixed_mean(strategy: AdditiveVariationalStrategy) -> Any:
 def _null_model(
     strategy: AdditiveVariationalStrategy, likelihood: Likelihood, data: DiscretizedData
 ) -> NullModel | None:
-    """From equally spaced rows, as much as the mean module leaves; None if the likelihood is not known."""
+    """The null model of equally spaced rows that the mean module leaves; None if the likelihood is not known."""
     rows = slice(None, None, max(1, len(data) // _NUM_MOMENT_ROWS))
     y, mean = data.responses[rows], strategy.predictor.means[0]
     constant = mean.constant.squeeze() if isinstance(mean, ConstantMean) else y.new_zeros(())

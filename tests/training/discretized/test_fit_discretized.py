@@ -34,6 +34,7 @@ from gpytorch_gam.training._quasi_newton import QuasiNewton
 from gpytorch_gam.training.discretized import ColumnBins, discretized_fit
 from gpytorch_gam.training.discretized._data import DiscretizedData, MomentTables
 from gpytorch_gam.training.discretized._problem import DiscretizedProblem
+from gpytorch_gam.training.discretized._site_fit import SiteFit
 from gpytorch_gam.training.discretized._statistics import BinStatistics, interpolated
 from gpytorch_gam.training.discretized._tabulated_gradients import TabulatedGradients, distinct_responses, tabulated
 from gpytorch_gam.warnings import ConvergenceWarning, DiscretizationWarning
@@ -757,3 +758,21 @@ def test_batches_with_different_row_wise_arguments_are_refused() -> None:
     batches = [(x, x[:, 0], {"weights": x[:, 1]}), (x, x[:, 0])]
     with pytest.raises(ValueError, match="must all have the same row-wise arguments"):
         fit_discretized(make_model(), likelihood, batches)
+
+
+def test_tables_of_derivatives_are_shifted_and_weighted_by_row() -> None:
+    """Offsets and weights do not keep rows from the tables of their responses."""
+    x = make_inputs(20000, repeated=True)
+    rows = {"offset": 0.3 * x[:, 0], "weights": 0.5 + torch.rand(20000).double()}
+    y, inner = respond("labels", truth(x))
+    model, likelihood = make_model(), RowwiseLikelihood(inner)
+    model.variational_strategy._initialize_once()
+    bins = ColumnBins.from_data(x, model.predictor)
+    data = DiscretizedData.from_batches([(x, y, rows)], bins, model.variational_strategy, likelihood)
+    fit = SiteFit(DiscretizedProblem(model, likelihood, bins, data.num_rows), data)
+    mean, variance = 0.5 * torch.randn(20000).double(), 0.002 + 0.01 * torch.rand(20000).double()
+    assert tabulated(likelihood, *distinct_responses(y), mean + rows["offset"], variance) is not None
+    found = fit._derivatives(mean, variance)(slice(100, 15000))
+    expected = expected_gradients(likelihood, y, mean, variance, rows)
+    for new, old, error in zip(found, expected, (1e-4, 1e-4, 1e-2), strict=True):
+        assert (new - old[100:15000]).norm() < error * old.norm()
