@@ -17,7 +17,7 @@ class NodeMixture(MixtureSameFamily):
 
     :param log_weights: ``(K,)``, or for each row ``(*batch, n, K)``; the weights sum to one.
     :param build: Makes a distribution from the parameters; pickled with the mixture.
-    :param parameters: Of the components, ``(*batch, n, K)`` each.
+    :param parameters: Parameters of the components, ``(*batch, n, K)`` each.
     """
 
     def __init__(self, log_weights: Tensor, build: Callable[..., Distribution], *parameters: Tensor) -> None:

@@ -40,7 +40,7 @@ class PredictorDistribution(MultitaskMultivariateNormal):
     jitter and expansion keep the covariance within rows; other operations give GPyTorch's class.
 
     :param mean: ``(*batch, n, P)``.
-    :param covariance_matrix: Of all predictors at all rows, ``(*batch, n P, n P)``, lazy or dense.
+    :param covariance_matrix: Covariance of all predictors at all rows, ``(*batch, n P, n P)``, lazy or dense.
     :param interleaved: Whether its rows run over (row, predictor) or, if False, over (predictor, row).
     :param row_covariance: The blocks of it that belong to single rows, ``(*batch, n, P, P)``; default: they are read
         from the joint covariance when they are asked for, as in distributions that GPyTorch derives from this one.
@@ -152,7 +152,7 @@ def row_moments(distribution: MultivariateNormal) -> PredictorMoments:
     Free for a :class:`PredictorDistribution`, for distributions of independent rows (block-diagonal covariance, rows
     as blocks) and of independent predictors; otherwise the joint covariance is evaluated, ``O((n P)^2)`` numbers.
 
-    :param distribution: Of P predictors at n rows; a distribution of one predictor counts as P = 1.
+    :param distribution: A distribution of P predictors at n rows; GPyTorch's of one variable count as P = 1.
     :raises TypeError: If it is not a multivariate normal.
     """
     if isinstance(distribution, PredictorDistribution):

@@ -34,7 +34,7 @@ def predictive_quantiles(
     Predictive distributions that are themselves a stack of draws, as GPyTorch's generic ones are, give quantiles of
     each draw: they should be made a mixture first.
 
-    :param distribution: Of one number in each row, with batch shape ``(*batch, n)``.
+    :param distribution: A distribution of one number in each row, with batch shape ``(*batch, n)``.
     :param probabilities: One or several, between 0 and 1 exclusively.
     :param num_samples: Draws, where they are needed.
     :return: ``(*probabilities.shape, *batch, n)``.

@@ -20,11 +20,11 @@ class ResponseMixture(MixtureSameFamily):
     predictor, and log-probabilities are integrals of their own, because the mixture itself is a row of spikes where the
     predictor is less certain than the response.
 
-    :param mean: Of the predictor, ``(*batch, n)``.
-    :param variance: Of the predictor, ``(*batch, n)``.
+    :param mean: Mean of the predictor, ``(*batch, n)``.
+    :param variance: Variance of the predictor, ``(*batch, n)``.
     :param conditional: ``conditional(f, values)`` is the distribution of y given f.
     :param values: Tensors that broadcast to ``(*batch, n)``.
-    :param rule: Of shape ``(K,)``, for the standard normal distribution.
+    :param rule: A rule of shape ``(K,)`` for the standard normal distribution.
     :param log_marginal: ``log_marginal(y, mean, variance)`` in float64.
     :param marginal_cdf: The distribution function in the same way; default that of the mixture over nodes, which has
         steps where the predictor is less certain than the response.

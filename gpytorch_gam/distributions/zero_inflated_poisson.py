@@ -13,7 +13,7 @@ class ZeroInflatedPoisson(Distribution):
     """
     Zero with a probability of its own, otherwise Poisson.
 
-    :param rate: Of the Poisson distribution, any shape.
+    :param rate: Rate of the Poisson distribution, any shape.
     :param inflation: The probability of zeros of the other kind, a shape that broadcasts.
     """
 

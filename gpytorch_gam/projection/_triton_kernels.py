@@ -554,7 +554,7 @@ def backward_kernel(
     one tile for a program, it is added up in memory, otherwise in registers; nobody else adds to the same place.
 
     :param shared_out: Gradient of W, ``(programs, C, inducing points, columns)``, padded.
-    :param block_out: That of V before the product with V, ``(programs, C, inducing points, inducing points)``, padded.
+    :param block_out: Gradient of V before a product with V, ``(programs, C, inducing points, inducing points)``.
     :param sums_out: ``(programs, NUM_SUMS, C, inducing points)``, padded.
     :param x_out_0: Gradients of the rows, this and others: ``(tiles, C, num_rows)``, or ``(tiles, C, 2, num_rows)``.
     :param shared_large: W, ``(C, inducing points, columns)``, padded by zeros.
@@ -570,7 +570,7 @@ def backward_kernel(
     points = own_tile * TILE_M + tl.arange(0, TILE_M)
     of_tile = tl.arange(0, TILE_M)
     of_shared = tl.arange(0, TILE_S)
-    # Of the first of the own inducing points, in arrays (C, inducing points) and (programs, C, inducing points).
+    # Places of the first of the own inducing points in arrays (C, inducing points) and (programs, C, inducing points).
     own_row = component * padded_m + own_tile * TILE_M
     out_row = part * num_components * padded_m + own_row
     to_shared = of_tile[:, None] * padded_s + of_shared[None, :]

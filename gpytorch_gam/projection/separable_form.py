@@ -112,7 +112,7 @@ def separable_form(kernel: Kernel, z: Tensor, x: Tensor) -> SeparableForm | None
     Known are RBF (of one or two columns), Matern and periodic kernels, ANOVA kernels of these, and their products and
     scalings. Subclasses count as unknown.
 
-    :param kernel: With batch shape ``(*batch, C)``, or one that broadcasts to it.
+    :param kernel: A kernel with batch shape ``(*batch, C)``, or one that broadcasts to it.
     :param z: Inducing points ``(*batch, C, M, d)``.
     :param x: Data ``(*batch, C, n, d)``, in no lower precision than the hyperparameters.
     """
