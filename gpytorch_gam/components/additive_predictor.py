@@ -20,8 +20,15 @@ from gpytorch_gam.operators.block_diagonal_of_operators import BlockDiagonalOfOp
 from gpytorch_gam.operators.deferred_linear_operator import DeferredLinearOperator
 
 from ._captured_calls import PredictorCall, capture_of
+from ._input_checks import (
+    check_columns_finite,
+    check_kind,
+    check_levels,
+    check_means_finite,
+    check_one_kind,
+    check_shape,
+)
 from .component_group import ComponentGroup
-from .levels import Levels, listed
 from .prior_normal import MultitaskPriorNormal, PriorNormal
 
 # To which a tensor of means can be added.
@@ -247,98 +254,20 @@ class AdditivePredictor(gpytorch.Module):
             of these, unless they allow unseen ones.
         """
         checks.tensor("x", x)
-        self._check_own_kind()
-        self._check_kind(x)
-        self._check_shape(x)
+        check_one_kind(self.groups)
+        check_kind(x, self.dtype, self.device)
+        check_shape(self.groups, x)
         if check_finite and not is_vmapped(x):
-            self._check_finite(x.detach())
-            self._check_levels(x.detach())
-
-    def _check_own_kind(self) -> None:
-        """Groups may be built from tensors of any dtype, but are used in one."""
-        if self.dtype not in (torch.float32, torch.float64):
-            raise ValueError(f"the model is in {self.dtype}; use float32 or float64: model.float() or model.double()")
-        kinds = {(group.inducing_points.dtype, group.inducing_points.device) for group in self.groups}
-        if len(kinds) > 1:
-            raise ValueError(
-                f"the inducing points of the groups differ in dtype or device, {sorted(map(str, kinds))}: "
-                "convert the whole model with model.to(...)"
-            )
-        for group in self.groups:
-            parameter = next(group.kernel.parameters(), None)
-            if parameter is not None and parameter.dtype != self.dtype:
-                raise ValueError(
-                    f"the kernel of components {list(group.names)} is {parameter.dtype}, but the inducing points are "
-                    f"{self.dtype}: convert the whole model with model.to({self.dtype})"
-                )
-
-    def _check_kind(self, x: Tensor) -> None:
-        if not x.is_floating_point():
-            raise ValueError(f"x has dtype {x.dtype}, but the model computes in {self.dtype}: pass x.to({self.dtype})")
-        if x.device != self.device:
-            raise ValueError(f"x is on {x.device}, but the model is on {self.device}: move one of them with .to(...)")
-        if x.dtype != self.dtype:
-            raise ValueError(
-                f"x has dtype {x.dtype}, but the inducing points have {self.dtype}: pass x.to({self.dtype}) or convert "
-                "the model (for float64: model.double())"
-            )
-
-    def _check_shape(self, x: Tensor) -> None:
-        if x.dim() < 2:
-            raise ValueError(f"x must have shape (*batch, n, D), got {tuple(x.shape)}")
-        for group in self.groups:
-            if group.max_column >= x.shape[-1]:
-                raise ValueError(
-                    f"columns (or by) of components {list(group.names)} name column {group.max_column}, "
-                    f"but x has {x.shape[-1]} columns"
-                )
-        if x.shape[-2] == 0 or (x.numel() == 0 and x.shape[-1] > 0):
-            raise ValueError(f"x is empty, shape {tuple(x.shape)}: it needs at least one row")
-
-    def _check_finite(self, x: Tensor) -> None:
-        # A sum is finite unless an entry is not (or it overflows): one cheap reduction for the usual case.
-        if torch.isfinite(x.sum()):
-            return
-        finite, optional, needed = torch.isfinite(x), set[int](), set[int]()
-        for group in self.groups:
-            (optional if group.missing == "marginal" else needed).update(group.columns.flatten().tolist())
-        multipliers = {int(column) for group in self.groups for column in group.by_columns[group._has_by]}
-        bad = {column: ~finite[..., column] for column in needed | multipliers}
-        bad |= {column: x[..., column].isinf() for column in optional - needed - multipliers}
-        counts = {column: int(rows.sum()) for column, rows in sorted(bad.items())}
-        culprits = [column for column, count in counts.items() if count]
-        if not culprits:
-            self._check_means(x)
-            return
-        rows = int(torch.stack([bad[column] for column in culprits]).any(0).sum())
-        listing = ", ".join(f"column {column} ({_rows(counts[column])})" for column in culprits)
-        may_be_missing = any(x[..., column].isnan().any() for column in culprits if column not in multipliers)
-        raise ValueError(
-            f"x has NaN or infinity in {rows} of {_rows(finite[..., 0].numel())}: {listing}; drop or impute them"
-            + (', or declare the components missing="marginal"' if may_be_missing else "")
-        )
+            self._check_values(x.detach())
 
     @torch.no_grad()
-    def _check_means(self, x: Tensor) -> None:
-        """Mean modules read the raw columns, those that may be missing as well."""
-        bad = ~torch.isfinite(self.prior_means(x)).all(-2)
-        if bad.any():
-            raise ValueError(
-                f"the mean module is NaN or infinite in {int(bad.sum())} of {_rows(bad.numel())}, where it reads "
-                "missing values of x; give it columns without, or impute them"
-            )
-
-    def _check_levels(self, x: Tensor) -> None:
-        names: dict[tuple[int, Levels], list[str]] = {}
-        for group in self.groups:
-            for column, levels in group.levels.items():
-                if levels.allows_unseen:
-                    continue
-                names.setdefault((column, levels), []).extend(group.names_reading(column))
-        found = [_unseen(x[..., column], column, levels, readers) for (column, levels), readers in names.items()]
-        problems = [problem for problem in found if problem is not None]
-        if problems:
-            raise ValueError(f"x has {'; and '.join(problems)}; drop these rows, or use a term that allows new levels")
+    def _check_values(self, x: Tensor) -> None:
+        # A sum is finite unless an entry is not (or it overflows): one cheap reduction for the usual case.
+        if not torch.isfinite(x.sum()):
+            check_columns_finite(self.groups, x)
+            # Mean modules read the raw columns, those that may be missing as well.
+            check_means_finite(self.prior_means(x))
+        check_levels(self.groups, x)
 
     def prior_means(self, x: Tensor) -> Tensor:
         """
@@ -407,28 +336,6 @@ class AdditivePredictor(gpytorch.Module):
             return covariance if covariance.shape[-1] == len(chosen) else covariance[..., rows, rows]
 
         return DeferredLinearOperator(means.expand(*batch_shape, *means.shape[-2:]).flatten(-2), build)
-
-
-def _rows(count: int) -> str:
-    return f"{count} row" if count == 1 else f"{count} rows"
-
-
-def _unseen(values: Tensor, column: int, levels: Levels, names: list[str]) -> str | None:
-    """What is wrong with a column of x; NaN counts as missing, not as a level."""
-    single = values.float().contiguous()  # as level kernels compare
-    codes = torch.tensor(sorted(levels.codes), dtype=torch.float32, device=values.device)
-    nearest = codes[torch.searchsorted(codes, single).clamp_(max=len(codes) - 1)]
-    unseen = (nearest != single) & ~values.isnan()
-    if not unseen.any():
-        return None
-    strangers = values[unseen].unique().tolist()
-    what, verb = ("level", "is") if len(strangers) == 1 else ("levels", "are")
-    shown = listed(strangers) if len(strangers) > 1 else listed(strangers).strip("[]")
-    component = "component" if len(names) == 1 else "components"
-    return (
-        f"{what} {shown} in {_rows(int(unseen.sum()))} of column {column} "
-        f"({component} {', '.join(map(repr, names))}), which {verb} none of its levels {levels.describe()}"
-    )
 
 
 def join_covariances(covariances: list[LinearOperator]) -> LinearOperator:

@@ -80,6 +80,12 @@ class ComponentGroup(gpytorch.Module):
     :param learn_inducing_locations: Whether the inducing points are parameters; otherwise they are buffers.
     :param exact: Declare that the inducing variables determine the components everywhere (a constant, the levels of
         a factor). No jitter is added to the covariance of such a group, so it must be well conditioned.
+    :ivar names: One name a component.
+    :ivar predictor_index: The additive predictor that the components belong to.
+    :ivar levels: Levels of those columns that are categories.
+    :ivar multiplier_columns: The ``by`` column of each component, as a multiplier or for a level of it, or None.
+    :ivar has_multiplier: Whether any component has one.
+    :ivar max_column: The largest index of a column in use, -1 if none is.
     :raises TypeError: If an argument is of another kind.
     :raises ValueError: If shapes, columns or names do not fit each other.
 
@@ -89,8 +95,8 @@ class ComponentGroup(gpytorch.Module):
     """
 
     columns: Tensor
-    by_columns: Tensor
     inducing_points: Tensor
+    _by_columns: Tensor
     _has_by: Tensor
     _indicated_levels: Tensor
     _is_indicator: Tensor
@@ -135,11 +141,11 @@ class ComponentGroup(gpytorch.Module):
             self.register_parameter("inducing_points", torch.nn.Parameter(inducing_points))
         else:
             self.register_buffer("inducing_points", inducing_points)
-        self._columns_read, self._multipliers_read = columns, by
+        self.multiplier_columns = by
         tables = {
             "columns": torch.tensor(columns, dtype=torch.long).reshape(len(columns), -1),
             # Components without a multiplier point at column 0 and are masked when the multiplier is evaluated.
-            "by_columns": torch.tensor([0 if column is None else column for column in by]),
+            "_by_columns": torch.tensor([0 if column is None else column for column in by]),
             "_has_by": torch.tensor([column is not None for column in by]),
             "_indicated_levels": torch.tensor(
                 [math.nan if level is None else level for level in self._by_levels], dtype=torch.float32
@@ -149,8 +155,10 @@ class ComponentGroup(gpytorch.Module):
         for name, table in tables.items():
             self.register_buffer(name, table, persistent=False)
         # Known to the processor, which then does not wait for a device to tell.
-        self._any_by, self._any_by_level = any(tables["_has_by"].tolist()), any(tables["_is_indicator"].tolist())
-        self._max_column = max([-1, *(c for row in columns for c in row), *(c for c in by if c is not None)])
+        self._component_columns = columns
+        self.has_multiplier = any(column is not None for column in by)
+        self._has_indicator = any(level is not None for level in self._by_levels)
+        self.max_column = max([-1, *(c for row in columns for c in row), *(c for c in by if c is not None)])
         self._has_known_mean_variance = is_product_of_scales(kernel, self.input_dim)
         self._level_blocks = None if learn_inducing_locations else level_blocks(kernel, inducing_points)
 
@@ -185,16 +193,6 @@ class ComponentGroup(gpytorch.Module):
         with_components = torch.broadcast_shapes(self.kernel.batch_shape, self.inducing_points.shape[:-2])
         return torch.Size(with_components[:-1])
 
-    @property
-    def has_multiplier(self) -> bool:
-        """Whether any component has a ``by`` column, as a multiplier or for a level of it."""
-        return self._any_by
-
-    @property
-    def max_column(self) -> int:
-        """Largest column index in use, -1 if none is."""
-        return self._max_column
-
     def get_extra_state(self) -> Tensor:
         """What the group is apart from the numbers in its state: names, columns, levels, kinds of kernels."""
         return as_bytes(self._structure())
@@ -228,8 +226,8 @@ class ComponentGroup(gpytorch.Module):
         return {
             "names": list(self.names),
             "predictor": self.predictor_index,
-            "columns": self._columns_read,
-            "by": self._multipliers_read,
+            "columns": self._component_columns,
+            "by": self.multiplier_columns,
             "by_levels": list(self._by_levels),
             "levels": {
                 str(column): [list(pair) for pair in zip(levels.codes, levels.labels, strict=True)]
@@ -246,8 +244,8 @@ class ComponentGroup(gpytorch.Module):
 
         :param column: The index of the column.
         """
-        reads = (self.columns == column).any(-1) | ((self.by_columns == column) & self._has_by)
-        return [name for name, is_reader in zip(self.names, reads.tolist(), strict=True) if is_reader]
+        read = zip(self.names, self._component_columns, self.multiplier_columns, strict=True)
+        return [name for name, columns, multiplier in read if column in (*columns, multiplier)]
 
     def select(self, x: Tensor) -> Tensor:
         """
@@ -286,10 +284,10 @@ class ComponentGroup(gpytorch.Module):
         return torch.where(is_missing, torch.zeros_like(multiplier), multiplier)
 
     def _by_multiplier(self, x: Tensor) -> Tensor | None:
-        if not self._any_by:
+        if not self.has_multiplier:
             return None
-        values = x.mT[..., self.by_columns, :]
-        if self._any_by_level:
+        values = x.mT[..., self._by_columns, :]
+        if self._has_indicator:
             # In single precision, as level kernels compare: 0.1 is one level in float32 and in float64.
             has_level = values.float() == self._indicated_levels.float().unsqueeze(-1)
             values = torch.where(self._is_indicator.unsqueeze(-1), has_level.to(x.dtype), values)

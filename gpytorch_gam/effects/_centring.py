@@ -116,11 +116,9 @@ def _check_batch_shape(x: Tensor, over: Tensor) -> None:
 
 def _components(predictor: AdditivePredictor) -> list[_Component]:
     return [
-        _Component(name, columns, by if has_by else None)
+        _Component(name, columns, by)
         for group in predictor.groups
-        for name, columns, by, has_by in zip(
-            group.names, group.columns.tolist(), group.by_columns.tolist(), group._has_by.tolist(), strict=True
-        )
+        for name, columns, by in zip(group.names, group.columns.tolist(), group.multiplier_columns, strict=True)
     ]
 
 

@@ -85,7 +85,7 @@ def dense_components(model: AdditiveGP, x: Tensor, holes: Tensor) -> tuple[Tenso
             else:
                 column = int(group.columns[index, 0])
                 points, scale = group.inducing_points[index, :, 0], torch.ones(n).to(x)
-                if group._has_by[index]:
+                if group.multiplier_columns[index] is not None:
                     scale = x[:, 3]
                 observed = (~holes[:, column].isnan()).to(x) * scale
                 cross = rbf_covariance(group, index, points, x[:, column]) * observed
