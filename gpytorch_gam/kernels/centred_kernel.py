@@ -18,9 +18,9 @@ from gpytorch_gam import _checks as checks
 
 from ._base_kernels import check_base_kernel, check_call, result_dtype
 from ._batched_kernel import BatchedKernel
+from ._parameters import as_parameter, checked_weights
 from .batch_shapes import resize_for_state
 from .evaluation import evaluate
-from .measures.measure import as_parameter, checked_weights
 
 _EPSILON = torch.finfo(torch.float64).eps
 

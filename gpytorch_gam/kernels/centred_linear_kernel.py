@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ._base_kernels import one_column, result_dtype
 from ._batched_kernel import BatchedKernel
-from .measures.measure import as_parameter, broadcast_parameters
+from ._parameters import as_parameter, broadcast_parameters
 
 
 class CentredLinearKernel(BatchedKernel):

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ._base_kernels import keywords_of_kernels, result_dtype
 from ._batched_kernel import BatchedKernel
+from ._parameters import as_parameter
 from .level_kernel import LARGEST_CODE, level_column, same_level
-from .measures.measure import as_parameter
 
 # Correlations at smaller lengthscales are zero in every precision: exp(-1000).
 _SMALLEST_LENGTHSCALE = 1e-3

@@ -19,7 +19,8 @@ A term that takes several columns makes a component of each, and has ``names=``;
 * ``predictor``: which additive predictor of a multi-parameter likelihood the components belong to.
 * ``missing``: what a row with NaN in a column is: an error, or the prior, see
   :class:`~gpytorch_gam.components.ComponentGroup`.
-* ``batch_shape``: batch shape of independent models, each with hyperparameters of its own.
+* ``batch_shape``: batch shape of independent models, each with hyperparameters of its own, which torch's optimisers
+  train. Without it, the models of a batch share the hyperparameters of the term.
 
 All raise TypeError or ValueError if an argument is not as described, or a column has no range.
 """

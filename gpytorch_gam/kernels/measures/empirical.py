@@ -9,8 +9,9 @@ from torch import Tensor
 
 from gpytorch_gam import _checks as checks
 
+from .._parameters import as_parameter, checked_weights
 from ..batch_shapes import resize_for_state
-from .measure import Measure, as_parameter, checked_weights
+from .measure import Measure
 
 
 class Empirical(Measure):

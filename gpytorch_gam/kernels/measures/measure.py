@@ -15,20 +15,16 @@ subtracted.
 
 from __future__ import annotations
 
-import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from copy import deepcopy
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from gpytorch_gam import _checks as checks
-
-from ._constants import constant
+from ._quadrature import constant, power_series
 
 # The order K of the expansion in (x - c)(s - c) / l^2, and the largest magnitude of that where the expansion is used:
 # the first term left out is below 1e-15 of those kept.
@@ -235,29 +231,6 @@ class Measure(torch.nn.Module, ABC):
         return torch.cat([zeroth, first, higher], -1), is_compact
 
 
-def power_series(x: Tensor, coefficients: Tensor) -> Tensor:
-    """
-    The sum over k = 1, ..., K of c_k x^k.
-
-    :param x: The arguments ``(*batch, n)``.
-    :param coefficients: The coefficients ``(*batch, K)``.
-    """
-    return (integer_powers(x, coefficients.shape[-1]) @ coefficients.unsqueeze(-1)).squeeze(-1)
-
-
-def integer_powers(x: Tensor, count: int) -> Tensor:
-    """
-    The powers x, x^2, ..., x^count of ``x`` ``(*shape)``: ``(*shape, count)``, by products alone.
-
-    Doubling the number of powers takes few operations on short vectors, and no elementwise ``pow`` on long ones.
-    """
-    powers = x.unsqueeze(-1)
-    while powers.shape[-1] < count:
-        missing = count - powers.shape[-1]
-        powers = torch.cat([powers, powers[..., :missing] * powers[..., -1:]], -1)
-    return powers
-
-
 def _inverse_factorials(like: Tensor) -> Tensor:
     """1 / k! for k = 1, ..., K."""
     return constant(tuple(1 / math.factorial(k) for k in range(1, _NUM_TERMS + 1)), like.device)
@@ -277,107 +250,3 @@ def rbf_without_factor(squared_distance: Tensor, product: Tensor) -> Tensor:
 def largest_scaled_offset(dtype: torch.dtype) -> float:
     """The offset, in lengthscales, at which :func:`rbf_without_factor` must cut off to stay finite in a dtype."""
     return min(_LARGEST_SCALED_OFFSET, math.sqrt(0.9 * math.log(torch.finfo(dtype).max)))
-
-
-def gauss_legendre(num_nodes: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """
-    Gauss-Legendre nodes and weights on (0, 1), float64.
-
-    :param num_nodes: The number of nodes.
-    :param device: The device to put them on.
-    """
-    nodes, weights = constant(_gauss_legendre_table(num_nodes), device)
-    return nodes, weights
-
-
-@torch.compiler.assume_constant_result
-def _gauss_legendre_table(num_nodes: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    # Two functions, because the compiler looks through the cache, and cannot trace NumPy's.
-    return _cached_gauss_legendre_table(num_nodes)
-
-
-@functools.lru_cache(maxsize=16)
-def _cached_gauss_legendre_table(num_nodes: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    nodes, weights = np.polynomial.legendre.leggauss(num_nodes)
-    return tuple(((nodes + 1) / 2).tolist()), tuple((weights / 2).tolist())
-
-
-def panels(edges: tuple[Tensor, ...], num_nodes: int) -> tuple[Tensor, Tensor]:
-    """
-    Composite Gauss-Legendre nodes and weights for the integral over adjacent intervals.
-
-    :param edges: Their end points in ascending order, each of shape ``(*shape)``, float64.
-    :param num_nodes: The number of nodes an interval.
-    :return: Nodes and weights, each ``(*shape, (len(edges) - 1) * num_nodes)``.
-    """
-    nodes, weights = gauss_legendre(num_nodes, edges[0].device)
-    starts = torch.stack(torch.broadcast_tensors(*edges[:-1]), -1).unsqueeze(-1)  # (*shape, intervals, 1)
-    widths = torch.stack(torch.broadcast_tensors(*edges[1:]), -1).unsqueeze(-1) - starts
-    return (starts + widths * nodes).flatten(-2), (widths * weights).flatten(-2)
-
-
-def as_parameter(owner: str, name: str, value: Any) -> Tensor:
-    """
-    A measure's argument as a floating-point tensor that carries no gradient.
-
-    :param owner: The measure's name, for the error message.
-    :param name: The argument's name, for the error message.
-    :param value: A number, a nested list, an array, or a tensor.
-    :raises TypeError: If it holds something else than numbers.
-    :raises ValueError: If a value is NaN or infinite.
-    """
-    try:
-        tensor = torch.as_tensor(value, dtype=None if torch.is_tensor(value) else torch.float64).detach().clone()
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"{owner}: {name} must hold numbers, got {checks.shown(value)}") from error
-    if not tensor.is_floating_point():
-        tensor = tensor.double()
-    if not bool(torch.isfinite(tensor).all()):
-        raise ValueError(f"{owner}: {name} must be finite, got {value}")
-    return tensor
-
-
-def broadcast_parameters(owner: str, **tensors: Tensor) -> list[Tensor]:
-    """
-    Broadcast a measure's arguments to one shape.
-
-    :param owner: The measure's name, for the error message.
-    :param tensors: The arguments by name.
-    :raises ValueError: If their shapes do not broadcast.
-    """
-    try:
-        return [tensor.contiguous() for tensor in torch.broadcast_tensors(*tensors.values())]
-    except RuntimeError:
-        shapes = ", ".join(f"{name} has shape {tuple(tensor.shape)}" for name, tensor in tensors.items())
-        raise ValueError(
-            f"{owner}: {shapes}, which do not broadcast; give one value a component, or one for all"
-        ) from None
-
-
-def checked_weights(owner: str, weights: Any, values: Tensor, what: str) -> Tensor:
-    """
-    Weights ``(*batch, m)`` of values ``(*batch, m)``.
-
-    :param owner: The class with the weights, for the error message.
-    :param weights: A list, an array, or a tensor.
-    :param values: One number for each weight.
-    :param what: What is weighted, for the error message.
-    :raises TypeError: If a weight is no number.
-    :raises ValueError: If a weight is negative or not finite, or the shapes do not fit.
-    """
-    weights = as_parameter(owner, "weights", weights).to(values.device)
-    if weights.dim() == 0 or weights.shape[-1] != values.shape[-1]:
-        raise ValueError(
-            f"{owner}: weights must have one value for each of the {values.shape[-1]} {what}, got shape "
-            f"{tuple(weights.shape)}"
-        )
-    if not bool((weights >= 0).all()):
-        raise ValueError(f"{owner}: weights must not be negative, got {weights.min().item():g}")
-    try:
-        torch.broadcast_shapes(weights.shape, values.shape)
-    except RuntimeError:
-        raise ValueError(
-            f"{owner}: weights have batch shape {tuple(weights.shape[:-1])}, which does not broadcast with that of "
-            f"{what}, {tuple(values.shape[:-1])}"
-        ) from None
-    return weights

@@ -7,7 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from .measure import Measure, RBFConstants, as_parameter, broadcast_parameters, panels
+from .._parameters import as_parameter, broadcast_parameters
+from ._quadrature import panels
+from .measure import Measure, RBFConstants
 
 # Quadrature covers this many standard deviations each side; what lies beyond has probability 2e-17.
 _NUM_STANDARD_DEVIATIONS = 8.5

@@ -8,17 +8,9 @@ import math
 import torch
 from torch import Tensor
 
-from ._constants import constant
-from .measure import (
-    Measure,
-    RBFConstants,
-    as_parameter,
-    broadcast_parameters,
-    gauss_legendre,
-    integer_powers,
-    panels,
-    power_series,
-)
+from .._parameters import as_parameter, broadcast_parameters
+from ._quadrature import constant, gauss_legendre, integer_powers, panels, power_series
+from .measure import Measure, RBFConstants
 
 # Order of the expansion in (x - c)(s - c) / l^2, whose magnitude is at most _LARGEST_PRODUCT where it is used: the
 # first term left out is 1e-15 of the first one kept.
