@@ -29,16 +29,11 @@ def regular_grid(low: Bounds, high: Bounds, num: int | Sequence[int]) -> Tensor:
         checks.as_numbers("regular_grid", name, end, torch.float64).reshape(-1).tolist()
         for name, end in (("low", low), ("high", high))
     )
-    nums = (
-        [_as_count(n) for n in num]
-        if isinstance(num, Sequence) and not isinstance(num, str)
-        else [_as_count(num)] * len(lows)
-    )
+    given = num if isinstance(num, Sequence) and not isinstance(num, str) else [num] * len(lows)
+    nums = [checks.integer("num", count, least=1) for count in given]
     if not len(lows) == len(highs) == len(nums):
         raise ValueError(f"low, high and num must have one entry a dimension, got {low!r}, {high!r} and {num!r}")
-    for lower, upper, count in zip(lows, highs, nums, strict=True):
-        if count < 1:
-            raise ValueError(f"num must be at least 1, got {num!r}")
+    for lower, upper in zip(lows, highs, strict=True):
         if not (math.isfinite(lower) and math.isfinite(upper) and lower < upper):
             raise ValueError(f"low must be below high and both finite, got low={low!r} and high={high!r}")
     axes = [torch.linspace(lower, upper, count) for lower, upper, count in zip(lows, highs, nums, strict=True)]
@@ -95,14 +90,9 @@ def kmeans_points(values: Tensor, num: int, seed: int = 0) -> Tensor:
     return (centres * scale + distinct.double().mean(dim=0)).to(rows.dtype).unique(dim=0)
 
 
-def _as_count(num: object) -> int:
-    return checks.integer("num", num)
-
-
 def _validated_data(values: Tensor, num: int) -> Tensor:
     values = checks.as_numbers("inducing points", "values", values)
-    if _as_count(num) < 1:
-        raise ValueError(f"num must be at least 1, got {num}")
+    checks.integer("num", num, least=1)
     if values.dim() == 1:
         values = values.unsqueeze(-1)
     if values.dim() != 2 or values.shape[0] == 0:
