@@ -133,6 +133,16 @@ def test_two_columns_that_are_equal_have_exactly_one() -> None:
     assert (found.observed[:2] > 0.999).all()  # a part of the means lies in directions that do not count
 
 
+def test_columns_that_differ_by_too_little_count_as_one() -> None:
+    x = torch.rand(60, 2).double()
+    y = torch.sin(5 * x).sum(-1)
+    # The first two columns differ by the third, far less than what counts.
+    nearly = torch.stack([x[:, 0], x[:, 0] + 1e-6 * x[:, 1], x[:, 1]], dim=-1)
+    alone, twice = concurvity(fitted(x, y), x), concurvity(fitted(nearly, y), nearly)
+    torch.testing.assert_close(twice.worst[2], alone.worst[1], rtol=0, atol=1e-4)
+    torch.testing.assert_close(twice.estimate[2], alone.estimate[1], rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize("family", ["block_low_rank", "low_rank", "mean_field", "delta"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_every_family_and_dtype(family: str, dtype: torch.dtype) -> None:

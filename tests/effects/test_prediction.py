@@ -226,6 +226,16 @@ def test_weights_are_computed_once_for_all_chunks(monkeypatch: pytest.MonkeyPatc
     assert len(calls) == 3
 
 
+def test_calls_after_a_prediction_see_a_posterior_that_has_changed() -> None:
+    model, x = make_model(), torch.rand(6, 3).double()
+    before = model.predict(x).mean
+    with torch.no_grad():
+        model.variational_strategy._variational_distribution.variational_mean.add_(1.0)
+        after = model(x).mean
+    assert not torch.allclose(after, before)
+    torch.testing.assert_close(after, model.predict(x).mean)
+
+
 def test_predictions_follow_an_attached_optimiser() -> None:
     model, x = make_model(), torch.rand(30, 3).double()
     y, likelihood = x[:, 0], gpytorch.likelihoods.GaussianLikelihood().double()

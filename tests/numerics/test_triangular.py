@@ -19,6 +19,8 @@ def test_matrices_without_a_factor() -> None:
     matrices = torch.stack([torch.eye(2), torch.tensor([[1.0, 2.0], [2.0, 1.0]])]).double()
     factor = cholesky_or_nan(matrices)
     assert torch.equal(factor[0], torch.eye(2).double()) and factor[1].isnan().all()
+    numbers = cholesky_or_nan(torch.tensor([[[4.0]], [[-1.0]], [[0.0]]]))
+    assert numbers[0].item() == 2.0 and numbers[1:].isnan().all()
     with pytest.raises(torch.linalg.LinAlgError):
         cholesky(matrices)
     singular = torch.ones(2, 2).double()

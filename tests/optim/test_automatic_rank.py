@@ -16,7 +16,11 @@ from gpytorch_gam import (
     LowRankPrecisionVariationalDistribution,
 )
 from gpytorch_gam.mlls import CollapsedELBO
+from gpytorch_gam.numerics.capacitance import add_identity
 from gpytorch_gam.optim import NaturalGradient
+from gpytorch_gam.optim.posterior.posterior import Posterior
+from gpytorch_gam.optim.posterior.rank import _with_columns, missing_nats
+from gpytorch_gam.optim.posterior.step import Family, Step
 from gpytorch_gam.training import initialize_posterior, polish
 from gpytorch_gam.warnings import RankWarning
 from tests.problems import (
@@ -145,6 +149,19 @@ def test_a_grown_model_travels(family: str) -> None:
 
 
 @each_family
+def test_a_rank_that_has_grown_does_not_shrink(family: str) -> None:
+    model, fresh = make_automatic(family), make_automatic(family)
+    size = model.predictor.num_inducing_total
+    values = torch.randn(size, size).double()
+    model.variational_strategy.set_whitened_posterior(torch.zeros(size), add_identity(10 * values @ values.mT))
+    fresh.load_state_dict(model.state_dict())
+    grown = q(model).rank
+    for other in (model, fresh):
+        other.variational_strategy.set_whitened_posterior(torch.zeros(size), 1.5 * torch.eye(size).double())
+        assert q(other).rank == grown > 4
+
+
+@each_family
 def test_an_optimiser_of_a_grown_model_is_restored(family: str) -> None:
     x, y = gaussian_problem(correlation=0.9)
     likelihood, model = gaussian_likelihood(1e-3), make_automatic(family, 0.01)
@@ -159,6 +176,28 @@ def test_an_optimiser_of_a_grown_model_is_restored(family: str) -> None:
         optimiser.step()
     assert q(other).rank == q(model).rank
     torch.testing.assert_close(dict(other.state_dict()), dict(model.state_dict()), rtol=0, atol=0)
+
+
+def test_missing_nats_are_the_divergence_from_the_posterior_of_more_directions() -> None:
+    factor, more, roots = torch.randn(8, 2).double(), 0.3 * torch.randn(8, 1).double(), torch.randn(2, 4, 4).double()
+    parts = factor.unflatten(0, (2, 4))
+    shared = parts @ parts.mT
+    totals = roots @ roots.mT + shared + 0.2 * torch.eye(4)
+    blocks = [torch.linalg.cholesky(totals - shared)]
+    zero, directions = torch.zeros(8).double(), torch.cat([factor, more], dim=-1)
+    posterior = Posterior(zero, factor, blocks, directions)
+    step = Step(posterior, None, [totals], torch.ones(()).double())
+    narrow, wide = (
+        torch.distributions.MultivariateNormal(zero, precision_matrix=dense_precision(each))
+        for each in (posterior, _with_columns(step, 3))
+    )
+    expected = torch.distributions.kl_divergence(narrow, wide).item()
+    assert missing_nats(step, Family(True, 2)) == pytest.approx(expected, rel=1e-6)
+
+
+def dense_precision(posterior: Posterior) -> torch.Tensor:
+    (blocks,), shared = posterior.block_factors, posterior.shared_factor
+    return add_identity(torch.block_diag(*(blocks @ blocks.mT)) + shared @ shared.mT)
 
 
 # ---------------------------------------------------------------------------------------------------------- warnings

@@ -120,6 +120,25 @@ def test_transport_keeps_what_the_data_say_of_the_inducing_variables() -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-8, atol=1e-8)
 
 
+def test_transport_is_exact_where_the_data_say_far_more_than_the_prior() -> None:
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, dtype=torch.float64, generator=generator)
+
+    def data(posterior: Posterior) -> torch.Tensor:
+        (blocks,), shared = posterior.block_factors, posterior.shared_factor
+        return torch.block_diag(*(blocks @ blocks.mT)) + shared @ shared.mT
+
+    old, new = (torch.linalg.cholesky(add_identity(root @ root.mT)) for root in normal(2, 2, 4, 4))
+    mean, factor = normal(8), 1e3 * normal(8, 2)
+    before = Posterior(mean, factor, [1e3 * normal(2, 4, 4)], factor)
+    after = transported(before, [old], [new])
+    maps = torch.block_diag(*torch.linalg.solve_triangular(old, new, upper=False).mT)
+    linear = maps @ (mean + data(before) @ mean)
+    assert (after.mean + data(after) @ after.mean - linear).norm() < 1e-12 * linear.norm()
+
+
 # --------------------------------------------------------------------------------------------------- minibatches
 
 
@@ -307,11 +326,14 @@ def test_step_size() -> None:
         backward(model, likelihood, x[:100], y[:100], 10**7)
         natural.step()
     assert natural._step_size(100).item() == pytest.approx(1 / 2.1)
+    assert natural._step_size(50).item() == pytest.approx(0.5 / 2.1)  # half the rows of the batches before
     natural._own.step = 10**9
     dimension = natural._own.effective_dimension.item()
     assert 5 < dimension < 20
     assert natural._step_size(100).item() == pytest.approx(4 * 100 / (1e7 * dimension), rel=1e-3)
     assert natural._step_size(10**7).item() == 1.0
+    natural._num_data = 200  # 180 rows are not in the batch
+    assert natural._step_size(20).item() == pytest.approx(4 * 20 / (180 * dimension))
     natural.param_groups[0]["lr"] = 0.2
     assert natural._step_size(100).item() == pytest.approx(0.2)
 

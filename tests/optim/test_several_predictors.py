@@ -24,8 +24,10 @@ from gpytorch_gam.likelihoods import (
     RowwiseLikelihood,
     SoftmaxLikelihood,
 )
+from gpytorch_gam.likelihoods.expected_gradients import curvature_of
 from gpytorch_gam.optim import NaturalGradient
 from gpytorch_gam.optim.rows.predictors import positive_part, predictor_segments, semidefinite_rows
+from gpytorch_gam.optim.rows.stream import Rows, concatenated
 from gpytorch_gam.optim.rows.sums import BatchFeatures
 from gpytorch_gam.terms import constant
 from gpytorch_gam.training import fit, initialize_posterior, polish
@@ -137,6 +139,11 @@ def test_the_curvature_of_location_and_log_scale_is_indefinite_but_not_its_sum()
     assert (torch.linalg.eigvalsh(rows.movedim(-1, 0))[:, 0] < -1e-3).sum() > 30
     total = semidefinite_rows(rows).sum(-1)
     torch.testing.assert_close(total, rows.sum(-1), rtol=1e-9, atol=1e-9)  # residuals are symmetric
+
+
+def test_curvatures_are_symmetric_where_one_triangle_of_a_covariance_is_read() -> None:
+    gradient = torch.tensor([[[1.0, 4.0], [0.0, 2.0]]])
+    assert torch.equal(curvature_of(gradient, -2.0), torch.tensor([[[-2.0, -4.0], [-4.0, -4.0]]]).double())
 
 
 def test_the_positive_part_has_no_negative_eigenvalue() -> None:
@@ -297,6 +304,16 @@ def test_row_wise_arguments_reach_the_likelihood_in_fit_and_polish() -> None:
     for first, second in zip(*found, strict=True):
         torch.testing.assert_close(torch.as_tensor(first), torch.as_tensor(second), rtol=1e-6, atol=1e-6)
     assert (found[0][1] - torch.sin(x[:, 0])).abs().mean() < 0.1  # the offset is not part of the components
+
+
+def test_rows_that_are_joined_or_cut_keep_their_arguments() -> None:
+    rows = Rows(torch.rand(7, 2), torch.rand(7), {"offset": torch.rand(7), "weights": torch.rand(7)})
+    parts = list(rows.split(3))
+    assert [len(part.x) for part in parts] == [3, 3, 1]
+    (again,) = concatenated(parts)
+    for name, value in rows.row_arguments.items():
+        assert torch.equal(parts[1].row_arguments[name], value[3:6])
+        assert torch.equal(again.row_arguments[name], value)
 
 
 def test_bad_row_wise_arguments_are_refused() -> None:

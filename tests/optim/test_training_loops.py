@@ -534,3 +534,16 @@ def test_a_posterior_that_is_fixed_is_refused() -> None:
     parts.natural.remove()
     with pytest.raises(ValueError, match=r"call requires_grad_\(True\)"):
         NaturalGradient(parts.model, num_data=NUM_ROWS)
+
+
+def test_backward_passes_through_one_forward_add_up() -> None:
+    x, y = gaussian_problem(NUM_ROWS)
+    means = []
+    for shares in ((1.0,), (0.25, 0.75)):
+        parts = make_parts()
+        loss = parts.loss(x, y)
+        for share in shares:
+            (share * loss).backward(retain_graph=True)
+        parts.natural.step()
+        means.append(precision_and_mean(parts.model)[1])
+    torch.testing.assert_close(means[1], means[0])

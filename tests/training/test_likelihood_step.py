@@ -90,6 +90,17 @@ def test_priors_count_beside_all_rows() -> None:
     assert likelihood.noise.item() == pytest.approx(9.0, rel=0.1)
 
 
+def test_a_batch_stands_for_all_rows_beside_the_priors() -> None:
+    y, found = torch.randn(20).double(), []
+    for repeats in (1, 50):
+        likelihood = GaussianLikelihood(noise_prior=GammaPrior(100.0, 100.0 / 9.0)).double()
+        mean = torch.zeros(20 * repeats).double()
+        rows = Rows(mean, y.repeat(repeats), {})
+        fit_likelihood(Posterior(mean, torch.full_like(mean, 0.01)), likelihood, rows, num_data=1000)
+        found.append(likelihood.noise.item())
+    assert found[0] == pytest.approx(found[1], rel=1e-2)
+
+
 def test_likelihoods_without_parameters_or_with_random_expectations_stay() -> None:
     rows = Rows(torch.zeros(3), torch.zeros(3), {})
     fit_likelihood(Posterior(torch.zeros(3), torch.ones(3)), SoftmaxLikelihood(3), rows, num_data=3)

@@ -205,6 +205,12 @@ def test_null_predictors_read_offsets_exposures_trials_and_weights() -> None:
     assert found.item() == pytest.approx(4.0)
 
 
+@pytest.mark.parametrize(("level", "expected"), [(0.5, 3.0), (0.95, 9.0)])
+def test_the_null_model_of_a_quantile_is_that_of_the_weighted_responses(level: float, expected: float) -> None:
+    y, weights = torch.tensor([9.0, 1.0, 5.0, 3.0]).double(), torch.tensor([1.0, 1.0, 1.0, 7.0]).double()
+    assert null_predictor(ours.QuantileLikelihood(level), y, {"weights": weights}).item() == expected
+
+
 def test_several_predictors_have_a_null_model_each() -> None:
     y = 50 + 3 * torch.randn(2000).double()
     location, log_scale = null_predictor(ours.GaussianLocationScaleLikelihood(), y).tolist()

@@ -169,6 +169,12 @@ def test_periodic_components_read_the_phase() -> None:
     assert max(bins.max_error(predictor).values()) < 0.1
 
 
+def test_phases_of_single_precision_columns_are_exact() -> None:
+    x = 1000 + torch.rand(50, 1)  # ten thousand periods
+    expected = torch.remainder(x.double(), 0.1).float()
+    assert torch.equal(ColumnBins.coordinates(x, [Phase(0, 0.1)]), expected)
+
+
 def fixed(kernel: Kernel, period: float) -> Kernel:
     kernel.period_length = period
     kernel.raw_period_length.requires_grad_(False)

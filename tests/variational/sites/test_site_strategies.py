@@ -521,6 +521,14 @@ def test_state_copies_and_pickles(strategy: type) -> None:
 
 
 @both
+def test_training_inputs_are_copied(strategy: type) -> None:
+    x = make_inputs()
+    inputs, expected = SiteModel(strategy, varying_predictor(), x).variational_strategy.inputs, x.clone()
+    x.add_(1.0)
+    assert torch.equal(inputs, expected)
+
+
+@both
 def test_autocast_does_not_touch_the_posterior(strategy: type) -> None:
     model, x = make_model(strategy, dtype=torch.float32), make_inputs(5)
     expected = model.train()(x)
