@@ -461,7 +461,7 @@ def describe_rate(fitted: Fit, rows: Rows) -> dict[str, float]:
 def describe_effect(fitted: Fit, name: str, effect: Effect) -> dict[str, Any]:
     """Where an effect is lowest and highest, the ratio of the two rates, and if known how far it is from the truth."""
     part = fitted.model.components(effect.x, name)
-    mean, stddev = part.mean[0], part.stddev[0]
+    mean, stddev = part.mean, part.stddev
     found = {
         "lowest_at": effect.label(int(mean.argmin())),
         "highest_at": effect.label(int(mean.argmax())),
@@ -536,7 +536,7 @@ def draw_effect(axes: Axes, fits: dict[str, Fit], name: str, effect: Effect, row
 
 def draw_curves(axes: Axes, parts: dict[str, ComponentPosterior], effect: Effect) -> None:
     found = parts["negative_binomial"]
-    draw_band(axes, effect.values, found.mean[0], Z95 * found.stddev[0])
+    draw_band(axes, effect.values, found.mean, Z95 * found.stddev)
     if effect.truth is not None:
         axes.plot(effect.values, effect.truth, color=INK, linewidth=1.2, linestyle=DASHED)
     if effect.period == 24.0:
@@ -544,14 +544,14 @@ def draw_curves(axes: Axes, parts: dict[str, ComponentPosterior], effect: Effect
     axes.margins(y=0.15)
     limits = axes.get_ylim()  # beyond the data, the other model's curve may be anywhere
     for end in parts["poisson"].confidence_region(Z95):
-        axes.plot(effect.values, end[0], color=ORANGE, linewidth=0.8)
+        axes.plot(effect.values, end, color=ORANGE, linewidth=0.8)
     axes.set_ylim(limits)
 
 
 def draw_levels(axes: Axes, parts: dict[str, ComponentPosterior], effect: Effect) -> None:
     assert effect.labels is not None
     for (key, (_, color)), shift in zip(SHOWN.items(), (0.12, -0.12), strict=True):
-        mean, half_width = parts[key].mean[0], Z95 * parts[key].stddev[0]
+        mean, half_width = parts[key].mean, Z95 * parts[key].stddev
         axes.errorbar(effect.values + shift, mean, half_width, color=color, fmt="o", markersize=3, linewidth=1.4)
     if effect.truth is not None:
         axes.hlines(effect.truth, effect.values - 0.35, effect.values + 0.35, color=INK, linewidth=1.2)

@@ -256,7 +256,7 @@ def effect_on_grid(found: Fitted, name: str) -> Curves:
     grid = found.data.grid()
     part = found.model.components(found.inputs(grid), name)
     unit = found.scale if name == MEAN else 1.0
-    return Curves(grid, unit * part.mean[0], unit * part.stddev[0])
+    return Curves(grid, unit * part.mean, unit * part.stddev)
 
 
 def true_effect(curves: Curves, name: str) -> Tensor:

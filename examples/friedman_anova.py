@@ -185,7 +185,7 @@ def summarise(found: Fit, x: Tensor, y: Tensor, x_test: Tensor) -> dict[str, obj
     attained = elbo(found, x, y)
     truth, effects = friedman(x_test), analytic_effects(x_test)
     parts = found.model.components(x_test, [*EFFECTS, INTERACTION])
-    errors = {name: parts[name].mean[0] - effects[name] for name in effects}
+    errors = {name: parts[name].mean - effects[name] for name in effects}
     variances = parts.mean.var(dim=-1)
     mean, stddev = marginals(found.model, x_test)
     return {
@@ -260,10 +260,10 @@ def draw_main_effects(figure: SubFigure, model: AdditiveGP, x: Tensor, y: Tensor
         zip(figure.subplots(2, 3, sharex=True, sharey=True).flat, EFFECTS, strict=True)
     ):
         lower, upper = on_grid[name].confidence_region()
-        projected = at_data[name].mean[0] + residual
+        projected = at_data[name].mean + residual
         axis.scatter(x[::5, index], projected[::5], s=2, color=GREY, alpha=0.5, linewidths=0, rasterized=True)
-        axis.fill_between(grid, lower[0], upper[0], color=BLUE, alpha=0.3, linewidth=0)
-        axis.plot(grid, on_grid[name].mean[0], color=BLUE, linewidth=1.5)
+        axis.fill_between(grid, lower, upper, color=BLUE, alpha=0.3, linewidth=0)
+        axis.plot(grid, on_grid[name].mean, color=BLUE, linewidth=1.5)
         axis.plot(grid, truth[name], color=INK, linewidth=1, linestyle="--")
         axis.set_title(f"$f_{index + 1}(x_{index + 1})$", fontsize=11)
         axis.set_ylim(-9, 9)
@@ -282,7 +282,7 @@ def draw_interaction(figure: SubFigure, model: AdditiveGP) -> None:
     rows = torch.full((side * side, 6), 0.5)
     rows[:, :2] = regular_grid([0.0, 0.0], [1.0, 1.0], side)
     surfaces = {
-        "estimate": model.components(rows, INTERACTION).mean[0],
+        "estimate": model.components(rows, INTERACTION).mean,
         "analytic": analytic_effects(rows)[INTERACTION],
     }
     limit = max(surface.abs().max().item() for surface in surfaces.values())

@@ -169,7 +169,7 @@ class Fitted(NamedTuple):
     def intercepts(self) -> Estimate:
         """Of the plants that the model knows."""
         part = self.model.components(self.inputs(torch.zeros(1), self.levels.labels), "plant")
-        return Estimate(self.scale * part.mean[0], self.scale * part.stddev[0])
+        return Estimate(self.scale * part.mean, self.scale * part.stddev)
 
     @torch.no_grad()
     def deviations(self) -> dict[str, float]:

@@ -263,11 +263,9 @@ def draw_smooth(axes: Axes, models: dict[str, AdditiveGP], cars: Cars, index: in
     x[:, index] = grid
     shown = cars.low[index] + (cars.high[index] - cars.low[index]) * grid
     coupled = models["block_low_rank"].components(x, name)
-    draw_band(
-        axes, shown, cars.scale * coupled.mean[0], Z95 * cars.scale * coupled.stddev[0], label="coupled, 95% band"
-    )
+    draw_band(axes, shown, cars.scale * coupled.mean, Z95 * cars.scale * coupled.stddev, label="coupled, 95% band")
     for end in models["mean_field"].components(x, name).confidence_region():
-        axes.plot(shown, cars.scale * end[0], color=ORANGE, linewidth=1.0, linestyle=(0, (4, 2)))
+        axes.plot(shown, cars.scale * end, color=ORANGE, linewidth=1.0, linestyle=(0, (4, 2)))
     axes.set(title=name, xlabel=unit)
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
 
@@ -281,8 +279,8 @@ def draw_factor(axes: Axes, models: dict[str, AdditiveGP], cars: Cars, name: str
     contrast = torch.eye(len(columns)) - frequencies  # f(level) - mean of f over the data
     for family, color, shift, marker in (("block_low_rank", BLUE, -0.09, "o"), ("mean_field", ORANGE, 0.09, "none")):
         part = models[family].components(x, name)
-        mean = cars.scale * contrast @ part.mean[0]
-        stddev = cars.scale * (contrast @ part.covariance()[0] @ contrast.mT).diagonal().sqrt()
+        mean = cars.scale * contrast @ part.mean
+        stddev = cars.scale * (contrast @ part.covariance() @ contrast.mT).diagonal().sqrt()
         positions = torch.arange(len(columns)) + shift
         axes.errorbar(positions, mean, Z95 * stddev, color=color, fmt=marker, markersize=4, linewidth=1.4)
     counts = cars.x_train[:, columns].sum(0).int().tolist()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gpytorch_gam import _checks as checks
 from gpytorch_gam.variational.additive_variational_strategy import AdditiveVariationalStrategy
-from gpytorch_gam.variational.model_check import additive_strategy
+from gpytorch_gam.variational.model_check import inducing_strategy
 
 # Largest number of entries of the features of a chunk of rows (Q a row), and smallest number of its rows.
 _FEATURE_NUMBERS, _LEAST_ROWS = 2**22, 256
@@ -136,7 +136,7 @@ def concurvity(
 
 
 def _validated_strategy(model: gpytorch.models.ApproximateGP) -> AdditiveVariationalStrategy:
-    strategy = additive_strategy(model)
+    strategy = inducing_strategy(model)
     batch_shape = strategy._variational_distribution.batch_shape or strategy.predictor.batch_shape
     if batch_shape:
         raise NotImplementedError(

@@ -18,6 +18,8 @@ from linear_operator.operators import (
 )
 from torch import Tensor
 
+from gpytorch_gam.numerics.marginals import Marginals
+
 
 class PredictorMoments(NamedTuple):
     """
@@ -29,6 +31,16 @@ class PredictorMoments(NamedTuple):
 
     mean: Tensor
     covariance: Tensor
+
+    @classmethod
+    def of(cls, marginals: Marginals, dtype: torch.dtype) -> PredictorMoments:
+        """
+        The moments of predictors.
+
+        :param marginals: Of P predictors.
+        :param dtype: Of the result.
+        """
+        return cls(marginals.mean.mT.to(dtype), marginals.covariance_in_rows().to(dtype))
 
 
 class PredictorDistribution(MultitaskMultivariateNormal):

@@ -24,7 +24,8 @@ from gpytorch_gam.components import AdditivePredictor, ComponentGroup
 from gpytorch_gam.kernels import Measure
 from gpytorch_gam.numerics.triangular import solve_in_blocks
 
-from .component_source import ComponentSource, GroupPosterior
+from .component_source import ComponentSource
+from .group_posterior import GroupPosterior
 
 # The prior variance of an average over m rows costs m^2 kernel evaluations a component: of more rows, equally spaced
 # ones stand for what inducing variables do not explain.
@@ -59,7 +60,7 @@ class GroupCentre(NamedTuple):
     """
     Averages of a group of components.
 
-    :ivar projections: of :func:`stacked_projections`, ``(*batch, C_g, 1 + R + r, 1)``.
+    :ivar projections: of :meth:`GroupPosterior.stacked`, ``(*batch, C_g, 1 + R + r, 1)``.
     :ivar prior_cross: prior covariance between the average and the component at the rows of the posterior,
         ``(*batch, C_g, n)``, float64.
     :ivar prior_variance: of the average, ``(*batch, C_g, 1)``, float64.
@@ -233,7 +234,7 @@ def centred_group(group: GroupPosterior, centre: GroupCentre) -> GroupPosterior:
     """
     variance = group.prior_variance.double() - 2 * centre.prior_cross + centre.prior_variance
     num_shared = group.shared.shape[-2]
-    projections = stacked_projections(group) - centre.projections
+    projections = group.stacked() - centre.projections
     return group._replace(
         mean=projections[..., 0, :],
         prior_variance=variance.clamp_min(0.0).to(group.prior_variance.dtype),
@@ -251,19 +252,6 @@ def centred_prior_covariance(covariance: Tensor, centre: GroupCentre) -> Tensor:
     """
     half = centre.prior_cross - 0.5 * centre.prior_variance
     return (covariance.double() - half.unsqueeze(-1) - half.unsqueeze(-2)).to(covariance.dtype)
-
-
-def stacked_projections(group: GroupPosterior, rows: slice = slice(None)) -> Tensor:
-    """
-    What is linear in a component: its mean, coupled directions and directions of its own, one below the other.
-
-    :param group: Projections with R coupled and r own directions.
-    :param rows: Which rows.
-    :return: ``(*batch, C_g, 1 + R + r, n)``.
-    """
-    parts = [group.mean.unsqueeze(-2), group.shared, *([] if group.block is None else [group.block])]
-    batch = torch.broadcast_shapes(*(part.shape[:-2] for part in parts))
-    return torch.cat([part[..., rows].expand(*batch, -1, -1) for part in parts], dim=-2)
 
 
 def _average_projections(
@@ -290,12 +278,12 @@ def _average_projections(
 
 def _own_chunks(projections: Sequence[GroupPosterior]) -> Iterator[list[Tensor]]:
     for start in range(0, projections[0].mean.shape[-1], _ROWS_AT_A_TIME):
-        yield [stacked_projections(group, slice(start, start + _ROWS_AT_A_TIME)) for group in projections]
+        yield [group.stacked(slice(start, start + _ROWS_AT_A_TIME)) for group in projections]
 
 
 def _chunks_of_rows(source: ComponentSource, rows: Tensor) -> Iterator[list[Tensor]]:
     for chunk in rows.split(_ROWS_AT_A_TIME, dim=-2):
-        yield [stacked_projections(group) for group in source.component_projections(chunk).groups]
+        yield [group.stacked() for group in source.component_projections(chunk).groups]
 
 
 class _Inputs(NamedTuple):

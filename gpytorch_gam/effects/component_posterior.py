@@ -7,28 +7,23 @@ from typing import NamedTuple
 
 import torch
 from gpytorch.distributions import MultivariateNormal
-from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
-from gpytorch_gam.components import ComponentGroup
+from gpytorch_gam import _checks as checks
 from gpytorch_gam.components.reading import Reading
 from gpytorch_gam.distributions.predictor_distribution import PredictorMoments, independent_rows
 from gpytorch_gam.kernels import Measure
-from gpytorch_gam.numerics.triangular import solve_in_blocks
-from gpytorch_gam.operators.posterior_covariance import covariance_in_rows, keep_positive
+from gpytorch_gam.numerics.marginals import Marginals, marginal_moments
 
 from ._centring import GroupCentre, Reference, centred_group, centred_prior_covariance, group_centres, make_reference
-from .component_source import ComponentProjections, ComponentSource, GroupPosterior
-
-# Added to the residual covariance of a draw, relative to the prior's variance.
-SAMPLING_JITTER = 1e-8
+from .component_source import ComponentProjections, ComponentSource
 
 
 class ComponentSamples(NamedTuple):
     """
     Joint draws of components and their sum.
 
-    :ivar components: ``(*sample_shape, *batch, C, n)``.
+    :ivar components: ``(*sample_shape, *batch, C, n)``; of one component that was chosen by its name without C.
     :ivar total: sum of the drawn components, without the mean module, ``(*sample_shape, *batch, n)``; with several
         predictors ``(*sample_shape, *batch, P, n)``.
     """
@@ -49,6 +44,9 @@ class ComponentPosterior:
         \mathrm{cov}(f_i(\mathbf x), f_j(\mathbf x')) = \delta_{ij} [k_i(\mathbf x, \mathbf x')
         - (V_i^\top\phi_i(\mathbf x))^\top (V_i^\top\phi_i(\mathbf x'))] - s_i(\mathbf x)^\top s_j(\mathbf x').
 
+    Indexing by a list of names gives the joint posterior of these. Indexing by one name gives that of one function,
+    whose results do not have the dimension of the components, as with the columns of a data frame.
+
     The mean modules of the predictor, and a mean that the model's ``forward`` adds, belong to no component.
 
     Means and variances are those of the moment it was made; covariances over rows and samples are computed when asked
@@ -61,7 +59,8 @@ class ComponentPosterior:
 
     Example:
         >>> parts = model.variational_strategy.components(x)
-        >>> parts["x0"].mean, parts["x0"].stddev     # effect of x0 with its standard deviation, (1, n) each
+        >>> parts["x0"].mean, parts["x0"].stddev     # effect of x0 with its standard deviation, (n,) each
+        >>> parts[["x0", "x1"]].mean                 # (2, n)
         >>> parts.cross_covariance()                 # n x C x C: how the components trade off in each row
         >>> parts.sample(torch.Size([100])).components  # 100 x C x n
     """
@@ -70,55 +69,63 @@ class ComponentPosterior:
         self,
         source: ComponentSource,
         reading: Reading,
-        indices: Sequence[int],
+        names: Sequence[str] | str | None = None,
+        exclude: Sequence[str] | str | None = None,
         projections: ComponentProjections | None = None,
     ) -> None:
-        if projections is None:
-            projections = source.component_projections(reading.inputs)
-        groups, shared_sign = projections
-        self._source, self._reading, self._groups, self._sign = source, reading, groups, shared_sign
-        self._x, self.prior_means = reading.inputs, reading.means
-        self._indices = list(indices)
-        names = source.predictor.names
-        self.names = tuple(names[index] for index in self._indices)
+        self._source, self._reading, self._x, self.prior_means = source, reading, reading.inputs, reading.means
+        self._indices = source.predictor.component_indices(names, exclude)
+        self.names = tuple(source.predictor.names[index] for index in self._indices)
+        self._is_single = isinstance(names, str)
+        self._projections = source.component_projections(reading.inputs) if projections is None else projections
+        groups, sign = self._projections
         # Computed in the precision of the projections, and given in that of x.
-        self._mean = self._gather([group.mean for group in groups])
-        self.mean = self._mean.to(self._x.dtype)
         self._prior_variance = self._gather([group.prior_variance for group in groups])
-        self._shared = self._gather([group.shared for group in groups], dim=-3)  # (*batch, C, R, n)
-        own = [_own_variance(group) for group in groups]
-        self._own_variance = self._gather(own)
-        variance = self._own_variance + shared_sign * self._shared.square().sum(-2)
-        self._variance = keep_positive(variance, self._prior_variance)
-        self.variance = self._variance.to(self._x.dtype)
+        self._own_squares = self._gather([group.own_squares for group in groups])
+        self._marginals = marginal_moments(
+            self._gather([group.mean for group in groups]),
+            self._prior_variance,
+            self._own_squares,
+            self._gather([group.shared for group in groups], dim=-3),
+            sign,
+        )
+        self.mean, self.variance = self._given(self._marginals.mean, -2), self._given(self._marginals.variance, -2)
 
     def _gather(self, parts: Sequence[Tensor], dim: int = -2) -> Tensor:
         """Join a quantity of all groups along the component dimension and take the chosen components."""
         batch = torch.broadcast_shapes(*(part.shape[:dim] for part in parts))
         joined = torch.cat([part.expand(*batch, *part.shape[dim:]) for part in parts], dim=dim)
-        return (
-            joined if self._is_complete else joined.index_select(dim, torch.tensor(self._indices, device=joined.device))
-        )
+        if self._indices == list(range(self._source.predictor.num_components)):
+            return joined
+        return joined.index_select(dim, torch.tensor(self._indices, device=joined.device))
+
+    def _given(self, values: Tensor, *component_dims: int) -> Tensor:
+        """In the dtype of x; of a component chosen by its name without the dimensions of the components."""
+        return (values.squeeze(component_dims) if self._is_single else values).to(self._x.dtype)
 
     @property
-    def _is_complete(self) -> bool:
-        return self._indices == list(range(self._source.predictor.num_components))
+    def _selection(self) -> str | Sequence[str]:
+        return self.names[0] if self._is_single else self.names
 
     def __getitem__(self, names: str | Sequence[str]) -> ComponentPosterior:
         """
-        The joint posterior of some of the components.
+        The posterior of one component by its name, or the joint posterior of some in a list.
 
         :param names: One name, or several.
+        :raises TypeError: If it is neither.
         :raises ValueError: If a name is not among :attr:`names`.
         """
         if not isinstance(names, str | Sequence):
-            raise ValueError(f"components are chosen by name, got {names!r}; the names are {list(self.names)}")
-        names = [names] if isinstance(names, str) else list(names)
-        unknown = [name for name in names if name not in self.names]
+            raise TypeError(
+                f"components are chosen by name, got {checks.shown(names)}; the names are {list(self.names)}"
+            )
+        unknown = [name for name in ([names] if isinstance(names, str) else names) if name not in self.names]
         if unknown:
             raise ValueError(f"unknown components {unknown}; these are the components {list(self.names)}")
-        indices = self._source.predictor.component_indices(names)
-        return ComponentPosterior(self._source, self._reading, indices, ComponentProjections(self._groups, self._sign))
+        return self._chosen(names)
+
+    def _chosen(self, names: str | Sequence[str]) -> ComponentPosterior:
+        return ComponentPosterior(self._source, self._reading, names, projections=self._projections)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -147,7 +154,7 @@ class ComponentPosterior:
 
         :return: ``(*batch, n, C, C)``.
         """
-        return covariance_in_rows(self._variance, self._shared, self._sign).to(self._x.dtype)
+        return self._given(self._marginals.covariance_in_rows(), -2, -1)
 
     def covariance(self) -> Tensor:
         """
@@ -155,7 +162,8 @@ class ComponentPosterior:
 
         :return: ``(*batch, C, n, n)``.
         """
-        return (self._own_covariance() + self._sign * (self._shared.mT @ self._shared)).to(self._x.dtype)
+        shared = self._marginals.shared
+        return self._given(self._own_covariance() + self._marginals.sign * (shared.mT @ shared), -3)
 
     def full_cross_covariance(self) -> Tensor:
         """
@@ -163,23 +171,23 @@ class ComponentPosterior:
 
         :return: ``(*batch, C, n, C, n)``; entry ``[i, a, j, b]`` belongs to component i in row a and j in row b.
         """
-        num_components, _, num_rows = self._shared.shape[-3:]
-        stacked = self._shared.mT.flatten(-3, -2)  # (*batch, C n, R)
-        full = (self._sign * (stacked @ stacked.mT)).unflatten(-2, (num_components, num_rows))
+        num_components, _, num_rows = self._marginals.shared.shape[-3:]
+        stacked = self._marginals.shared.mT.flatten(-3, -2)  # (*batch, C n, R)
+        full = (self._marginals.sign * (stacked @ stacked.mT)).unflatten(-2, (num_components, num_rows))
         full = full.unflatten(-1, (num_components, num_rows))
         own = torch.diag_embed(self._own_covariance().movedim(-3, -1), dim1=-4, dim2=-2)
-        return (full + own).to(self._x.dtype)
+        return self._given(full + own, -4, -2)
 
     def _own_covariance(self) -> Tensor:
         """Covariance over the rows without the coupled part, ``(*batch, C, n, n)``."""
         parts = []
-        for own, posterior in zip(self._prior_covariances(), self._groups, strict=True):
+        for own, posterior in zip(self._prior_covariances(), self._projections.groups, strict=True):
             parts.append(own if posterior.block is None else own - posterior.block.mT @ posterior.block)
         return self._gather(parts, dim=-3)
 
     def _prior_covariances(self) -> list[Tensor]:
         """Prior covariance of each group over the rows, ``(*batch, C_g, n, n)``."""
-        x = self._x.to(self._shared.dtype)
+        x = self._x.to(self._prior_variance.dtype)
         return [group.prior_covariance(x).to_dense() for group in self._source.predictor.groups]
 
     def centred(self, over: Tensor | Measure | None = None) -> ComponentPosterior:
@@ -214,7 +222,7 @@ class ComponentPosterior:
         with torch.autocast(self._x.device.type, enabled=False):
             rows = self._read_reference(over) if torch.is_tensor(over) else over
             reference = make_reference(self._source.predictor, self._x, self._indices, rows)
-            centres = group_centres(self._source, self._x, self._groups, self._indices, reference)
+            centres = group_centres(self._source, self._x, self._projections.groups, self._indices, reference)
         return _CentredComponentPosterior(self, reference, centres)
 
     def _read_reference(self, over: Tensor) -> Tensor:
@@ -232,13 +240,13 @@ class ComponentPosterior:
 
         :return: ``(*batch, n)`` each; with P > 1 predictors ``(*batch, P, n)``.
         """
-        mean, variance = self._total()
-        return mean.to(self._x.dtype), variance.to(self._x.dtype)
+        totals = self._totals()
+        return self._of_predictors(totals.mean), self._of_predictors(totals.variance)
 
-    def _total(self) -> tuple[Tensor, Tensor]:
-        mean, own, prior = (self._sum(part, -2) for part in (self._mean, self._own_variance, self._prior_variance))
-        variance = own + self._sign * self._sum(self._shared, -3).square().sum(-2)
-        return mean, keep_positive(variance, prior)
+    def _totals(self) -> Marginals:
+        mean, _, shared, sign = self._marginals
+        mean, prior, own = (self._sum(part, -2) for part in (mean, self._prior_variance, self._own_squares))
+        return marginal_moments(mean, prior, own, self._sum(shared, -3), sign)
 
     def predictor_moments(self) -> PredictorMoments:
         """
@@ -246,15 +254,8 @@ class ComponentPosterior:
 
         :return: Mean ``(*batch, n, P)`` and covariance between predictors ``(*batch, n, P, P)``.
         """
-        total, predictor = self._total(), self._source.predictor
-        single = predictor.num_predictors == 1
-        mean, variance = (part.unsqueeze(-2) for part in total) if single else total
-        mean = mean + self.prior_means
-        if single:
-            covariance = variance.mT.unsqueeze(-1)
-        else:
-            covariance = covariance_in_rows(variance, self._sum(self._shared, -3), self._sign)
-        return PredictorMoments(mean.mT.to(self._x.dtype), covariance.to(self._x.dtype))
+        totals = self._totals()
+        return PredictorMoments.of(totals._replace(mean=totals.mean + self.prior_means), self._x.dtype)
 
     @property
     def distribution(self) -> MultivariateNormal:
@@ -265,18 +266,17 @@ class ComponentPosterior:
         return independent_rows(self.predictor_moments())
 
     def _sum(self, parts: Tensor, dim: int) -> Tensor:
-        """Sum over the components, for several predictors over those of each, which then stand in the same place."""
+        """Sums over the components of each of P predictors, which then stand in the same place."""
         predictor = self._source.predictor
         if predictor.num_predictors == 1:
-            return parts.sum(dim)
+            return parts.sum(dim, keepdim=True)
         owner = torch.tensor([predictor.predictor_of[index] for index in self._indices], device=parts.device)
-        return torch.stack(
-            [
-                parts.index_select(dim, (owner == index).nonzero().flatten()).sum(dim)
-                for index in range(predictor.num_predictors)
-            ],
-            dim=dim,
-        )
+        members = [(owner == index).nonzero().flatten() for index in range(predictor.num_predictors)]
+        return torch.stack([parts.index_select(dim, chosen).sum(dim) for chosen in members], dim=dim)
+
+    def _of_predictors(self, values: Tensor) -> Tensor:
+        """``(*batch, P, n)`` in the dtype of x, without the dimension of a single predictor."""
+        return (values.squeeze(-2) if self._source.predictor.num_predictors == 1 else values).to(self._x.dtype)
 
     def sample(self, sample_shape: torch.Size | Sequence[int] = ()) -> ComponentSamples:
         """:meth:`rsample` without gradients."""
@@ -294,12 +294,16 @@ class ComponentPosterior:
         :param sample_shape: Shape of independent draws.
         :return: Draws of the components and of their sum.
         """
-        if isinstance(sample_shape, int):
-            raise ValueError(f"sample_shape must be a shape such as torch.Size([{sample_shape}]), got {sample_shape}")
-        sample_shape = torch.Size(sample_shape)
-        drawn = self._source.draw_components(self._x, self.mean.shape[:-2], sample_shape)
-        components = self._gather(drawn).to(self.mean.dtype)
-        return ComponentSamples(components, self._sum(components, -2))
+        components = self._draw(checks.shape("sample_shape", sample_shape))
+        return ComponentSamples(self._given(components, -2), self._of_predictors(self._sum(components, -2)))
+
+    def _draw(self, sample_shape: torch.Size) -> Tensor:
+        """Draws of the chosen components, ``(*sample_shape, *batch, C, n)``."""
+        return self._draw_at(self._x, sample_shape)
+
+    def _draw_at(self, inputs: Tensor, sample_shape: torch.Size) -> Tensor:
+        batch_shape = torch.broadcast_shapes(self._marginals.mean.shape[:-2], inputs.shape[:-2])
+        return self._gather(self._source.draw_components(inputs, batch_shape, sample_shape)).to(inputs.dtype)
 
 
 class _CentredComponentPosterior(ComponentPosterior):
@@ -307,16 +311,11 @@ class _CentredComponentPosterior(ComponentPosterior):
 
     def __init__(self, base: ComponentPosterior, reference: Reference, centres: list[GroupCentre]) -> None:
         self._base, self._reference, self._centres = base, reference, centres
-        groups = [centred_group(*pair) for pair in zip(base._groups, centres, strict=True)]
-        super().__init__(base._source, base._reading, base._indices, ComponentProjections(groups, base._sign))
+        groups, sign = base._projections
+        centred = ComponentProjections([centred_group(*pair) for pair in zip(groups, centres, strict=True)], sign)
+        super().__init__(base._source, base._reading, base._selection, projections=centred)
 
-    def __getitem__(self, names: str | Sequence[str]) -> ComponentPosterior:
-        """
-        The joint posterior of some of the centred components.
-
-        :param names: One name, or several.
-        :raises ValueError: If a name is not among :attr:`names`.
-        """
+    def _chosen(self, names: str | Sequence[str]) -> ComponentPosterior:
         return _CentredComponentPosterior(self._base[names], self._reference, self._centres)
 
     def centred(self, over: Tensor | Measure | None = None) -> ComponentPosterior:
@@ -331,82 +330,19 @@ class _CentredComponentPosterior(ComponentPosterior):
         pairs = zip(super()._prior_covariances(), self._centres, strict=True)
         return [centred_prior_covariance(*pair) for pair in pairs]
 
-    def rsample(self, sample_shape: torch.Size | Sequence[int] = ()) -> ComponentSamples:
-        """
-        Draw functions from the joint posterior, and subtract the mean of each over the reference rows.
-
-        :param sample_shape: Shape of independent draws.
-        :return: Draws of the centred components and of their sum.
-        :raises ValueError: If there are more than 4096 reference rows.
-        """
+    def _draw(self, sample_shape: torch.Size) -> Tensor:
         if self._reference.is_thinned:
             count = self._reference.weights.shape[-1]
             raise ValueError(
                 f"samples are drawn at the reference rows as well, and {count} are too many: centre over a "
                 "part of them, such as over=x[torch.randperm(len(x))[:1000]], for samples"
             )
-        rows, weights = self._reference.rows, self._reference.weights[self._indices].to(self.mean.dtype)
+        rows, weights = self._reference.rows, self._reference.weights[self._indices].to(self._x.dtype)
         if rows is None:
-            drawn = self._base.rsample(sample_shape).components
-            at_x = at_rows = drawn
+            at_x = at_rows = self._draw_at(self._x, sample_shape)
         else:
             batch = torch.broadcast_shapes(self._x.shape[:-2], rows.shape[:-2])
             joint = torch.cat([part.expand(*batch, *part.shape[-2:]) for part in (self._x, rows)], dim=-2)
-            reading = self._reading._replace(inputs=joint)  # whose means draws of components do without
-            drawn = ComponentPosterior(self._source, reading, self._indices).rsample(sample_shape).components
-            at_x, at_rows = drawn.split([self._x.shape[-2], rows.shape[-2]], dim=-1)
+            at_x, at_rows = self._draw_at(joint, sample_shape).split([self._x.shape[-2], rows.shape[-2]], dim=-1)
         first = at_rows[..., :1]
-        components = at_x - first - ((at_rows - first) * weights).sum(-1, keepdim=True)
-        return ComponentSamples(components, self._sum(components, -2))
-
-
-def _own_variance(group: GroupPosterior) -> Tensor:
-    return group.prior_variance if group.block is None else group.prior_variance - group.block.square().sum(-2)
-
-
-def draw_given_inducing(group: ComponentGroup, x: Tensor, cholesky: Tensor, whitened: Tensor) -> Tensor:
-    r"""
-    Draw :math:`f_c \mid \mathbf v_c \sim N(\phi_c^\top \mathbf v_c, k_c - \phi_c^\top \phi_c)` in float64.
-
-    :param cholesky: :math:`L_c`, ``(*batch, num_blocks, size, size)``.
-    :param whitened: draws of :math:`\mathbf v_c`, ``(*sample_shape, *batch, num_blocks, size, 1)``.
-    :return: ``(*sample_shape, *batch, C_g, n)``.
-    """
-    inputs = group.select(x).double()
-    covariance = group.evaluate_kernel(group.inducing_points.double(), inputs)
-    features = solve_in_blocks(cholesky, covariance)
-    whitened = whitened.flatten(-3).unflatten(-1, (group.num_components, group.num_inducing))
-    mean = multiply_draws(features.mT, whitened)
-    multiplier, missing = group.multiplier(x), group.missing_variance(x)
-    is_free = group.undetermined_rows(x, cholesky) if group.exact else None
-    if is_free is None or is_free.any():
-        prior = group.evaluate_kernel(inputs)
-        # Relative to the prior's variance, in whatever units that is; what is added is far below the jitter on K.
-        scale = prior.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None].clamp_min(torch.finfo(prior.dtype).tiny)
-        relative = (prior - features.mT @ features) / scale
-        identity = torch.eye(relative.shape[-1], dtype=relative.dtype, device=relative.device)
-        root = psd_safe_cholesky(relative + SAMPLING_JITTER * identity) * scale.sqrt()
-        if is_free is not None:
-            root = root * is_free.unsqueeze(-1)
-        mean = mean + multiply_draws(root, torch.randn(mean.shape, dtype=mean.dtype, device=mean.device))
-    mean = mean if multiplier is None else mean * multiplier
-    if missing is None:
-        return mean
-    # Held above zero for the gradient of the root, which is masked where nothing is missing.
-    own_scale = missing.clamp_min(torch.finfo(missing.dtype).tiny).sqrt() * (missing > 0)
-    return mean + own_scale * torch.randn_like(mean)
-
-
-def multiply_draws(matrix: Tensor, draws: Tensor) -> Tensor:
-    """
-    The product of a matrix with each draw. Draws become columns: broadcasting would copy the matrix for each of them.
-
-    :param matrix: ``(*batch, k, m)``.
-    :param draws: ``(*sample_shape, *batch, m)``.
-    :return: ``(*sample_shape, *batch, k)``.
-    """
-    num_leading = draws.dim() - matrix.dim() + 1
-    if num_leading <= 0:
-        return (matrix @ draws.unsqueeze(-1)).squeeze(-1)
-    columns = draws.flatten(0, num_leading - 1).movedim(0, -1)
-    return (matrix @ columns).movedim(-1, 0).unflatten(0, draws.shape[:num_leading])
+        return at_x - first - ((at_rows - first) * weights).sum(-1, keepdim=True)

@@ -11,21 +11,7 @@ from torch import Tensor
 from gpytorch_gam.components import AdditivePredictor
 from gpytorch_gam.components.reading import Reading
 
-
-class GroupPosterior(NamedTuple):
-    """
-    Projections of one group of components at n rows.
-
-    :ivar mean: ``(*batch, C_g, n)``.
-    :ivar prior_variance: ``(*batch, C_g, n)``.
-    :ivar shared: coupled directions, ``(*batch, C_g, R, n)``.
-    :ivar block: directions of each component's own, ``(*batch, C_g, r, n)`` or None.
-    """
-
-    mean: Tensor
-    prior_variance: Tensor
-    shared: Tensor
-    block: Tensor | None
+from .group_posterior import GroupPosterior
 
 
 class ComponentProjections(NamedTuple):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
 
 import torch
 from gpytorch.distributions import MultivariateNormal
@@ -12,75 +11,37 @@ from torch import Tensor
 
 from gpytorch_gam.distributions.predictor_distribution import PredictorMoments, independent_rows
 
-if TYPE_CHECKING:
-    from .component_posterior import ComponentPosterior
-
 
 @dataclass(frozen=True)
 class Prediction:
     """
     Posterior moments in each row, made by :meth:`AdditiveVariationalStrategy.predict`.
 
-    :ivar mean: of the predictor, its mean module included, ``(*batch, n)``; with P > 1 predictors ``(*batch, n, P)``.
-    :ivar covariance: between the predictors of a row, ``(*batch, n, P, P)``; None for one predictor.
-    :ivar variance: of the predictor, shaped like the mean.
-    :ivar names: of the components.
-    :ivar component_mean: ``(*batch, C, n)``; None if they were not asked for.
-    :ivar component_variance: ``(*batch, C, n)``; None if they were not asked for.
+    :ivar moments: of the P predictors, their mean modules included.
+    :ivar names: of the C components that were asked for.
+    :ivar component_mean: ``(*batch, C, n)``; None if none were asked for.
+    :ivar component_variance: ``(*batch, C, n)``; None if none were asked for.
     """
 
-    mean: Tensor
-    variance: Tensor
-    covariance: Tensor | None
-    names: tuple[str, ...]
-    component_mean: Tensor | None
-    component_variance: Tensor | None
-
-    @classmethod
-    def from_moments(
-        cls, mean: Tensor, covariance: Tensor, names: Sequence[str], parts: ComponentPosterior | None
-    ) -> Prediction:
-        """
-        A prediction from what the strategy computes.
-
-        :param mean: ``(*batch, n, P)``.
-        :param covariance: ``(*batch, n, P, P)``.
-        :param names: of the components to be given.
-        :param parts: the posterior of all components, or None if there are none to be given.
-        """
-        chosen = None if parts is None else parts[names]
-        variance: Tensor = covariance.diagonal(dim1=-2, dim2=-1)
-        is_single = mean.shape[-1] == 1
-        return cls(
-            mean.squeeze(-1) if is_single else mean,
-            variance.squeeze(-1) if is_single else variance,
-            None if is_single else covariance,
-            tuple(names),
-            None if chosen is None else chosen.mean,
-            None if chosen is None else chosen.variance,
-        )
-
-    def to(self, device: torch.device) -> Prediction:
-        """
-        The prediction on another device.
-
-        :param device: Where.
-        """
-        moved: dict[str, Any] = {name: value.to(device) for name, value in vars(self).items() if torch.is_tensor(value)}
-        return replace(self, **moved)
+    moments: PredictorMoments
+    names: tuple[str, ...] = ()
+    component_mean: Tensor | None = None
+    component_variance: Tensor | None = None
 
     @property
-    def _row_dims(self) -> dict[str, int]:
-        """The dimension of the rows of every tensor there is."""
-        moments_dim = -1 if self.covariance is None else -2
-        dims = {
-            "mean": moments_dim,
-            "variance": moments_dim,
-            "covariance": -3,
-            "component_mean": -1,
-            "component_variance": -1,
-        }
-        return {name: dim for name, dim in dims.items() if getattr(self, name) is not None}
+    def mean(self) -> Tensor:
+        """Means of the predictor, ``(*batch, n)``; with P > 1 predictors ``(*batch, n, P)``."""
+        return self._given(self.moments.mean)
+
+    @property
+    def variance(self) -> Tensor:
+        """Variances of the predictor, shaped like the mean."""
+        return self._given(self.moments.covariance.diagonal(dim1=-2, dim2=-1))
+
+    @property
+    def covariance(self) -> Tensor | None:
+        """Covariance between the predictors of a row, ``(*batch, n, P, P)``; None for one predictor."""
+        return None if self._is_single else self.moments.covariance
 
     @property
     def stddev(self) -> Tensor:
@@ -88,23 +49,51 @@ class Prediction:
         return self.variance.sqrt()
 
     @property
+    def _is_single(self) -> bool:
+        return self.moments.mean.shape[-1] == 1
+
+    def _given(self, values: Tensor) -> Tensor:
+        """``(*batch, n, P)`` without the dimension of a single predictor."""
+        return values.squeeze(-1) if self._is_single else values
+
+    @property
     def distribution(self) -> MultivariateNormal:
         """The predictor with independent rows, which a likelihood takes: ``likelihood(prediction.distribution)``."""
-        if self.covariance is not None:
-            return independent_rows(PredictorMoments(self.mean, self.covariance))
-        return independent_rows(PredictorMoments(self.mean.unsqueeze(-1), self.variance[..., None, None]))
+        return independent_rows(self.moments)
 
-    def component(self, name: str) -> tuple[Tensor, Tensor]:
+    def component(self, names: str | Sequence[str]) -> tuple[Tensor, Tensor]:
         """
-        Mean and variance of one component, ``(*batch, n)`` each.
+        Mean and variance of one component by its name, ``(*batch, n)`` each, or of those in a list, ``(*batch, K, n)``.
 
-        :param name: Its name.
-        :raises ValueError: If it is not among :attr:`names`.
+        :param names: One name, or several.
+        :raises ValueError: If one is not among :attr:`names`.
         """
-        if self.component_mean is None or self.component_variance is None or name not in self.names:
-            raise ValueError(f"there is no component {name!r} in this prediction; it has {list(self.names)}")
-        index = self.names.index(name)
+        unknown = [name for name in ([names] if isinstance(names, str) else names) if name not in self.names]
+        if unknown or self.component_mean is None or self.component_variance is None:
+            raise ValueError(
+                f"there is no component {', '.join(map(repr, unknown))} in this prediction; it has {list(self.names)}"
+            )
+        index = self.names.index(names) if isinstance(names, str) else [self.names.index(name) for name in names]
         return self.component_mean[..., index, :], self.component_variance[..., index, :]
+
+    def to(self, device: torch.device) -> Prediction:
+        """
+        The prediction on another device.
+
+        :param device: Where.
+        """
+        return self._with_tensors([tensor.to(device) for tensor, _ in self._tensors])
+
+    @property
+    def _tensors(self) -> list[tuple[Tensor, int]]:
+        """All tensors that there are, each with the dimension of the rows."""
+        mean, covariance = self.moments
+        dims = [(mean, -2), (covariance, -3), (self.component_mean, -1), (self.component_variance, -1)]
+        return [(tensor, dim) for tensor, dim in dims if tensor is not None]
+
+    def _with_tensors(self, tensors: Sequence[Tensor]) -> Prediction:
+        mean, covariance, *components = tensors
+        return Prediction(PredictorMoments(mean, covariance), self.names, *components)
 
 
 def joined(parts: Iterable[Prediction], num_rows: int) -> Prediction:
@@ -117,21 +106,18 @@ def joined(parts: Iterable[Prediction], num_rows: int) -> Prediction:
     whole: Prediction | None = None
     start = 0
     for part in parts:
-        whole = _like(part, num_rows) if whole is None else whole
-        size = part.mean.shape[part._row_dims["mean"]]
-        for name, dim in part._row_dims.items():
-            getattr(whole, name).narrow(dim, start, size).copy_(getattr(part, name))
+        if whole is None:
+            whole = part._with_tensors([_like(tensor, dim, num_rows) for tensor, dim in part._tensors])
+        size = part.moments.mean.shape[-2]
+        for (target, dim), (tensor, _) in zip(whole._tensors, part._tensors, strict=True):
+            target.narrow(dim, start, size).copy_(tensor)
         start += size
     assert whole is not None
     return whole
 
 
-def _like(part: Prediction, num_rows: int) -> Prediction:
-    """Memory for a prediction for so many rows."""
-    empty: dict[str, Any] = {}
-    for name, dim in part._row_dims.items():
-        value = getattr(part, name)
-        shape = list(value.shape)
-        shape[dim] = num_rows
-        empty[name] = value.new_empty(shape)
-    return replace(part, **empty)
+def _like(tensor: Tensor, dim: int, size: int) -> Tensor:
+    """Memory for a tensor with another size of one dimension."""
+    shape = list(tensor.shape)
+    shape[dim] = size
+    return tensor.new_empty(shape)

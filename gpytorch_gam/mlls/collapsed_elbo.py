@@ -23,7 +23,7 @@ from gpytorch_gam.optim.rows.likelihood_check import (
     unwrapped,
     with_noise_by_row,
 )
-from gpytorch_gam.variational.model_check import additive_strategy
+from gpytorch_gam.variational.model_check import inducing_strategy
 
 _NOISE = RowArgument("noise", 1.0, is_positive=True)
 
@@ -156,7 +156,7 @@ class CollapsedELBO(gpytorch.Module):
                 f"likelihood must be a GaussianLikelihood, got {type(inner).__name__}: others have no collapsed bound "
                 "here, use gpytorch.mlls.VariationalELBO"
             )
-        strategy = additive_strategy(model)
+        strategy = inducing_strategy(model)
         if strategy.predictor.num_predictors != 1:
             raise ValueError(f"model has {strategy.predictor.num_predictors} predictors, a Gaussian likelihood takes 1")
         self.likelihood = likelihood

@@ -12,6 +12,8 @@ from linear_operator.operators import (
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
+from gpytorch_gam.numerics.marginals import keep_positive
+
 
 class PosteriorCovariance(SumLinearOperator):
     r"""
@@ -37,31 +39,6 @@ class PosteriorCovariance(SumLinearOperator):
     def _diagonal(self) -> Tensor:
         prior = self.linear_ops[0].diagonal(dim1=-1, dim2=-2)
         return keep_positive(super()._diagonal(), prior)
-
-
-def keep_positive(variance: Tensor, prior_variance: Tensor) -> Tensor:
-    """
-    Rounding can carry a variance that is tiny beside the prior's below zero: hold it at the size of rounding.
-
-    :param variance: Posterior variances, any shape.
-    :param prior_variance: Prior variances, the same shape.
-    """
-    return torch.maximum(variance, torch.finfo(variance.dtype).eps * prior_variance)
-
-
-def covariance_in_rows(variance: Tensor, shared: Tensor, sign: int) -> Tensor:
-    """
-    Covariance in each row between processes that their coupled parts connect. The diagonal is that of the variances,
-    which are kept positive.
-
-    :param variance: Of k processes, ``(*batch, k, n)``.
-    :param shared: Their coupled parts, ``(*batch, k, R, n)``.
-    :param sign: -1 or 1.
-    :return: ``(*batch, n, k, k)``.
-    """
-    rows = shared.movedim(-1, -3)  # (*batch, n, k, R)
-    coupled = sign * (rows @ rows.mT)
-    return coupled + torch.diag_embed(variance.mT - coupled.diagonal(dim1=-2, dim2=-1))
 
 
 def posterior_covariance(

@@ -139,7 +139,9 @@ def start_from_first(
     take_distribution_of_first(processes, q)
     for module in modules:
         processes.broadcast([*module.parameters(), *module.buffers()])
-    strategy._read_whitening_jitter()
+    jitter = torch.tensor(strategy.jitter_val, dtype=torch.float64, device=q.device)
+    processes.broadcast([jitter])
+    strategy._fix_jitter(jitter.item())
 
 
 @torch.no_grad()

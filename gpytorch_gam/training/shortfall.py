@@ -15,11 +15,11 @@ from torch import Tensor
 from gpytorch_gam.components import ComponentGroup
 from gpytorch_gam.likelihoods.expected_gradients import expected_gradients, joint_expected_gradients
 from gpytorch_gam.numerics.grad_mode import gradients_on
-from gpytorch_gam.optim.posterior.parameters import additive_strategy
 from gpytorch_gam.optim.processes import Processes
 from gpytorch_gam.optim.rows.likelihood_check import check_named_arguments, is_gaussian
 from gpytorch_gam.optim.rows.stream import Rows, checked_rows
 from gpytorch_gam.variational import AdditiveVariationalStrategy
+from gpytorch_gam.variational.model_check import inducing_strategy
 from gpytorch_gam.warnings import InducingPointsWarning
 
 from ._row_count import number_of_rows
@@ -72,7 +72,7 @@ def inducing_shortfall(
     """
     check_named_arguments(likelihood, batches)
     num_data = number_of_rows(batches, num_data, Processes(None))
-    return _shortfall_of_batches(additive_strategy(model), likelihood, batches, num_data)
+    return _shortfall_of_batches(inducing_strategy(model), likelihood, batches, num_data)
 
 
 def _shortfall_of_batches(

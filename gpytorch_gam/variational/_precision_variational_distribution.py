@@ -19,7 +19,7 @@ from gpytorch_gam.numerics.precision import CovarianceFactors, kl_from_standard_
 
 from ._callers import nearest_caller
 from ._growth_watch import GrowthWatch
-from ._shared_divergence import SharedDivergence
+from ._kept_value import KeptValue
 
 # Frames between this distribution and a copy of a model around it.
 _REACH = 100
@@ -42,7 +42,7 @@ class _PrecisionVariationalDistribution(_VariationalDistribution):
         checks.number("init_scale", init_scale, above=0)
         super().__init__(num_inducing_points, batch_shape=torch.Size(batch_shape), mean_init_std=mean_init_std)
         self.init_scale = init_scale
-        self._shared_divergence = SharedDivergence()
+        self._kept_divergence = KeptValue()  # of a training forward, for the objective that asks for it afterwards
         self.forget_training()
         self._averaged_by: weakref.ref[AveragedModel] | None = None  # holds a copy
         self.register_parameter(
@@ -66,7 +66,7 @@ class _PrecisionVariationalDistribution(_VariationalDistribution):
         # The second term is exactly zero.
         moved = {name: values[name] + (each - each.detach()) for name, each in self.named_parameters()}
         other._parameters = {**self._parameters, **moved}
-        other._shared_divergence = SharedDivergence()
+        other._kept_divergence = KeptValue()
         return other
 
     def forget_training(self) -> None:
@@ -152,12 +152,13 @@ class _PrecisionVariationalDistribution(_VariationalDistribution):
     def covariance_factors(self) -> CovarianceFactors:
         """The distribution as the strategy reads it, in float64."""
         factors, logdet = self._factors()
-        if self.training:
-            shared = [
-                root for root in (*(factors.explained_blocks or ()), factors.explained_shared) if root is not None
-            ]
+        parameters = tuple(self.parameters())
+        if self.training and all(parameter.device.type == "cpu" for parameter in parameters):
+            # Both terms of the ELBO need this factorisation, which costs as much as the work on a small batch.
             divergence = kl_from_standard_normal(factors, logdet)
-            self._shared_divergence.offer(divergence, shared, tuple(self.parameters()))
+            roots = [*(factors.explained_blocks or ()), factors.explained_shared]
+            graph = [divergence, *(root for root in roots if root is not None)]
+            self._kept_divergence.keep(divergence, parameters, torch.is_grad_enabled(), graph)
         return factors
 
     def kl_divergence(self) -> Tensor:
@@ -169,7 +170,8 @@ class _PrecisionVariationalDistribution(_VariationalDistribution):
 
         :return: ``(*batch)``.
         """
-        divergence = self._shared_divergence.take(tuple(self.parameters()))
+        divergence = self._kept_divergence.get(tuple(self.parameters()), torch.is_grad_enabled())
+        self._kept_divergence.forget()
         if divergence is None:
             divergence = kl_from_standard_normal(*self._factors())
         return divergence.to(self.variational_mean.dtype)

@@ -6,10 +6,11 @@ from typing import Any
 
 from gpytorch_gam import _checks as checks
 
+from .additive_strategy import AdditiveStrategy
 from .additive_variational_strategy import AdditiveVariationalStrategy
 
 
-def additive_strategy(model: Any) -> AdditiveVariationalStrategy:
+def additive_strategy(model: Any) -> AdditiveStrategy:
     """
     The strategy of an additive model.
 
@@ -17,7 +18,7 @@ def additive_strategy(model: Any) -> AdditiveVariationalStrategy:
     :raises TypeError: If it is another one.
     """
     strategy = checks.approximate_gp(model).variational_strategy
-    if isinstance(strategy, AdditiveVariationalStrategy):
+    if isinstance(strategy, AdditiveStrategy):
         return strategy
     hint = ""
     if hasattr(strategy, "base_variational_strategy"):
@@ -30,3 +31,20 @@ def additive_strategy(model: Any) -> AdditiveVariationalStrategy:
         "model must have an AdditiveVariationalStrategy as its variational_strategy, got "
         f"{type(strategy).__name__}{hint}"
     )
+
+
+def inducing_strategy(model: Any) -> AdditiveVariationalStrategy:
+    """
+    The strategy of an additive model with inducing variables.
+
+    :param model: What was given as a model.
+    :raises TypeError: If it is another one.
+    :raises NotImplementedError: If it has none.
+    """
+    strategy = additive_strategy(model)
+    if not isinstance(strategy, AdditiveVariationalStrategy):
+        raise NotImplementedError(
+            f"{type(strategy).__name__} has no inducing variables: use TiedAdditiveVariationalStrategy or "
+            "AdditiveVariationalStrategy"
+        )
+    return strategy

@@ -141,8 +141,8 @@ def test_pairs_of_any_columns_have_their_own_grids_under_a_measure() -> None:
             rows = torch.zeros(len(nodes) ** 2, 4).double()
             rows[:, columns] = torch.cartesian_prod(nodes, nodes)
             row_weights = torch.outer(weights, weights).flatten()
-        expected = dense_centred(lambda at, of=name: model.components(at, of), x, rows, row_weights)
-        assert_moments(centred[name], *expected)
+        expected = dense_centred(lambda at, of=name: model.components(at, [of]), x, rows, row_weights)
+        assert_moments(centred[[name]], *expected)
 
 
 @pytest.mark.parametrize("measure", [Uniform(-1.0, 2.0), Normal(0.0, 1.0), Empirical.from_data(torch.rand(500), 20)])
@@ -274,7 +274,7 @@ def test_subsets_keep_their_joint_distribution() -> None:
         torch.testing.assert_close(
             some.full_cross_covariance(), everything.full_cross_covariance()[indices][:, :, indices]
         )
-    assert some["x1"].sample(torch.Size([2])).components.shape == (2, 1, 6)
+    assert some["x1"].sample(torch.Size([2])).components.shape == (2, 6)
     with pytest.raises(ValueError, match="unknown components"):
         some["x0"]
 

@@ -20,7 +20,7 @@ from gpytorch_gam.terms import constant
 from gpytorch_gam.variational import (
     AdditiveVariationalStrategy,
     TiedAdditiveVariationalStrategy,
-    additive_variational_strategy,
+    additive_strategy,
 )
 
 
@@ -62,6 +62,7 @@ def test_chunks_have_the_moments_of_a_call(family: str, chunk_size: int | None, 
     torch.testing.assert_close(prediction.component_mean, parts.mean)
     torch.testing.assert_close(prediction.component_variance, parts.variance)
     torch.testing.assert_close(prediction.component("x1*x2"), (parts.mean[1], parts.variance[1]))
+    torch.testing.assert_close(prediction.component(["x1*x2"]), (parts.mean[1:2], parts.variance[1:2]))
     assert bare.component_mean is None and bare.names == ()
     assert not prediction.mean.requires_grad
 
@@ -203,7 +204,7 @@ def test_cached_weights_follow_every_change(how: str) -> None:
         assert torch.equal(model(x).mean, before)
         changed(strategy, how)
         after = model(x)
-        strategy._prediction_cache = type(strategy._prediction_cache)()
+        strategy._kept_projection.forget()
         fresh = model(x)
     assert not torch.allclose(after.mean, before)
     assert torch.equal(after.mean, fresh.mean) and torch.equal(after.variance, fresh.variance)
@@ -211,11 +212,9 @@ def test_cached_weights_follow_every_change(how: str) -> None:
 
 def test_weights_are_computed_once_for_all_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     model, calls = make_model(), []
-    compute = AdditiveVariationalStrategy._compute_projection
+    compute = AdditiveVariationalStrategy._new_projection
     monkeypatch.setattr(
-        AdditiveVariationalStrategy,
-        "_compute_projection",
-        lambda *arguments: calls.append(1) or compute(*arguments),
+        AdditiveVariationalStrategy, "_new_projection", lambda *arguments: calls.append(1) or compute(*arguments)
     )
     model.predict(torch.rand(20, 3).double(), chunk_size=2)
     assert len(calls) == 1
@@ -277,7 +276,7 @@ def test_a_tied_posterior_follows_its_inputs_and_kernels() -> None:
 
 
 def test_chunks_of_many_inducing_points_are_not_tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(additive_variational_strategy, "_PREDICTION_NUMBERS", 10)
+    monkeypatch.setattr(additive_strategy, "_PREDICTION_NUMBERS", 10)
     assert make_model().variational_strategy._rows_at_a_time(torch.rand(1000, 3)) == 256
 
 
@@ -288,3 +287,20 @@ def test_autocast_does_not_reach_mean_modules() -> None:
     expected = model.predict(x).mean
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(model.predict(x).mean, expected)
+
+
+def test_one_name_gives_one_function_and_a_list_several() -> None:
+    model, x = make_model("block_low_rank"), torch.rand(5, 3).double()
+    for parts in (model.components(x), model.components(x).centred()):
+        one, some = parts["x0"], parts[["x0"]]
+        assert one.names == some.names == ("x0",)
+        for name, shape in (("mean", (5,)), ("variance", (5,)), ("stddev", (5,))):
+            assert getattr(one, name).shape == shape and torch.equal(getattr(some, name)[0], getattr(one, name))
+        assert torch.equal(one.covariance(), some.covariance()[0])
+        assert torch.equal(one.cross_covariance(), some.cross_covariance()[:, 0, 0])
+        assert torch.equal(one.full_cross_covariance(), some.full_cross_covariance()[0, :, 0])
+        assert one.confidence_region()[0].shape == (5,) and one.total()[0].shape == (5,)
+        assert one.sample(torch.Size([2])).components.shape == (2, 5)
+        assert some.sample(torch.Size([2])).components.shape == (2, 1, 5)
+    torch.testing.assert_close(model.components(x, "x0").mean, model.components(x)["x0"].mean)
+    assert model.components(x, ["x0"]).mean.shape == (1, 5)

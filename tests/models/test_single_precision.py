@@ -70,8 +70,10 @@ def test_a_jitter_that_was_set_is_honoured() -> None:
     def jitter(dtype: torch.dtype) -> float:
         model = AdditiveGP(AdditivePredictor(smooth(0, **BOUNDS))).to(dtype)
         model(torch.rand(2, 1, dtype=dtype))
-        assert model.variational_strategy.whitening_jitter == model.variational_strategy.jitter_val
-        return model.variational_strategy.jitter_val
+        value = model.variational_strategy.jitter_val
+        with gpytorch.settings.variational_cholesky_jitter(float_value=0.5, double_value=0.5):
+            assert model.variational_strategy.jitter_val == value  # from the first call on
+        return value
 
     assert jitter(torch.float32) == jitter(torch.float64) == 1e-6
     with gpytorch.settings.variational_cholesky_jitter(float_value=1e-3):

@@ -96,9 +96,9 @@ def test_random_effects_are_the_best_linear_predictions_at_known_variances() -> 
     covariance = 0.64 * one_hot @ one_hot.mT + 4.0 + 0.36 * torch.eye(len(y), dtype=torch.float64)
     blup = 0.64 * one_hot.mT @ torch.linalg.solve(covariance, y)
     parts = components(model, codes(levels), names="x0")
-    torch.testing.assert_close(parts.mean[0], blup, rtol=1e-6, atol=1e-6)  # variances were given in float32
+    torch.testing.assert_close(parts.mean, blup, rtol=1e-6, atol=1e-6)  # variances were given in float32
     error = 0.64 * torch.eye(50) - 0.64**2 * one_hot.mT @ torch.linalg.solve(covariance, one_hot)
-    torch.testing.assert_close(parts.covariance()[0], error, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(parts.covariance(), error, rtol=1e-6, atol=1e-6)
     bound = CollapsedELBO(likelihood, model)(x, y) * len(y)
     exact = torch.distributions.MultivariateNormal(torch.zeros(len(y), dtype=torch.float64), covariance).log_prob(y)
     assert bound.item() == pytest.approx(exact.item(), rel=1e-6)  # nothing is approximated
@@ -113,7 +113,7 @@ def test_random_effects_learn_their_variance_and_shrink_small_groups() -> None:
     assert variance == pytest.approx(effects.var().item(), rel=0.25)
     assert likelihood.noise.item() == pytest.approx(0.36, rel=0.1)
     means = torch.stack([y[x[:, 0] == code].mean() for code in levels.codes]) - model(x).mean.new_tensor(0.5)
-    found = components(model, codes(levels), names="x0").mean[0]
+    found = components(model, codes(levels), names="x0").mean
     assert (found[0] / means[0]).abs() < 0.85 and found[-1] / means[-1] > 0.9
 
 
@@ -123,10 +123,10 @@ def test_an_unseen_level_of_a_random_effect_has_the_prior() -> None:
     variance = model.predictor.groups[0].kernel.outputscale.item()
     rows = torch.tensor([1000.0, 1000.0, 1001.0, -20.0])  # one unseen level twice, another, and one of the data
     parts = components(model, rows, names="x0")
-    assert parts.mean[0, :3].tolist() == [0.0, 0.0, 0.0] and parts.mean[0, 3] != 0
-    assert parts.variance[0, :3].tolist() == pytest.approx([variance] * 3, rel=1e-12)
+    assert parts.mean[:3].tolist() == [0.0, 0.0, 0.0] and parts.mean[3] != 0
+    assert parts.variance[:3].tolist() == pytest.approx([variance] * 3, rel=1e-12)
     expected = variance * torch.tensor([[1, 1, 0], [1, 1, 0], [0, 0, 1]], dtype=torch.float64)
-    torch.testing.assert_close(parts.covariance()[0, :3, :3], expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(parts.covariance()[:3, :3], expected, rtol=1e-12, atol=1e-12)
     with torch.no_grad():
         drawn = parts.sample(torch.Size([20000])).components[:, 0]
         whole = model(rows.double().unsqueeze(-1)).covariance_matrix
@@ -142,8 +142,8 @@ def test_a_random_effect_can_be_left_out_of_a_prediction() -> None:
     rows = torch.tensor([-20.0, 40.0, 1000.0])
     mean, variance = components(model, rows, names=["constant"]).total()
     everything = components(model, rows)
-    torch.testing.assert_close(mean, everything["constant"].mean[0])
-    torch.testing.assert_close(variance, everything["constant"].variance[0])
+    torch.testing.assert_close(mean, everything["constant"].mean)
+    torch.testing.assert_close(variance, everything["constant"].variance)
     assert mean.unique().numel() == 1 and abs(mean[0].item() - 0.5) < 0.3
     torch.testing.assert_close(everything.mean.sum(0), model(rows.double().unsqueeze(-1)).mean)
 
@@ -155,7 +155,7 @@ def test_random_slopes_follow_their_groups() -> None:
     y = slopes[level] * time + 0.1 * torch.randn(200, dtype=torch.float64)
     x = torch.stack([time, level.double()], -1)
     model, _ = fitted(x, y, random_effect(1, 4, by=0), constant(), noise=0.01, num_steps=10)
-    found = components(model, torch.ones(4), torch.arange(4.0), names="x1*x0").mean[0]
+    found = components(model, torch.ones(4), torch.arange(4.0), names="x1*x0").mean
     torch.testing.assert_close(found, slopes, rtol=0, atol=0.1)  # standard error of a slope: .025
 
 
@@ -217,7 +217,7 @@ def test_smooth_by_a_number_is_a_varying_coefficient() -> None:
     y = (1 + x[:, 0].square()) * x[:, 1] + 0.05 * torch.randn(200, dtype=torch.float64)
     model, _ = fitted(x, y, smooth(0, x, by=1), constant(), noise=0.0025, num_steps=20)
     grid = torch.linspace(-1, 1, 21)
-    found = components(model, grid, 1.0, names="x0*x1").mean[0]
+    found = components(model, grid, 1.0, names="x0*x1").mean
     torch.testing.assert_close(found, (1 + grid.square()).double(), rtol=0, atol=0.06)
 
 
@@ -231,11 +231,11 @@ def test_cyclic_effects_close_at_a_seam_without_data(start: float) -> None:
     y = y + 0.1 * torch.randn(200, dtype=torch.float64)
     model, _ = fitted(hour.unsqueeze(-1), y, cyclic(0, 24.0, start=start), constant(), noise=0.01, num_steps=20)
     ends = torch.tensor([[0.0], [24.0]], dtype=torch.float64, requires_grad=True)
-    mean = model.components(ends, "cyclic(x0)").mean[0]
+    mean = model.components(ends, "cyclic(x0)").mean
     (slope,) = torch.autograd.grad(mean.sum(), ends)
     step = 1e-4
     around = torch.tensor([-step, step, 24 - step, 24 + step], dtype=torch.float64)
-    values = components(model, around, names="cyclic(x0)").mean[0]
+    values = components(model, around, names="cyclic(x0)").mean
     differences = (values[1::2] - values[::2]) / (2 * step)
     assert abs(mean[0] - mean[1]).item() < 1e-5
     for slopes in (slope[:, 0], differences):
@@ -251,7 +251,7 @@ def test_a_period_that_float32_rounds_closes_as_well() -> None:
     x = torch.rand(50, 1, dtype=torch.float64) * 5
     optimum = CollapsedELBO(GaussianLikelihood().double(), model).optimum(x, x[:, 0].sin())
     model.variational_strategy.set_whitened_posterior(optimum.mean, optimum.precision)
-    values = components(model, torch.tensor([0.0, 2 * math.pi], dtype=torch.float64), names="cyclic(x0)").mean[0]
+    values = components(model, torch.tensor([0.0, 2 * math.pi], dtype=torch.float64), names="cyclic(x0)").mean
     assert abs(values[0] - values[1]).item() < 1e-5
 
 
@@ -284,8 +284,8 @@ def test_effects_of_a_category_sum_to_zero_in_mean_and_draws(term: Callable[...,
     x, y = category_data()
     model, _ = fitted(x, y, term(1, SITES), constant(10.0), noise=0.1, num_steps=3)
     parts = components(model, 0.0, codes(SITES), names="x1")
-    assert parts.mean[0].abs().amax() > 1 and parts.mean.sum().abs() < 1e-8
-    assert parts.covariance()[0].sum(-1).abs().amax() < 1e-8
+    assert parts.mean.abs().amax() > 1 and parts.mean.sum().abs() < 1e-8
+    assert parts.covariance().sum(-1).abs().amax() < 1e-8
     with torch.no_grad():
         drawn = parts.sample(torch.Size([100])).components
     assert drawn.std(0).amin() > 1e-3 and drawn.sum(-1).abs().amax() < 1e-8
@@ -294,7 +294,7 @@ def test_effects_of_a_category_sum_to_zero_in_mean_and_draws(term: Callable[...,
 def test_a_factor_hardly_shrinks_differences_of_levels() -> None:
     x, y = category_data()
     model, _ = fitted(x, y, factor(1, SITES), constant(), noise=0.1, num_steps=20)
-    found = components(model, 0.0, codes(SITES), names="x1").mean[0]
+    found = components(model, 0.0, codes(SITES), names="x1").mean
     means = torch.stack([y[x[:, 1] == code].mean() for code in SITES.codes])
     torch.testing.assert_close(found, means - means.mean(), rtol=1e-3, atol=1e-3)
     assert model.predictor.groups[0].kernel.outputscale.item() == pytest.approx(25.0)
@@ -313,10 +313,10 @@ def test_ordinal_effects_are_those_of_a_dense_prior_and_smooth_over_a_level_with
     one_hot = torch.nn.functional.one_hot(level, 13).double()
     covariance = one_hot @ prior @ one_hot.mT + 1.0 + 0.09 * torch.eye(len(y), dtype=torch.float64)
     expected = prior @ one_hot.mT @ torch.linalg.solve(covariance, y)
-    found = components(model, steps, names="x0").mean[0]
+    found = components(model, steps, names="x0").mean
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)  # hyperparameters were given in float32
     independent, _ = fitted(x, y, factor(0, 13), constant(), noise=0.09, num_steps=0)
-    rough = components(independent, steps, names="x0").mean[0]
+    rough = components(independent, steps, names="x0").mean
     assert (found - truth).square().mean() < (rough - truth).square().mean()
 
 
@@ -334,7 +334,7 @@ def test_factor_smooth_is_the_dense_posterior_of_independent_curves() -> None:
     grid = torch.cartesian_prod(torch.linspace(0, 1, 5, dtype=torch.float64), codes(SITES))
     expected = prior(grid, x) @ torch.linalg.solve(covariance, y)
     with torch.no_grad():
-        found = model.components(grid, "x0|x1").mean[0]
+        found = model.components(grid, "x0|x1").mean
     torch.testing.assert_close(found, expected, rtol=0, atol=5e-3)  # eight inducing points at lengthscale 1/4
 
 
@@ -371,7 +371,7 @@ def test_strings_become_levels_of_a_column() -> None:
     model, _ = fitted(x, y, factor(0, levels), constant(), noise=0.01, num_steps=0)
     rows = levels.encode(["Bergen", "Bodo", "Oslo"]).unsqueeze(-1)
     with torch.no_grad():
-        found = model.components(rows, "x0").mean[0]
+        found = model.components(rows, "x0").mean
     torch.testing.assert_close(found, torch.tensor([-1.0, 0.0, 1.0], dtype=torch.float64), rtol=0, atol=1e-3)
 
 
@@ -403,10 +403,10 @@ def test_an_unseen_level_of_a_factor_smooth_is_a_new_curve_of_the_prior() -> Non
     parts = components(model, torch.tensor([0.1, 0.2, 0.2]), torch.tensor([7.0, 7.0, 8.0]), names="x0|x1")
     kernel = model.predictor.groups[0].kernel
     variance, lengthscale = kernel.outputscale.item(), kernel.base_kernel.kernels[0].lengthscale.item()
-    assert parts.mean.tolist() == [[0.0, 0.0, 0.0]]
+    assert parts.mean.tolist() == [0.0, 0.0, 0.0]
     near = math.exp(-0.5 * (0.1 / lengthscale) ** 2)
     expected = variance * torch.tensor([[1, near, 0], [near, 1, 0], [0, 0, 1]], dtype=torch.float64)
-    torch.testing.assert_close(parts.covariance()[0], expected, rtol=1e-5, atol=1e-5)  # .1 and .2 are float32
+    torch.testing.assert_close(parts.covariance(), expected, rtol=1e-5, atol=1e-5)  # .1 and .2 are float32
 
 
 def test_training_leaves_the_points_of_categories_bitwise_as_they_are() -> None:
@@ -486,7 +486,7 @@ def test_a_spatial_effect_has_mean_zero_over_the_rows_and_finds_a_bump(kernel: s
         assert group.cross_covariance(reference).mean(-1).abs().amax() < 1e-8
         parts = model.components(reference, "x0:x1")
         assert parts.mean.mean().abs() < 1e-8 and parts.covariance().mean((-2, -1)).abs().item() < 1e-8
-        assert (parts.mean[0] - (bump - bump.mean())).square().mean().sqrt() < 0.12
+        assert (parts.mean - (bump - bump.mean())).square().mean().sqrt() < 0.12
         assert group.prior_variance(reference).mean().item() == pytest.approx(group.kernel.outputscale.item(), rel=1e-8)
 
 

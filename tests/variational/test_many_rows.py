@@ -4,6 +4,7 @@ import copy
 import pickle
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,12 @@ from torch import Tensor
 from gpytorch_gam import AdditiveGP, AdditivePredictor
 from gpytorch_gam.terms import constant, smooth
 from gpytorch_gam.training import initialize_posterior
-from gpytorch_gam.variational import FullAdditiveVariationalStrategy, additive_variational_strategy
+from gpytorch_gam.variational import (
+    AdditiveVariationalStrategy,
+    FullAdditiveVariationalStrategy,
+    _inducing_projection,
+    additive_strategy,
+)
 
 
 def rows(n: int) -> Tensor:
@@ -37,8 +43,8 @@ def make_model(num_predictors: int = 1) -> AdditiveGP:
 
 @pytest.fixture
 def few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(additive_variational_strategy, "_PREDICTION_NUMBERS", 1)
-    monkeypatch.setattr(additive_variational_strategy, "_LEAST_PREDICTION_ROWS", 4)
+    monkeypatch.setattr(additive_strategy, "_PREDICTION_NUMBERS", 1)
+    monkeypatch.setattr(additive_strategy, "_LEAST_PREDICTION_ROWS", 4)
 
 
 def halve_lengthscales(model: AdditiveGP) -> None:
@@ -70,7 +76,7 @@ def test_chunks_give_what_all_rows_do(
     model, x = make_model(num_predictors), rows(30)
     with torch.set_grad_enabled(with_gradients):
         found = model(x)
-        monkeypatch.setattr(additive_variational_strategy, "_LEAST_PREDICTION_ROWS", 100)
+        monkeypatch.setattr(additive_strategy, "_LEAST_PREDICTION_ROWS", 100)
         expected = model(x)
         for left, right in zip(moments(found), moments(expected), strict=True):
             torch.testing.assert_close(left, right)
@@ -83,7 +89,7 @@ def test_chunks_give_what_all_rows_do(
 def test_gradients_of_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     model, gradients = make_model(), []
     for least in (4, 100):
-        monkeypatch.setattr(additive_variational_strategy, "_LEAST_PREDICTION_ROWS", least)
+        monkeypatch.setattr(additive_strategy, "_LEAST_PREDICTION_ROWS", least)
         x = rows(30).requires_grad_()
         model.zero_grad()
         posterior = model(x)
@@ -193,7 +199,7 @@ def test_predictions_are_copied_and_pickled(num_predictors: int, copied: Callabl
 _SCRIPT = """
 import resource, torch, gpytorch
 from gpytorch_gam import AdditiveGP, AdditivePredictor
-from gpytorch_gam.components import constant, smooth
+from gpytorch_gam.terms import constant, smooth
 x = torch.rand(100_000, 2)
 model = AdditiveGP(AdditivePredictor(smooth([0, 1], low=0.0, high=1.0), constant()), rank=8).eval()
 likelihood = gpytorch.likelihoods.GaussianLikelihood().eval()
@@ -212,3 +218,47 @@ def test_memory_hardly_grows_with_the_rows() -> None:
     # MiB; the projections of all rows alone take 100, and the graph 500.
     assert without_gradients < 50
     assert with_gradients < 200
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+def test_no_group_is_projected_twice(monkeypatch: pytest.MonkeyPatch, is_training: bool) -> None:
+    model, x, counts = make_model(2).train(is_training), rows(7), Counter[str]()
+    model.variational_strategy._initialize_once()
+
+    def counted(owner: object, name: str) -> None:
+        function = getattr(owner, name)
+
+        def call(*arguments: object, **named: object) -> object:
+            counts[name] += 1
+            return function(*arguments, **named)
+
+        monkeypatch.setattr(owner, name, call)
+
+    for name in ("project_sum", "project_components"):
+        counted(_inducing_projection, name)
+    counted(AdditivePredictor, "check_inputs")
+    counted(AdditiveVariationalStrategy, "_factors_of")
+    distribution = model(x)
+    assert distribution.mean.shape == distribution.variance.shape == (7, 2)
+    assert counts == {"project_sum": 3, "check_inputs": 1, "_factors_of": 1}
+    assert distribution.covariance_matrix.shape == (14, 14)
+    assert counts["project_components"] == (0 if is_training else 3)  # the joint covariance is formed when it is read
+    assert counts["project_sum"] == 3 and counts["check_inputs"] == counts["_factors_of"] == 1
+
+
+def test_reading_a_model_changes_no_bit() -> None:
+    model, x = make_model(2), rows(7)
+    model(x)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    for read in (
+        lambda: model(x).variance,
+        lambda: model(x).covariance_matrix,
+        lambda: model.components(x).centred().sample(),
+        lambda: model.predict(x),
+        model.state_dict,
+        lambda: copy.deepcopy(model),
+        lambda: pickle.dumps(model),
+    ):
+        read()
+        after = model.state_dict()
+        assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)

@@ -122,6 +122,7 @@ def validated_strategy(
     if not isinstance(q, distributions):
         names = " or a ".join(kind.__name__ for kind in distributions)
         raise TypeError(f"the model needs a {names}, got {type(q).__name__}: train that one with torch's optimisers")
+    assert isinstance(strategy, AdditiveVariationalStrategy)  # no other has such a distribution
     if strategy.predictor.num_predictors != 1 and not several_predictors:
         raise NotImplementedError(
             f"model has {strategy.predictor.num_predictors} predictors, and this works for one: use fit or "

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from gpytorch_gam import _checks as checks
 from gpytorch_gam.components.reading import Reading
+from gpytorch_gam.distributions.predictor_distribution import PredictorMoments
 from gpytorch_gam.likelihoods.expected_gradients import ExpectedGradients, expected_gradients, joint_expected_gradients
 from gpytorch_gam.numerics.blocks import split_groups
 from gpytorch_gam.numerics.grad_mode import trainable
+from gpytorch_gam.numerics.marginals import Marginals, marginal_moments
 from gpytorch_gam.numerics.precision import CovarianceFactors
-from gpytorch_gam.operators.posterior_covariance import covariance_in_rows, keep_positive
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 
 from .likelihood_check import check_response_values, check_row_arguments, is_gaussian, responses_in_a_row
@@ -110,8 +111,8 @@ class DataStream(WeightedFeatures):
         return FeatureChunk.of_rows(features, gradients, curvatures), found.expected.sum()
 
     def _derivatives(self, rows: Rows, reading: Reading, features: Tensor) -> ExpectedGradients:
-        mean, covariance = _moments(self._strategy, self._factors, reading, features)
-        mean, covariance = mean.to(rows.x.dtype), covariance.to(rows.x.dtype)
+        marginals = _marginals(self._strategy, self._factors, reading, features)
+        mean, covariance = PredictorMoments.of(marginals, rows.x.dtype)
         if self._strategy.predictor.num_predictors > 1:
             return joint_expected_gradients(self._likelihood, rows.y, mean, covariance, rows.row_arguments)
         return expected_gradients(
@@ -119,13 +120,10 @@ class DataStream(WeightedFeatures):
         )
 
 
-def _moments(
+def _marginals(
     strategy: AdditiveVariationalStrategy, factors: CovarianceFactors, reading: Reading, features: Tensor
-) -> tuple[Tensor, Tensor]:
-    """
-    Means ``(n, P)`` and covariances ``(n, P, P)`` of the predictors from the features ``(Q, n)``, which are evaluated
-    already.
-    """
+) -> Marginals:
+    """Moments of the P predictors in each row from the features ``(Q, n)``, which are evaluated already."""
     predictor, x = strategy.predictor, reading.inputs
     segments, num_predictors = predictor_segments(predictor), predictor.num_predictors
     prior, removed = [features.new_zeros(num_predictors, features.shape[-1]) for _ in range(2)]
@@ -140,10 +138,8 @@ def _moments(
     if factors.explained_shared is not None:
         columns = torch.cat([columns, factors.explained_shared], dim=-1)
     seen = product_in_rows(features, columns, num_predictors, segments)  # (P, n, 1 + R)
-    mean, shared = seen[..., 0], seen[..., 1:].mT
-    variance = prior - removed + factors.shared_sign * shared.square().sum(-2)
-    covariance = covariance_in_rows(keep_positive(variance, prior), shared, factors.shared_sign)
-    return (reading.means.double() + mean).mT, covariance
+    mean = reading.means.double() + seen[..., 0]
+    return marginal_moments(mean, prior, removed, seen[..., 1:].mT, factors.shared_sign)
 
 
 class Rows(NamedTuple):

@@ -16,15 +16,14 @@ from typing import NamedTuple
 import gpytorch
 import torch
 from gpytorch.likelihoods import Likelihood
-from gpytorch.variational._variational_distribution import _VariationalDistribution
 from torch import Tensor
 
-from gpytorch_gam.components import AdditivePredictor, ComponentGroup
+from gpytorch_gam import _checks as checks
+from gpytorch_gam.components import AdditivePredictor
 from gpytorch_gam.components.reading import check_rows, has_own_forward
 from gpytorch_gam.likelihoods.expected_gradients import expected_gradients
-from gpytorch_gam.numerics.triangular import solve_in_blocks
 
-from ..additive_variational_strategy import AdditiveVariationalStrategy
+from ..additive_strategy import AdditiveStrategy
 from .site_variational_distribution import SiteVariationalDistribution
 
 # A natural-gradient direction goes up, so this many halvings without a rise mean that only rounding is left.
@@ -41,7 +40,7 @@ class _SiteGradients(NamedTuple):
     curvature: Tensor  # max(0, -2 dE/dvariance), (*batch, N), float64
 
 
-class _SiteVariationalStrategy(AdditiveVariationalStrategy):
+class _SiteVariationalStrategy(AdditiveStrategy):
     """
     Base of the strategies whose posterior has a weight and a root precision for each row of the training data.
 
@@ -54,7 +53,6 @@ class _SiteVariationalStrategy(AdditiveVariationalStrategy):
 
     inputs: Tensor
     _variational_distribution: SiteVariationalDistribution
-    _may_keep_projections = False  # they depend on the inputs, and on all of the kernels
 
     def __init__(
         self,
@@ -77,11 +75,8 @@ class _SiteVariationalStrategy(AdditiveVariationalStrategy):
             ) from error
         sites = SiteVariationalDistribution(inputs.shape[-2], batch_shape=batch_shape)
         sites = sites.to(device=predictor.device, dtype=predictor.dtype)
-        super().__init__(model, predictor, sites, jitter_val=jitter_val)
+        AdditiveStrategy.__init__(self, model, predictor, sites, jitter_val)  # others want another distribution
         self.register_buffer("inputs", inputs.detach().clone())
-
-    def _check_distribution(self, predictor: AdditivePredictor, q: _VariationalDistribution) -> None:
-        """Nothing to check: the constructor made the distribution, and its size is that of the data."""
 
     def _data_inputs(self) -> Tensor:
         """What the training inputs are to the predictor, ``(*batch, N, D)``."""
@@ -181,12 +176,9 @@ class _SiteVariationalStrategy(AdditiveVariationalStrategy):
         :raises NotImplementedError: If models of a batch share their sites.
         """
         self._check_responses(y)
-        if isinstance(max_iterations, bool) or not isinstance(max_iterations, int) or max_iterations < 0:
-            raise ValueError(f"max_iterations must be a non-negative integer, got {max_iterations!r}")
-        if not tolerance >= 0:
-            raise ValueError(f"tolerance must not be negative, got {tolerance!r}")
-        if not 0 < lr <= 1:
-            raise ValueError(f"lr must lie in (0, 1], got {lr!r}")
+        checks.integer("max_iterations", max_iterations, least=0)
+        checks.number("tolerance", tolerance, least=0)
+        checks.number("lr", lr, above=0, most=1)
         self.predictor.check_inputs(self._data_inputs(), check_finite=self._looks_at_values(self.inputs))
         self._initialize_once()
         geometry = self._data_geometry()
@@ -229,8 +221,8 @@ class _SiteVariationalStrategy(AdditiveVariationalStrategy):
     def _site_gradients(self, likelihood: Likelihood, y: Tensor) -> _SiteGradients:
         """The bound at the present sites, and the gradients of its first term in the marginals of the rows."""
         with torch.autocast(self.inputs.device.type, enabled=False):
-            mean, variance, *_ = self._marginals(self.read(self.inputs))
-            mean, variance = (part.squeeze(-2).to(self.inputs.dtype) for part in (mean, variance))
+            marginals = self._projection().marginals(self.read(self.inputs))
+            mean, variance = (part.squeeze(-2).to(self.inputs.dtype) for part in marginals[:2])
             if mean.shape != self._variational_distribution.shape():
                 raise NotImplementedError(
                     f"fit_sites needs sites of each model's own: the predictor has batch shape "
@@ -247,8 +239,7 @@ class _SiteVariationalStrategy(AdditiveVariationalStrategy):
         )
 
     def _check_responses(self, y: Tensor) -> None:
-        if not torch.is_tensor(y):
-            raise ValueError(f"y must be a torch.Tensor, got {type(y).__name__}")
+        checks.tensor("y", y)
         num_data = self._variational_distribution.num_data
         if y.dim() < 1 or y.shape[-1] != num_data:
             raise ValueError(
@@ -285,31 +276,3 @@ def _validate_predictor(predictor: AdditivePredictor, owner: str) -> None:
         raise NotImplementedError(
             f'{owner} takes no components with missing="marginal", as {marginal} have: use AdditiveVariationalStrategy'
         )
-
-
-def scale_by_multipliers(group: ComponentGroup, covariance: Tensor, x: Tensor, dim: int) -> Tensor:
-    """
-    Multiply a covariance by the ``by`` columns on one of its sides.
-
-    :param group: The components.
-    :param covariance: ``(*batch, C_g, k, n)`` with the rows of ``x`` along ``dim``.
-    :param x: Inputs ``(*batch, n, D)``.
-    :param dim: -1 or -2.
-    """
-    multiplier = group.multiplier(x)
-    return covariance if multiplier is None else covariance * multiplier.unsqueeze(-1 if dim == -2 else -2)
-
-
-def features_in_dtype_of(group: ComponentGroup, x: Tensor, cholesky: Tensor) -> Tensor:
-    r"""
-    Features :math:`L_c^{-1} k_c(Z_c, \mathbf x)` of a group, multipliers included, in the dtype of ``x`` whatever that
-    of the group.
-
-    :param group: The components.
-    :param x: Inputs ``(*batch, n, D)``.
-    :param cholesky: :math:`L_c`, ``(*batch, C_g, M, M)``, float64.
-    :return: ``(*batch, C_g, M, n)``.
-    """
-    covariance = group.evaluate_kernel(group.inducing_points.to(x.dtype), group.select(x))
-    covariance = scale_by_multipliers(group, covariance, x, dim=-1)
-    return solve_in_blocks(cholesky.to(x.dtype), covariance)

@@ -16,9 +16,10 @@ from torch import Tensor
 from gpytorch_gam.components import AdditivePredictor
 from gpytorch_gam.components.reading import Reading, read_rows
 from gpytorch_gam.effects.component_posterior import ComponentPosterior
-from gpytorch_gam.effects.component_source import ComponentProjections, GroupPosterior
+from gpytorch_gam.effects.component_source import ComponentProjections
+from gpytorch_gam.effects.group_posterior import GroupPosterior
 
-from .full_additive_variational_strategy import component_covariance, sample_prior
+from .data_kernels import component_covariance, sample_prior
 
 
 def exact_components(
@@ -40,7 +41,8 @@ def exact_components(
 
     :param model: With its training data, and a Gaussian likelihood whose noise is one number or fixed for each row.
     :param x: Inputs ``(*batch, n, D)``.
-    :param names: Which components; default all.
+    :param names: Which components, in a list; default all. One name gives results without the dimension of the
+        components, as indexing by it does.
     :param exclude: Components to leave out, instead of ``names``.
     :return: Means, variances, covariances, centred effects and samples of the components.
     :raises TypeError: If the model is no ExactGP, or its likelihood another one.
@@ -59,9 +61,9 @@ def exact_components(
         >>> lower, upper = parts["x0"].confidence_region()
     """
     source = _ExactSource(model)
-    indices = source.predictor.component_indices(names, exclude)
+    source.predictor.component_indices(names, exclude)  # what is wrong with them, before any work
     x = x.unsqueeze(-1) if torch.is_tensor(x) and x.dim() == 1 else x
-    return ComponentPosterior(source, source.read(x), indices)
+    return ComponentPosterior(source, source.read(x), names, exclude)
 
 
 class _ExactSource:

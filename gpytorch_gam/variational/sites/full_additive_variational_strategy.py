@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, cast
-
 import gpytorch
 import torch
 from gpytorch.distributions import MultivariateNormal
@@ -11,26 +9,16 @@ from linear_operator.operators import IdentityLinearOperator
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
-from gpytorch_gam.components import AdditivePredictor, ComponentGroup
-from gpytorch_gam.components.additive_predictor import join_covariances
-from gpytorch_gam.components.reading import Reading
-from gpytorch_gam.effects.component_posterior import SAMPLING_JITTER, multiply_draws
-from gpytorch_gam.effects.component_source import ComponentProjections, GroupPosterior
-from gpytorch_gam.numerics.autocast import without_autocast
+from gpytorch_gam.components import AdditivePredictor
 from gpytorch_gam.numerics.capacitance import add_identity, capacitance_log_determinant
-from gpytorch_gam.numerics.precision import CovarianceFactors
 from gpytorch_gam.operators import LowRankPrecisionLinearOperator
-from gpytorch_gam.operators.posterior_covariance import PosteriorCovariance, keep_positive, posterior_covariance
 
-from ._site_variational_strategy import _SiteVariationalStrategy, features_in_dtype_of, scale_by_multipliers
+from ._data_projection import DataProjection
+from ._site_variational_strategy import _SiteVariationalStrategy
+from .data_kernels import component_covariance, sample_prior
 
 # Added to the covariance of the sum of the components where its root is needed, relative to its mean variance.
 _ROOT_JITTER = 1e-10
-
-
-class _DataProjection(NamedTuple):
-    weights: Tensor  # of the rows of k(X, x), (*batch, N, N + 1)
-    inputs: Tensor  # X, (*batch, N, D)
 
 
 class FullAdditiveVariationalStrategy(_SiteVariationalStrategy):
@@ -108,25 +96,9 @@ class FullAdditiveVariationalStrategy(_SiteVariationalStrategy):
         """The training inputs, ``(*batch, N, D)``, which take the place of inducing points."""
         return self.inputs
 
-    def inducing_choleskys(self) -> list[Tensor]:
-        """
-        Not available.
-
-        :raises NotImplementedError: Always.
-        """
-        raise NotImplementedError(
-            "FullAdditiveVariationalStrategy has no inducing variables: use TiedAdditiveVariationalStrategy or "
-            "AdditiveVariationalStrategy"
-        )
-
-    def covariance_factors(self) -> CovarianceFactors:
-        """
-        Not available.
-
-        :raises NotImplementedError: Always.
-        """
-        self.inducing_choleskys()
-        raise AssertionError
+    @property
+    def _num_whitened(self) -> int:
+        return self._variational_distribution.num_data
 
     def sum_covariance(self) -> Tensor:
         r"""
@@ -191,72 +163,17 @@ class FullAdditiveVariationalStrategy(_SiteVariationalStrategy):
         base = IdentityLinearOperator(mean.shape[-1], mean.shape[:-1], dtype=dtype, device=mean.device)
         return MultivariateNormal(mean.to(dtype), LowRankPrecisionLinearOperator(base, factor.to(dtype), inverse=True))
 
-    def _check_prior(self) -> None:
-        """There are no inducing variables; factorisations over the data wait and add jitter."""
-
     # ------------------------------------------------------------------ the posterior at any rows
 
-    def _data_weights(self, dtype: torch.dtype) -> Tensor:
-        r""":math:`[\Lambda L_A^{-\top}, \boldsymbol\alpha]`, ``(*batch, N, N + 1)``: weights of the rows of k(X, x)."""
+    def _projection_in(self, dtype: torch.dtype) -> DataProjection:
+        r"""With weights :math:`[\Lambda L_A^{-\top}, \boldsymbol\alpha]`."""
         weights, scales = self._sites()
         *_, cholesky = self._capacitance()
         root = torch.linalg.solve_triangular(cholesky, torch.diag_embed(scales), upper=False).mT
         batch = torch.broadcast_shapes(root.shape[:-2], weights.shape[:-1])
         columns = [root.expand(*batch, *root.shape[-2:]), weights.expand(*batch, -1).unsqueeze(-1)]
-        return torch.cat(columns, dim=-1).to(dtype)
-
-    def _projection_in(self, dtype: torch.dtype) -> _DataProjection:
-        return _DataProjection(self._data_weights(dtype), self._data_inputs().to(dtype, copy=True))
-
-    def _project_sum(self, x: Tensor, projection: _DataProjection) -> Tensor:
-        r"""
-        :math:`[L_A^{-1} \Lambda k_s(X, \mathbf x); \; \boldsymbol\alpha^\top k_s(X, \mathbf x)]`.
-
-        :return: ``(*batch, N + 1, n)``.
-        """
-        covariance = sum(component_covariance(group, projection.inputs, x).sum(-3) for group in self.predictor.groups)
-        return projection.weights.mT @ covariance
-
-    def _marginals(
-        self, reading: Reading, projection: _DataProjection | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, int]:
-        """Mean and variance ``(*batch, 1, n)``, shared projections ``(*batch, 1, N, n)`` and their sign."""
-        projection = self._projection() if projection is None else projection
-        x = reading.inputs.to(projection.weights.dtype)
-        projected = self._project_sum(x, projection).unsqueeze(-3)
-        mean = reading.means + projected[..., -1, :]
-        prior = sum(group.prior_variance(x).sum(-2) for group in self.predictor.groups)
-        prior_variance = torch.zeros_like(mean) + cast(Tensor, prior).unsqueeze(-2)
-        variance = prior_variance - projected[..., :-1, :].square().sum(-2)
-        return mean, keep_positive(variance, prior_variance), projected[..., :-1, :], -1
-
-    @without_autocast
-    def _joint_covariance(self, x: Tensor, projection: _DataProjection) -> PosteriorCovariance:
-        """Prior covariance minus the squares of projections."""
-        projected = self._project_sum(x.to(projection.weights.dtype), projection)[..., :-1, :].to(x.dtype)
-        prior = join_covariances(self.predictor.prior_covariances(x)).evaluate_kernel()
-        return posterior_covariance(prior, [], projected, -1)
-
-    def component_projections(self, inputs: Tensor) -> ComponentProjections:
-        """
-        Projections of all components.
-
-        :param inputs: Of the predictor, ``(*batch, n, D)``.
-        """
-        weights, data = self._projection()
-        weights, x = weights.unsqueeze(-3), inputs.to(weights.dtype)  # the same weights for all components
-        groups = []
-        for group in self.predictor.groups:
-            projected = weights.mT @ component_covariance(group, data, x)  # (*batch, C_g, N + 1, n)
-            groups.append(
-                GroupPosterior(
-                    mean=projected[..., -1, :],
-                    prior_variance=group.prior_variance(x),
-                    shared=projected[..., :-1, :],
-                    block=None,
-                )
-            )
-        return ComponentProjections(groups, -1)
+        data = self._data_inputs().to(dtype, copy=True)
+        return DataProjection(self.predictor, torch.cat(columns, dim=-1).to(dtype), data)
 
     def draw_components(self, inputs: Tensor, batch_shape: torch.Size, sample_shape: torch.Size) -> list[Tensor]:
         r"""
@@ -304,47 +221,6 @@ class FullAdditiveVariationalStrategy(_SiteVariationalStrategy):
         cholesky = psd_safe_cholesky(add_identity(_scale_both_sides(geometry, scales)))
         right = scales.unsqueeze(-1) * (geometry @ linear.unsqueeze(-1))
         return linear - scales * torch.cholesky_solve(right, cholesky).squeeze(-1)
-
-
-def component_covariance(group: ComponentGroup, left: Tensor, right: Tensor | None = None) -> Tensor:
-    r"""
-    Prior covariance :math:`k_c(\mathbf x, \mathbf x')` of the components of a group between any rows, ``by``
-    multipliers included, in the dtype of ``left``. Exact groups are read through their inducing variables.
-
-    :param group: The components.
-    :param left: Inputs ``(*batch, n, D)``.
-    :param right: Inputs ``(*batch, m, D)``; default ``left``.
-    :return: ``(*batch, C_g, n, m)``.
-    """
-    if group.exact:
-        cholesky = group.inducing_cholesky(0.0)
-        features = features_in_dtype_of(group, left, cholesky)
-        return features.mT @ (features if right is None else features_in_dtype_of(group, right, cholesky))
-    covariance = group.evaluate_kernel(group.select(left), None if right is None else group.select(right))
-    covariance = scale_by_multipliers(group, covariance, left, dim=-2)
-    return scale_by_multipliers(group, covariance, left if right is None else right, dim=-1)
-
-
-def sample_prior(group: ComponentGroup, x: Tensor, sample_shape: torch.Size) -> Tensor:
-    """
-    Draws of the components of a group from their prior.
-
-    :param x: Inputs ``(*batch, n, D)``, float64.
-    :return: ``(*sample_shape, *batch, C_g, n)``.
-    """
-    if group.exact and not group.undetermined_rows(x, group.inducing_cholesky(0.0)).any():
-        root = features_in_dtype_of(group, x, group.inducing_cholesky(0.0)).mT
-        multiplier = None  # the features contain it
-    else:
-        prior = group.evaluate_kernel(group.select(x))
-        # Relative to the prior's variance, in whatever units that is.
-        scale = prior.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None].clamp_min(torch.finfo(prior.dtype).tiny)
-        root = psd_safe_cholesky(add_identity(prior / (scale * SAMPLING_JITTER))) * (scale * SAMPLING_JITTER).sqrt()
-        multiplier = group.multiplier(x)
-    batch = torch.broadcast_shapes(x.shape[:-2], root.shape[:-3])
-    noise = torch.randn(*sample_shape, *batch, *root.shape[-3:-2], root.shape[-1], dtype=x.dtype, device=x.device)
-    values = multiply_draws(root, noise)
-    return values if multiplier is None else values * multiplier
 
 
 def _scale_both_sides(covariance: Tensor, scales: Tensor) -> Tensor:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import torch
 from gpytorch.distributions import MultivariateNormal
-from linear_operator.operators import DiagLinearOperator, IdentityLinearOperator
+from linear_operator.operators import IdentityLinearOperator
 from torch import Tensor
 
 from gpytorch_gam.numerics.precision import CovarianceFactors, kl_from_standard_normal, precision_covariance_factors
 from gpytorch_gam.operators import LowRankPrecisionLinearOperator
 
-from ._site_variational_strategy import _SiteVariationalStrategy, features_in_dtype_of
+from .._inducing_projection import InducingProjection
+from ..additive_variational_strategy import AdditiveVariationalStrategy
+from ._site_variational_strategy import _SiteVariationalStrategy
+from .data_kernels import features_in_dtype_of
 
 
-class TiedAdditiveVariationalStrategy(_SiteVariationalStrategy):
+class TiedAdditiveVariationalStrategy(_SiteVariationalStrategy, AdditiveVariationalStrategy):
     r"""
     The optimal sparse form of `Adam, Durrande and John (2018)`__ (last equation of section 4): a Gaussian over the
     whitened inducing variables of all components that is tied to the N rows of the training data,
@@ -97,12 +100,9 @@ class TiedAdditiveVariationalStrategy(_SiteVariationalStrategy):
         base = IdentityLinearOperator(mean.shape[-1], mean.shape[:-1], dtype=dtype, device=mean.device)
         return MultivariateNormal(mean.to(dtype), LowRankPrecisionLinearOperator(base, factor.to(dtype), inverse=True))
 
-    @property
-    def prior_distribution(self) -> MultivariateNormal:
-        """Standard normal: the prior of the whitened inducing variables of all components."""
-        q = self._variational_distribution
-        zeros = torch.zeros(*q.batch_shape, self.predictor.num_inducing_total, dtype=q.dtype, device=q.device)
-        return MultivariateNormal(zeros, DiagLinearOperator(torch.ones_like(zeros)))
+    def _projection_in(self, dtype: torch.dtype) -> InducingProjection:
+        """Never one that was kept: it depends on the training inputs, and on all of the kernels."""
+        return InducingProjection.of(self.predictor, self.covariance_factors(), self.inducing_choleskys(), dtype)
 
     def _data_geometry(self) -> Tensor:
         return self._data_features()

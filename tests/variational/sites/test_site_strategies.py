@@ -658,32 +658,36 @@ def test_call_and_fit_errors(strategy: type) -> None:
     for arguments, message in (
         ((y[:5],), r"y has shape \(5,\), but the strategy was made for 12 rows"),
         ((y * math.nan,), "y has NaN or infinity in 12 of 12 entries"),
-        ((y.numpy(),), "y must be a torch.Tensor, got ndarray"),
-        ((y, -1), "max_iterations must be a non-negative integer, got -1"),
+        ((y, -1), "max_iterations must not be negative, got -1"),
         ((y, 10, -1.0), "tolerance must not be negative"),
         ((y, 10, 1e-6, 0.0), r"lr must lie in \(0, 1\], got 0.0"),
     ):
         with pytest.raises(ValueError, match=message):
             sites.fit_sites(likelihood, *arguments)
+    with pytest.raises(TypeError, match=r"y must be a torch\.Tensor, got ndarray"):
+        sites.fit_sites(likelihood, y.numpy())
     with pytest.raises(ValueError, match=r"weights must have shape \(12,\), got \(3,\)"):
         sites.set_sites(y[:3], y)
     with pytest.raises(ValueError, match="scales contain NaN"):
         sites.set_sites(y, y * math.inf)
     with pytest.raises(ValueError, match=r"has dtype torch\.float32"):
         model(make_inputs(4))
+
+
+def test_sites_have_no_coordinates_of_other_families() -> None:
+    tied = make_model(TiedAdditiveVariationalStrategy).variational_strategy
     with pytest.raises(TypeError, match="this is a SiteVariationalDistribution"):
-        sites.paper_parameters()
+        tied.paper_parameters()
     with pytest.raises(TypeError, match="SiteVariationalDistribution cannot be set from a precision"):
-        sites.set_whitened_posterior(y, torch.eye(12))
+        tied.set_whitened_posterior(torch.zeros(12), torch.eye(12))
 
 
 def test_the_full_form_has_no_inducing_variables() -> None:
     model = make_model(FullAdditiveVariationalStrategy)
     strategy = model.variational_strategy
     assert strategy.inducing_points is strategy.inputs
-    for call in (strategy.inducing_choleskys, strategy.covariance_factors, strategy.inducing_posterior):
-        with pytest.raises(NotImplementedError, match="has no inducing variables"):
-            call()
+    for name in ("inducing_choleskys", "covariance_factors", "inducing_posterior", "features"):
+        assert not hasattr(strategy, name)
     with pytest.raises(NotImplementedError, match="has no inducing variables"):
         CollapsedELBO(gaussian(), model)(strategy.inputs, torch.randn(12).double())
 

@@ -1,0 +1,69 @@
+"""Draws of components from a posterior or from their prior."""
+
+from __future__ import annotations
+
+import torch
+from linear_operator.utils.cholesky import psd_safe_cholesky
+from torch import Tensor
+
+from gpytorch_gam.components import ComponentGroup
+from gpytorch_gam.numerics.capacitance import add_identity
+from gpytorch_gam.numerics.triangular import solve_in_blocks
+
+# Added to the covariance of a draw, relative to the prior's variance.
+_RELATIVE_JITTER = 1e-8
+
+
+def draw_given_inducing(group: ComponentGroup, x: Tensor, cholesky: Tensor, whitened: Tensor) -> Tensor:
+    r"""
+    Draw :math:`f_c \mid \mathbf v_c \sim N(\phi_c^\top \mathbf v_c, k_c - \phi_c^\top \phi_c)` in float64.
+
+    :param cholesky: :math:`L_c`, ``(*batch, num_blocks, size, size)``.
+    :param whitened: draws of :math:`\mathbf v_c`, ``(*sample_shape, *batch, num_blocks, size, 1)``.
+    :return: ``(*sample_shape, *batch, C_g, n)``.
+    """
+    inputs = group.select(x).double()
+    covariance = group.evaluate_kernel(group.inducing_points.double(), inputs)
+    features = solve_in_blocks(cholesky, covariance)
+    whitened = whitened.flatten(-3).unflatten(-1, (group.num_components, group.num_inducing))
+    mean = multiply_draws(features.mT, whitened)
+    multiplier, missing = group.multiplier(x), group.missing_variance(x)
+    is_free = group.undetermined_rows(x, cholesky) if group.exact else None
+    if is_free is None or is_free.any():
+        prior = group.evaluate_kernel(inputs)
+        root = sampling_root(prior - features.mT @ features, prior)
+        if is_free is not None:
+            root = root * is_free.unsqueeze(-1)
+        mean = mean + multiply_draws(root, torch.randn(mean.shape, dtype=mean.dtype, device=mean.device))
+    mean = mean if multiplier is None else mean * multiplier
+    if missing is None:
+        return mean
+    # Held above zero for the gradient of the root, which is masked where nothing is missing.
+    own_scale = missing.clamp_min(torch.finfo(missing.dtype).tiny).sqrt() * (missing > 0)
+    return mean + own_scale * torch.randn_like(mean)
+
+
+def sampling_root(covariance: Tensor, prior: Tensor) -> Tensor:
+    """
+    A Cholesky factor of a covariance, with a jitter relative to the variance of the prior, in whatever units that is.
+
+    :param covariance: ``(*batch, n, n)``.
+    :param prior: ``(*batch, n, n)``.
+    """
+    scale = prior.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None].clamp_min(torch.finfo(prior.dtype).tiny)
+    return psd_safe_cholesky(add_identity(covariance / (_RELATIVE_JITTER * scale))) * (_RELATIVE_JITTER * scale).sqrt()
+
+
+def multiply_draws(matrix: Tensor, draws: Tensor) -> Tensor:
+    """
+    The product of a matrix with each draw. Draws become columns: broadcasting would copy the matrix for each of them.
+
+    :param matrix: ``(*batch, k, m)``.
+    :param draws: ``(*sample_shape, *batch, m)``.
+    :return: ``(*sample_shape, *batch, k)``.
+    """
+    num_leading = draws.dim() - matrix.dim() + 1
+    if num_leading <= 0:
+        return (matrix @ draws.unsqueeze(-1)).squeeze(-1)
+    columns = draws.flatten(0, num_leading - 1).movedim(0, -1)
+    return (matrix @ columns).movedim(-1, 0).unflatten(0, draws.shape[:num_leading])

@@ -1,0 +1,40 @@
+"""The posterior of one group of components."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class GroupPosterior(NamedTuple):
+    """
+    Projections of one group of components at n rows.
+
+    :ivar mean: ``(*batch, C_g, n)``.
+    :ivar prior_variance: ``(*batch, C_g, n)``.
+    :ivar shared: coupled directions, ``(*batch, C_g, R, n)``.
+    :ivar block: directions of each component's own, ``(*batch, C_g, r, n)`` or None.
+    """
+
+    mean: Tensor
+    prior_variance: Tensor
+    shared: Tensor
+    block: Tensor | None
+
+    @property
+    def own_squares(self) -> Tensor:
+        """What a component's own directions take from its prior variance, ``(*batch, C_g, n)``."""
+        return torch.zeros_like(self.prior_variance) if self.block is None else self.block.square().sum(-2)
+
+    def stacked(self, rows: slice = slice(None)) -> Tensor:
+        """
+        What is linear in a component: its mean, coupled directions and directions of its own, one below the other.
+
+        :param rows: Which rows.
+        :return: ``(*batch, C_g, 1 + R + r, n)``.
+        """
+        parts = [self.mean.unsqueeze(-2), self.shared, *([] if self.block is None else [self.block])]
+        batch = torch.broadcast_shapes(*(part.shape[:-2] for part in parts))
+        return torch.cat([part[..., rows].expand(*batch, -1, -1) for part in parts], dim=-2)

@@ -1,0 +1,497 @@
+"""What the strategies for sums of Gaussian processes share: calls, checks, predictions, state."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gpytorch
+import numpy as np
+import torch
+from gpytorch.distributions import Delta, MultivariateNormal
+from gpytorch.variational._variational_distribution import _VariationalDistribution
+from linear_operator.operators import DiagLinearOperator, LinearOperator, ZeroLinearOperator
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from gpytorch_gam import _checks as checks
+from gpytorch_gam import settings
+from gpytorch_gam.components import AdditivePredictor
+from gpytorch_gam.components.additive_predictor import join_covariances, predictor_distribution
+from gpytorch_gam.components.reading import Reading, check_keywords, check_rows, has_own_forward, read_rows
+from gpytorch_gam.distributions.marginal_normal import MarginalNormal
+from gpytorch_gam.distributions.predictor_distribution import PredictorDistribution, PredictorMoments, independent_rows
+from gpytorch_gam.effects.component_posterior import ComponentPosterior
+from gpytorch_gam.effects.component_source import ComponentProjections
+from gpytorch_gam.effects.prediction import Prediction, joined
+from gpytorch_gam.numerics.autocast import without_autocast
+from gpytorch_gam.numerics.transforms import is_transformed
+from gpytorch_gam.operators.deferred_linear_operator import DeferredLinearOperator
+from gpytorch_gam.operators.posterior_covariance import PosteriorCovariance, posterior_covariance
+from gpytorch_gam.parameters.structure import STATE_KEY, as_bytes, from_bytes
+
+from ._followed_strategy import _FollowedStrategy
+from ._jitter import relative_jitter
+from ._kernel_state import KernelState
+from ._posterior_projection import PosteriorProjection, sum_by_predictor
+from ._precision_variational_distribution import _PrecisionVariationalDistribution
+
+# Numbers of the features of a chunk of rows, Q a row, in predictions, and rows at least.
+_PREDICTION_NUMBERS, _LEAST_PREDICTION_ROWS = 2**20, 256
+
+
+class AdditiveStrategy(_FollowedStrategy):
+    """
+    Base of the strategies whose posterior is one of all components of an additive predictor. What they differ in is the
+    posterior: its projections, its divergence from the prior, and draws from it.
+
+    :param model: The model that owns the strategy.
+    :param predictor: The components and their prior.
+    :param variational_distribution: The parameters of the posterior.
+    :param jitter_val: Absolute jitter; default one relative to the prior variance of each component.
+    """
+
+    variational_params_initialized: Tensor
+    predictor: AdditivePredictor
+
+    # What the parameters of the posterior describe.
+    _posterior_kind: str
+
+    def __init__(
+        self,
+        model: gpytorch.models.ApproximateGP,
+        predictor: AdditivePredictor,
+        variational_distribution: _VariationalDistribution,
+        jitter_val: float | None = None,
+    ) -> None:
+        gpytorch.Module.__init__(self)  # upstream's constructor wants a single tensor of inducing points
+        object.__setattr__(self, "model", model)
+        self.jitter_val = jitter_val
+        self.predictor = predictor
+        self._variational_distribution = variational_distribution
+        self.register_buffer("variational_params_initialized", torch.tensor(0))
+        self._training_hooks = OrderedDict()
+        self._initialized = False  # mirrors the buffer: reading that one waits for the device
+
+    def get_extra_state(self) -> Tensor:
+        """What the numbers of the posterior mean something together with."""
+        jitter = {"jitter_val": self._jitter, "jitter_is_relative": self._jitter_is_relative}
+        return as_bytes({"posterior": self._posterior_kind, **jitter})
+
+    def set_extra_state(self, state: Any) -> None:
+        """
+        Take over the jitter of a state; its kind was compared before anything was loaded.
+
+        :param state: From :meth:`get_extra_state`.
+        """
+        saved = from_bytes(state)
+        self._jitter, self._jitter_is_relative = saved["jitter_val"], saved["jitter_is_relative"]
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        self._check_state(state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        self._initialized = bool(self.variational_params_initialized)
+
+    def _check_state(self, state_dict: dict[str, Any], prefix: str) -> None:
+        saved = state_dict.get(f"{prefix}{STATE_KEY}")
+        kind = self._posterior_kind if saved is None else from_bytes(saved)["posterior"]
+        if kind != self._posterior_kind:
+            raise ValueError(
+                f"the state is that of a posterior over {kind}, but {type(self).__name__} has one over "
+                f"{self._posterior_kind}: load it into the strategy that it was trained with"
+            )
+        self.predictor.check_state(state_dict, f"{prefix}predictor.")
+
+    @property
+    def jitter_val(self) -> float:
+        """
+        The jitter: absolute if it was given, otherwise relative to each component's mean variance.
+
+        The relative one is ``gpytorch.settings.variational_cholesky_jitter`` at the time the posterior was initialised:
+        another jitter would change what the whitened variables stand for.
+        """
+        return relative_jitter(self.predictor.dtype) if self._jitter is None else self._jitter
+
+    @jitter_val.setter
+    def jitter_val(self, jitter_val: float | None) -> None:
+        if jitter_val is not None:
+            checks.number("jitter_val", jitter_val, least=0)
+        self._jitter, self._jitter_is_relative = jitter_val, jitter_val is None
+
+    # ------------------------------------------------------------------ the posterior
+
+    @property
+    @abstractmethod
+    def inducing_points(self) -> Tensor:
+        """The inducing points of the first group, or what takes their place."""
+
+    @property
+    @abstractmethod
+    def variational_distribution(self) -> MultivariateNormal | Delta:
+        """The distribution of whitened variables, from the present parameters (never cached)."""
+
+    @property
+    def prior_distribution(self) -> MultivariateNormal:
+        """Standard normal: the prior of the whitened variables."""
+        q = self._variational_distribution
+        zeros = torch.zeros(*q.batch_shape, self._num_whitened, dtype=q.dtype, device=q.device)
+        return MultivariateNormal(zeros, DiagLinearOperator(torch.ones_like(zeros)))
+
+    @property
+    @abstractmethod
+    def _num_whitened(self) -> int:
+        """The number of whitened variables."""
+
+    @abstractmethod
+    def _projection_in(self, dtype: torch.dtype) -> PosteriorProjection:
+        """What the posterior at any rows is computed from, beside kernels."""
+
+    @abstractmethod
+    def draw_components(self, inputs: Tensor, batch_shape: torch.Size, sample_shape: torch.Size) -> list[Tensor]:
+        """
+        Joint draws of all components.
+
+        :param inputs: Of the predictor, ``(*batch, n, D)``.
+        :param batch_shape: Of the posterior of the components there.
+        :param sample_shape: Shape of independent draws.
+        :return: For each group ``(*sample_shape, *batch, C_g, n)``.
+        """
+
+    def _projection(self) -> PosteriorProjection:
+        """
+        Results are computed in float64, because their variances are small differences of large numbers; in training,
+        the rounding errors of many rows cancel.
+        """
+        return self._projection_in(self.predictor.dtype if self.training else torch.float64)
+
+    def _training_projection(self) -> PosteriorProjection:
+        """That of a training forward."""
+        return self._projection()
+
+    def component_projections(self, inputs: Tensor) -> ComponentProjections:
+        """
+        Projections of all components, of which :class:`ComponentPosterior` makes moments.
+
+        :param inputs: Of the predictor, :attr:`Reading.inputs`, ``(*batch, n, D)``.
+        """
+        return self._projection().components(inputs)
+
+    @without_autocast
+    def predictor_moments(self, x: Tensor) -> PredictorMoments:
+        """
+        Posterior mean and covariance of the predictors in each row.
+
+        :param x: Inputs ``(*batch, n, D)``.
+        :return: Mean ``(*batch, n, P)`` and covariance between predictors ``(*batch, n, P, P)``.
+        """
+        return self._moments(self.read(x), self._projection())
+
+    def _moments(self, reading: Reading, projection: PosteriorProjection) -> PredictorMoments:
+        return PredictorMoments.of(projection.marginals(reading), reading.inputs.dtype)
+
+    def _moments_in_chunks(
+        self, reading: Reading, projection: PosteriorProjection, kernels: KernelState
+    ) -> PredictorMoments:
+        """
+        Those of many rows, a chunk at a time. With gradients, chunks are evaluated again in the backward pass and not
+        kept.
+        """
+        size = self._rows_at_a_time(reading.inputs)
+        if reading.inputs.shape[-2] <= size or self.training or is_transformed():
+            return self._moments(reading, projection)
+
+        def again(chunk: Reading) -> PredictorMoments:
+            with settings.fused_projection("off"):  # which keeps what a checkpoint would not
+                return kernels.run_again(lambda: self._moments(chunk, projection))
+
+        if torch.is_grad_enabled():
+            parts = [checkpoint(again, chunk, use_reentrant=False) for chunk in reading.split(size)]
+        else:
+            parts = [self._moments(chunk, projection) for chunk in reading.split(size)]
+        means, covariances = zip(*parts, strict=True)
+        return PredictorMoments(torch.cat(means, dim=-2), torch.cat(covariances, dim=-3))
+
+    @without_autocast
+    def forward(self, x: Tensor, diag: bool = True, **kwargs: Any) -> MultivariateNormal:
+        """
+        Posterior of the predictor at the rows of ``x``.
+
+        :param x: Inputs ``(*batch, n, D)``.
+        :param diag: In train mode, return variances only (with several predictors: their covariance in each row). In
+            eval mode the full covariance is always available, lazily.
+        :param kwargs: Further arguments of the model's ``forward``.
+        :return: A multivariate normal over n rows; with P > 1 predictors a multitask one over n x P.
+        :raises TypeError: If the model's ``forward`` does not know an argument.
+        """
+        reading = self._prepared(x, kwargs)
+        if gpytorch.settings.skip_posterior_variances.on():
+            return self._mean_only(reading)
+        if self.training and diag:
+            return self._marginal_distribution(reading)
+        return self._joint_distribution(reading)
+
+    def _mean_only(self, reading: Reading) -> MultivariateNormal:
+        means = self._moments_in_chunks(reading, self._projection(), KernelState(self.predictor)).mean.mT
+        size = means.shape[-2] * means.shape[-1]
+        zero = ZeroLinearOperator(*means.shape[:-2], size, size, dtype=means.dtype, device=means.device)
+        return self._predictor_distribution(means, zero)
+
+    def _predictor_distribution(self, means: Tensor, covariance: LinearOperator) -> MultivariateNormal:
+        """From means ``(*batch, P, n)`` and a covariance whose rows run over (predictor, row of x)."""
+        if gpytorch.settings.trace_mode.on():  # a dense distribution factorises its covariance at once
+            is_posterior = isinstance(covariance, PosteriorCovariance)
+            covariance = covariance.with_rounding_jitter() if is_posterior else covariance.to_dense()
+        return predictor_distribution(means, covariance)
+
+    def _marginal_distribution(self, reading: Reading) -> MultivariateNormal:
+        projection = self._training_projection()
+        if self.predictor.num_predictors == 1:
+            marginals = projection.marginals(reading)
+            mean, variance = marginals.mean.squeeze(-2), marginals.variance.squeeze(-2)
+            self._record(reading, mean, variance)
+            return MarginalNormal(mean, DiagLinearOperator(variance))
+        moments = self._moments(reading, projection)
+        self._record(reading, *moments)
+        return independent_rows(moments)
+
+    def _record(self, reading: Reading, mean: Tensor, variance: Tensor) -> None:
+        """Tell an attached optimiser, to which the inputs of the predictor are constants."""
+        if self.training_hooks is not None:
+            self.training_hooks.after_forward(reading.inputs.detach(), mean, variance)
+        elif mean.requires_grad and isinstance(self._variational_distribution, _PrecisionVariationalDistribution):
+            self._variational_distribution.growth_watch.note(self._variational_distribution)
+
+    def _joint_distribution(self, reading: Reading) -> MultivariateNormal:
+        """
+        Mean and variances, and the covariance when it is asked for. It is that of the kernels and the posterior of now,
+        whatever becomes of the model.
+        """
+        projection, kernels = self._projection(), KernelState(self.predictor)
+        moments = self._moments_in_chunks(reading, projection, kernels)
+        means, variances = moments.mean.mT, moments.covariance.diagonal(dim1=-2, dim2=-1).mT.flatten(-2)
+        if gpytorch.settings.trace_mode.on():
+            return self._predictor_distribution(means, self._joint_covariance(reading.inputs, projection))
+        inputs, num_predictors, batch_shape = reading.inputs, means.shape[-2], variances.shape[:-1]
+
+        def build(chosen: range) -> LinearOperator:
+            rows = slice(chosen.start, chosen.stop, chosen.step)
+            some = inputs[..., rows, :] if num_predictors == 1 else inputs
+            covariance = kernels.run(lambda: self._joint_covariance(some, projection))
+            covariance = covariance.expand(*batch_shape, *covariance.shape[-2:])
+            return covariance if covariance.shape[-1] == len(chosen) else covariance[..., rows, rows]
+
+        covariance = DeferredLinearOperator(variances, build, is_diagonal=True)
+        if num_predictors == 1:
+            return MarginalNormal(means.squeeze(-2), covariance)
+        return PredictorDistribution(moments.mean, covariance, interleaved=False, row_covariance=moments.covariance)
+
+    @without_autocast
+    def _joint_covariance(self, x: Tensor, projection: PosteriorProjection) -> PosteriorCovariance:
+        """Prior covariance minus the squares of projections, over the rows of all predictors."""
+        groups, sign = projection.components(x)
+        n, last = x.shape[-2], self.predictor.num_predictors - 1
+        owners = [group.predictor_index for group in self.predictor.groups]
+        columns = sum_by_predictor([group.shared.sum(-3) for group in groups], owners, -3)  # (*batch, P, R, n)
+        coupled = columns.movedim(-3, -2).flatten(-2, -1).to(x.dtype)  # (*batch, R, P n)
+        removed = [  # rows over (predictor, row of x)
+            torch.nn.functional.pad(group.block.flatten(-3, -2), (owner * n, (last - owner) * n)).to(x.dtype)
+            for group, owner in zip(groups, owners, strict=True)
+            if group.block is not None
+        ]
+        prior = join_covariances(self.predictor.prior_covariances(x)).evaluate_kernel()
+        return posterior_covariance(prior, removed, coupled, sign)
+
+    # ------------------------------------------------------------------ components and predictions
+
+    @without_autocast
+    def components(
+        self,
+        x: Tensor,
+        names: Sequence[str] | str | None = None,
+        exclude: Sequence[str] | str | None = None,
+        **kwargs: Any,
+    ) -> ComponentPosterior:
+        """
+        Joint posterior of the components at the rows of ``x``. A mean that the model's ``forward`` adds belongs to the
+        predictor, and to none of them.
+
+        :param x: Inputs ``(*batch, n, D)``.
+        :param names: Which components, in a list; default all. One name gives results without the dimension of the
+            components, as indexing by it does.
+        :param exclude: Components to leave out, instead of ``names``.
+        :param kwargs: Further arguments of the model's ``forward``.
+        :return: Means, variances, covariances and samples of the components, see :class:`ComponentPosterior`.
+        :raises ValueError: If a name is unknown, or none is left.
+        :raises TypeError: If the model's ``forward`` does not know an argument.
+        """
+        check_keywords(self.model, kwargs)
+        self.predictor.component_indices(names, exclude)  # what is wrong with them, before any work
+        return ComponentPosterior(self, self._prepared(x, kwargs), names, exclude)
+
+    @torch.no_grad()
+    def predict(
+        self,
+        x: Tensor,
+        components: Sequence[str] | str | bool = True,
+        chunk_size: int | None = None,
+        exclude: Sequence[str] | str | None = None,
+        **kwargs: Any,
+    ) -> Prediction:
+        """
+        Means and variances of the predictor and of its components at any number of rows: memory beside that of the
+        result does not depend on it. Without gradients, in train and eval mode alike.
+
+        :param x: Inputs ``(*batch, n, D)``, on any device; results are on that of ``x``.
+        :param components: Which components' moments to give: True for all, False for none, or names. They double the
+            time or so.
+        :param chunk_size: Rows whose projections exist at a time; by default so many that these take a few megabytes.
+        :param exclude: Components that the predictor is to be without, such as random effects.
+        :param kwargs: Further arguments of the model's ``forward`` that are no tensors: it runs on each chunk.
+        :raises ValueError: If a name is unknown, or ``chunk_size`` not positive.
+        :raises TypeError: If the model's ``forward`` does not know an argument, or one is a tensor.
+        """
+        check_keywords(self.model, kwargs)
+        tensors = sorted(name for name, value in kwargs.items() if torch.is_tensor(value))
+        if tensors:
+            raise TypeError(
+                f"predict goes through the rows in chunks and cannot cut {tensors} with them: make them columns of x, "
+                "which forward may read, or call model(x, ...)"
+            )
+        kept = [self.predictor.names[index] for index in self.predictor.component_indices(None, exclude)]
+        if isinstance(components, bool | np.bool_):
+            names = kept if components else []
+        else:
+            names = [self.predictor.names[index] for index in self.predictor.component_indices(components)]
+        if chunk_size is not None:
+            checks.integer("chunk_size", chunk_size, least=1)
+        if not torch.is_tensor(x) or x.dim() < 2 or x.shape[-2] == 0:
+            self.read(x)  # raises
+        chunks = x.split(chunk_size or self._rows_at_a_time(x), dim=-2)
+        self._prepare()
+        projection = self._projection_in(torch.float64)  # once for all chunks
+        return joined((self._predict_rows(rows, names, kept, projection, kwargs) for rows in chunks), x.shape[-2])
+
+    def _rows_at_a_time(self, x: Tensor) -> int:
+        batch_shape = torch.broadcast_shapes(
+            x.shape[:-2], self.predictor.batch_shape, self._variational_distribution.batch_shape
+        )
+        per_row = batch_shape.numel() * self.predictor.num_inducing_total
+        return max(_LEAST_PREDICTION_ROWS, _PREDICTION_NUMBERS // max(1, per_row))
+
+    @without_autocast
+    def _predict_rows(
+        self,
+        x: Tensor,
+        names: Sequence[str],
+        kept: Sequence[str],
+        projection: PosteriorProjection,
+        keywords: Mapping[str, Any],
+    ) -> Prediction:
+        reading = self.read(x.to(self.predictor.device), **keywords)
+        if not names and len(kept) == self.predictor.num_components:
+            return Prediction(self._moments(reading, projection)).to(x.device)
+        parts = ComponentPosterior(self, reading, projections=projection.components(reading.inputs))
+        moments = parts[kept].predictor_moments()
+        if not names:
+            return Prediction(moments).to(x.device)
+        chosen = parts[names]
+        return Prediction(moments, chosen.names, chosen.mean, chosen.variance).to(x.device)
+
+    # ------------------------------------------------------------------ calls
+
+    def __call__(self, x: Tensor, prior: bool = False, diag: bool = True, **kwargs: Any) -> MultivariateNormal:
+        """
+        Posterior (or, with ``prior=True``, prior) of the predictor at the rows of ``x``.
+
+        :param x: Inputs ``(*batch, n, D)``.
+        :param prior: Return the prior of the sum of the components: what the model's ``forward`` returns.
+        :param diag: See :meth:`forward`.
+        :param kwargs: Further arguments of the model's ``forward``.
+        :raises ValueError: For inputs that the components cannot read, and for a ``forward`` that does anything else
+            than give inputs to the predictor and add a mean to its prior.
+        :raises TypeError: If ``forward`` does not know an argument. Those of the likelihood, such as offsets, belong to
+            the objective: ``mll(model(x), y, offset=...)``.
+        """
+        if not prior:
+            return gpytorch.Module.__call__(self, x, diag=diag, **kwargs)
+        check_keywords(self.model, kwargs)
+        return self.model.forward(x, **kwargs)
+
+    @without_autocast
+    def read(self, x: Tensor, **kwargs: Any) -> Reading:
+        """
+        What the model's ``forward`` makes of the rows of ``x``: the inputs that it gives the predictor, and the mean of
+        the prior that it returns. Everything that is computed at rows of data goes through here.
+
+        ``forward`` is run, unless it is that of :class:`~gpytorch_gam.AdditiveGP`, which is the predictor alone.
+
+        :param x: Inputs of the model, ``(*batch, n, D)``.
+        :param kwargs: Further arguments of ``forward``.
+        :raises ValueError: If the predictor cannot read its inputs, or ``forward`` does anything else.
+        :raises TypeError: If ``forward`` does not know an argument.
+        """
+        self._check_own_kind()
+        batch_shape = self._variational_distribution.batch_shape
+        if has_own_forward(self.model):
+            batch_shape = torch.broadcast_shapes(batch_shape, self.predictor.batch_shape)
+        return read_rows(self.model, self.predictor, x, batch_shape, self._looks_at_values(x), kwargs)
+
+    def _prepared(self, x: Tensor, keywords: Mapping[str, Any]) -> Reading:
+        """The rows, read, of a model that is ready for them."""
+        reading = self.read(x, **keywords)
+        self._prepare()
+        return reading
+
+    def _prepare(self) -> None:
+        self._initialize_once()
+        if not self.training and isinstance(self._variational_distribution, _PrecisionVariationalDistribution):
+            self._variational_distribution.growth_watch.warn_if_growing(self._variational_distribution)
+
+    def check_inputs(self, x: Tensor) -> None:
+        """
+        Raise a clear error for inputs that the model cannot read, see :meth:`AdditivePredictor.check_inputs`. Where the
+        model's ``forward`` gives the predictor others than ``x``, that is known when it runs: see :meth:`read`.
+
+        :param x: Inputs ``(*batch, n, D)``.
+        """
+        self._check_own_kind()
+        if has_own_forward(self.model):
+            check_rows(x)
+        else:
+            self.predictor.check_inputs(x, check_finite=self._looks_at_values(x))
+
+    def _check_own_kind(self) -> None:
+        q, predictor = self._variational_distribution, self.predictor
+        if q.dtype != predictor.dtype or q.device != predictor.device:
+            raise ValueError(
+                f"variational_distribution is {q.dtype} on {q.device}, but the inducing points are "
+                f"{predictor.dtype} on {predictor.device}: convert the whole model with model.to(...)"
+            )
+
+    def _looks_at_values(self, x: Tensor) -> bool:
+        """Looking for NaN waits for the device, which a training loop on a GPU cannot afford at each step."""
+        on_hot_path = self.training and torch.is_tensor(x) and x.device.type != "cpu"
+        return gpytorch.settings.debug.on() and not on_hot_path
+
+    def _initialize_once(self) -> None:
+        if self._initialized:
+            return
+        # The buffer counts as well: it may have been filled by hand, or put in place by torch.func.functional_call.
+        if not self.variational_params_initialized:
+            self._initialize()
+            self._mark_initialized()
+        self._initialized = True
+
+    def _initialize(self) -> None:
+        self._variational_distribution.initialize_variational_distribution(self.prior_distribution)
+
+    def _mark_initialized(self) -> None:
+        self._fix_jitter(self.jitter_val)
+        self.variational_params_initialized.fill_(1)
+        self._initialized = True
+
+    def _fix_jitter(self, jitter_val: float) -> None:
+        """Whitened variables mean something only together with the jitter they were initialised with."""
+        self._jitter = jitter_val

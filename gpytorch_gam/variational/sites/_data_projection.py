@@ -1,0 +1,53 @@
+"""Projections of a posterior of the rows of the training data."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from gpytorch_gam.components import AdditivePredictor
+from gpytorch_gam.components.reading import Reading
+from gpytorch_gam.effects.component_source import ComponentProjections
+from gpytorch_gam.effects.group_posterior import GroupPosterior
+from gpytorch_gam.numerics.marginals import Marginals, marginal_moments
+
+from .._posterior_projection import PosteriorProjection, sum_by_predictor
+from .data_kernels import component_covariance
+
+
+class DataProjection(PosteriorProjection):
+    r"""
+    Weights of kernels between training data and rows, the same for all components.
+
+    :param predictor: The components of one predictor.
+    :param weights: Of the rows of :math:`k(X, \mathbf x)`, ``(*batch, N, N + 1)``: coupled directions, then the mean.
+    :param data: :math:`X`, ``(*batch, N, D)``.
+    """
+
+    def __init__(self, predictor: AdditivePredictor, weights: Tensor, data: Tensor) -> None:
+        self._predictor, self._weights, self._data = predictor, weights.unsqueeze(-3), data
+
+    def marginals(self, reading: Reading) -> Marginals:
+        """
+        Moments of the P predictors in each row.
+
+        :param reading: The rows.
+        """
+        x, groups = reading.inputs.to(self._weights.dtype), self._predictor.groups
+        owners = [0] * len(groups)
+        covariances = [component_covariance(group, self._data, x).sum(-3) for group in groups]
+        projected = self._weights.mT @ sum_by_predictor(covariances, owners, -3)  # (*batch, 1, N + 1, n)
+        prior_variance = sum_by_predictor([group.prior_variance(x).sum(-2) for group in groups], owners, -2)
+        mean = reading.means + projected[..., -1, :]
+        return marginal_moments(mean, prior_variance, None, projected[..., :-1, :], -1)
+
+    def components(self, inputs: Tensor) -> ComponentProjections:
+        """
+        Projections of all components.
+
+        :param inputs: Of the predictor, ``(*batch, n, D)``.
+        """
+        x, groups = inputs.to(self._weights.dtype), []
+        for group in self._predictor.groups:
+            projected = self._weights.mT @ component_covariance(group, self._data, x)  # (*batch, C_g, N + 1, n)
+            groups.append(GroupPosterior(projected[..., -1, :], group.prior_variance(x), projected[..., :-1, :], None))
+        return ComponentProjections(groups, -1)
