@@ -3,7 +3,8 @@ Claim: means and variances of the predictor and of all components at 10^6 rows t
 
 Block + low-rank precision, C = 8 components of M = 32 inducing points, R = 32, float32. `predict` with all components
 and with none, and the joint posterior of the components, `components`, in one call, which keeps the projections of all
-rows (up to 10^5 rows). Memory is the peak of tensors a call takes, less the result.
+rows (up to 10^5 rows). Calls of the model read means and variances, with one predictor and with two of the same
+components. Memory is the peak of tensors a call takes, less the result.
 
     python benchmarks/prediction.py [--sizes 1e4 1e5 1e6] [--threads 1] [--device cuda] [--json FILE]
 """
@@ -20,6 +21,7 @@ from _common import (
     add_common_arguments,
     additive_gp,
     make_data,
+    make_kernel,
     peak_memory,
     prepare,
     print_table,
@@ -28,7 +30,8 @@ from _common import (
 from gpytorch.likelihoods import GaussianLikelihood
 from torch import Tensor
 
-from gpytorch_gam import AdditiveGP
+from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
+from gpytorch_gam.components import regular_grid
 from gpytorch_gam.effects import Prediction
 from gpytorch_gam.training import initialize_posterior
 
@@ -44,10 +47,32 @@ def make_model(device: torch.device) -> AdditiveGP:
     return model.eval()
 
 
+def make_pair(device: torch.device) -> AdditiveGP:
+    """Two predictors of C components each."""
+    groups = [
+        ComponentGroup(
+            make_kernel(NUM_COMPONENTS),
+            columns=[[column] for column in range(NUM_COMPONENTS)],
+            inducing_points=regular_grid(0.0, 1.0, NUM_INDUCING),
+            names=[f"f{predictor}{column}" for column in range(NUM_COMPONENTS)],
+            predictor=predictor,
+        )
+        for predictor in range(2)
+    ]
+    return AdditiveGP(AdditivePredictor(*groups), rank=RANK).to(device).eval()
+
+
+@torch.no_grad()
+def moments(model: AdditiveGP, x: Tensor) -> tuple[Tensor, Tensor]:
+    distribution = model(x)
+    return distribution.mean, distribution.variance
+
+
 def result_mib(result: Any) -> float:
     if not isinstance(result, Prediction):
         return 0.0
-    return sum(value.numel() * value.element_size() for value in vars(result).values() if torch.is_tensor(value)) / MIB
+    tensors = [*result.moments, result.component_mean, result.component_variance]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None) / MIB
 
 
 def measure(call: Callable[[], Any], num_rows: int, device: torch.device) -> dict[str, float]:
@@ -67,13 +92,14 @@ def measure(call: Callable[[], Any], num_rows: int, device: torch.device) -> dic
     }
 
 
-def calls(model: AdditiveGP, x: Tensor) -> dict[str, Callable[[], Any]]:
+def calls(model: AdditiveGP, pair: AdditiveGP, x: Tensor) -> dict[str, Callable[[], Any]]:
     found: dict[str, Callable[[], Any]] = {
         "predict": lambda: model.predict(x),
         "predict, no components": lambda: model.predict(x, components=False),
     }
     if len(x) <= LARGEST_JOINT:
         found["components"] = torch.no_grad()(lambda: model.components(x).variance)
+        found["call, 1 predictor"], found["call, 2 predictors"] = lambda: moments(model, x), lambda: moments(pair, x)
     return found
 
 
@@ -86,13 +112,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     sizes = [500, 2000] if arguments.quick else arguments.sizes
     device, environment = prepare(arguments)
-    model = make_model(device)
+    model, pair = make_model(device), make_pair(device)
     generator = torch.Generator().manual_seed(1)
     records = []
     for size in sizes:
         x = torch.rand(size, NUM_COMPONENTS, generator=generator).to(device)
-        model.predict(x[:500])  # warm up
-        records += [{"call": name, **measure(call, size, device)} for name, call in calls(model, x).items()]
+        model.predict(x[:500]), moments(pair, x[:500])  # warm up
+        records += [{"call": name, **measure(call, size, device)} for name, call in calls(model, pair, x).items()]
     print(f"C={NUM_COMPONENTS} M={NUM_INDUCING} R={RANK}, float32")
     print_table(
         ["call", "rows", "seconds", "rows / s", "MiB of the result", "MiB beside it"],

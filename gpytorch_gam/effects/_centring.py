@@ -80,16 +80,7 @@ class _Component(NamedTuple):
 def make_reference(
     predictor: AdditivePredictor, x: Tensor, indices: Sequence[int], over: Tensor | Measure | None
 ) -> Reference:
-    """
-    The reference rows of some components.
-
-    :param predictor: All components.
-    :param x: Rows of the posterior, ``(*batch, n, D)``.
-    :param indices: The components that are centred.
-    :param over: None for ``x``, or other rows, or a measure of every column.
-    :raises TypeError: If ``over`` is none of these.
-    :raises ValueError: If the rows or the measure do not serve these components.
-    """
+    """The reference rows of some components: ``x`` itself, or other rows, or nodes of a measure of every column."""
     if isinstance(over, Measure):
         return _reference_of_measure(predictor, x, indices, over)
     if over is not None and not torch.is_tensor(over):
@@ -199,13 +190,8 @@ def group_centres(
     reference: Reference,
 ) -> list[GroupCentre]:
     """
-    Averages of all groups over the reference rows.
-
-    :param source: The posterior.
-    :param x: Rows of the posterior, ``(*batch, n, D)``.
-    :param projections: Of all groups at these rows.
-    :param indices: The components that are centred. For groups with none of them the prior's averages are left at zero.
-    :param reference: The reference rows.
+    Averages of all groups over the reference rows, for components whose projections at the rows ``x`` are given. For
+    groups without any of the centred components the prior's averages are left at zero.
     """
     groups = source.predictor.groups
     weights = reference.weights.split([group.num_components for group in groups])
@@ -228,9 +214,6 @@ def centred_group(group: GroupPosterior, centre: GroupCentre) -> GroupPosterior:
     r"""
     Projections of :math:`f_c - \bar f_c`, with prior variance :math:`k_c(\mathbf x, \mathbf x) - 2 \bar k_c(\mathbf x)
     + \bar{\bar k}_c`.
-
-    :param group: Projections of :math:`f_c`.
-    :param centre: The averages.
     """
     variance = group.prior_variance.double() - 2 * centre.prior_cross + centre.prior_variance
     num_shared = group.shared.shape[-2]
@@ -244,12 +227,7 @@ def centred_group(group: GroupPosterior, centre: GroupCentre) -> GroupPosterior:
 
 
 def centred_prior_covariance(covariance: Tensor, centre: GroupCentre) -> Tensor:
-    r"""
-    :math:`k_c(\mathbf x, \mathbf x') - \bar k_c(\mathbf x) - \bar k_c(\mathbf x') + \bar{\bar k}_c`.
-
-    :param covariance: :math:`k_c`, ``(*batch, C_g, n, n)``.
-    :param centre: The averages.
-    """
+    r""":math:`k_c(\mathbf x, \mathbf x') - \bar k_c(\mathbf x) - \bar k_c(\mathbf x') + \bar{\bar k}_c`."""
     half = centre.prior_cross - 0.5 * centre.prior_variance
     return (covariance.double() - half.unsqueeze(-1) - half.unsqueeze(-2)).to(covariance.dtype)
 

@@ -34,18 +34,10 @@ class ComponentSource(Protocol):
         """The components."""
 
     def read(self, x: Tensor) -> Reading:
-        """
-        Inputs of the predictor and its prior mean, checked.
-
-        :param x: Inputs of the model, ``(*batch, n, D)``.
-        """
+        """Inputs of the predictor at inputs ``(*batch, n, D)`` of the model, and its prior mean, checked."""
 
     def component_projections(self, inputs: Tensor) -> ComponentProjections:
-        """
-        Projections of all components.
-
-        :param inputs: Of the predictor, ``(*batch, n, D)``.
-        """
+        """Projections of all components at inputs ``(*batch, n, D)`` of the predictor."""
 
     def draw_components(self, inputs: Tensor, batch_shape: torch.Size, sample_shape: torch.Size) -> list[Tensor]:
         """

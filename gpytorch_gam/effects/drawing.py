@@ -16,11 +16,8 @@ _RELATIVE_JITTER = 1e-8
 
 def draw_given_inducing(group: ComponentGroup, x: Tensor, cholesky: Tensor, whitened: Tensor) -> Tensor:
     r"""
-    Draw :math:`f_c \mid \mathbf v_c \sim N(\phi_c^\top \mathbf v_c, k_c - \phi_c^\top \phi_c)` in float64.
-
-    :param cholesky: :math:`L_c`, ``(*batch, num_blocks, size, size)``.
-    :param whitened: draws of :math:`\mathbf v_c`, ``(*sample_shape, *batch, num_blocks, size, 1)``.
-    :return: ``(*sample_shape, *batch, C_g, n)``.
+    Draw :math:`f_c \mid \mathbf v_c \sim N(\phi_c^\top \mathbf v_c, k_c - \phi_c^\top \phi_c)` in float64, from draws
+    of :math:`\mathbf v_c`, ``(*sample_shape, *batch, num_blocks, size, 1)``: ``(*sample_shape, *batch, C_g, n)``.
     """
     inputs = group.select(x).double()
     covariance = group.evaluate_kernel(group.inducing_points.double(), inputs)
@@ -44,23 +41,15 @@ def draw_given_inducing(group: ComponentGroup, x: Tensor, cholesky: Tensor, whit
 
 
 def sampling_root(covariance: Tensor, prior: Tensor) -> Tensor:
-    """
-    A Cholesky factor of a covariance, with a jitter relative to the variance of the prior, in whatever units that is.
-
-    :param covariance: ``(*batch, n, n)``.
-    :param prior: ``(*batch, n, n)``.
-    """
+    """A Cholesky factor of a covariance ``(*batch, n, n)``, with a jitter relative to the variance of the prior."""
     scale = prior.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None].clamp_min(torch.finfo(prior.dtype).tiny)
     return psd_safe_cholesky(add_identity(covariance / (_RELATIVE_JITTER * scale))) * (_RELATIVE_JITTER * scale).sqrt()
 
 
 def multiply_draws(matrix: Tensor, draws: Tensor) -> Tensor:
     """
-    The product of a matrix with each draw. Draws become columns: broadcasting would copy the matrix for each of them.
-
-    :param matrix: ``(*batch, k, m)``.
-    :param draws: ``(*sample_shape, *batch, m)``.
-    :return: ``(*sample_shape, *batch, k)``.
+    The product of a matrix ``(*batch, k, m)`` with each draw ``(*sample_shape, *batch, m)``. Draws become columns:
+    broadcasting would copy the matrix for each of them.
     """
     num_leading = draws.dim() - matrix.dim() + 1
     if num_leading <= 0:

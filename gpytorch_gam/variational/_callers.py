@@ -16,10 +16,7 @@ def nearest_caller(kind: type[Caller], reach: int) -> Caller | None:
 
     GPyTorch's objectives call ``strategy.kl_divergence()`` without saying who they are, and some of them, such as
     :class:`~gpytorch.mlls.PredictiveLogLikelihood`, look like the ELBO in everything that reaches the strategy. So this
-    looks at the local variables of callers, and finds nothing where there are no frames to look at.
-
-    :param kind: A class.
-    :param reach: Number of frames to look at, that of the caller of this function being the first.
+    looks at the local variables of so many callers, and finds nothing where there are no frames to look at.
     """
     if torch.compiler.is_compiling():
         return None

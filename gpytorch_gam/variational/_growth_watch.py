@@ -32,11 +32,7 @@ class GrowthWatch:
         self._has_warned = False
 
     def note(self, distribution: torch.nn.Module) -> None:
-        """
-        Count a training forward with gradients that no natural-gradient optimiser follows. Nothing waits for a device.
-
-        :param distribution: The posterior.
-        """
+        """Count a training forward with gradients that no natural-gradient optimiser follows, without waiting."""
         self._num_forwards += 1
         count = self._num_forwards
         if count >= _FIRST_KEPT and count & (count - 1) == 0:
@@ -46,8 +42,6 @@ class GrowthWatch:
         """
         Warn, once, if the precision has grown by far since a half to a quarter of the training. Looks once after each
         training, because it waits for the device, and not inside of transformations, which hide values.
-
-        :param distribution: The posterior, which is used for predictions now.
         """
         is_judged = self._has_warned or self._num_judged == self._num_forwards
         if is_judged or self._num_forwards < _LEAST_FORWARDS or is_transformed():

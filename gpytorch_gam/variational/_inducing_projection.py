@@ -26,13 +26,7 @@ class _GroupWeights(NamedTuple):
 
 
 class InducingProjection(PosteriorProjection):
-    r"""
-    Weights :math:`L_c^{-\top} [V_c, F_c, m_c]` of kernels between inducing points and rows.
-
-    :param predictor: The components.
-    :param weights: For each group.
-    :param sign: Of the squares of the shared projections.
-    """
+    r"""Weights :math:`L_c^{-\top} [V_c, F_c, m_c]` of kernels between inducing points and rows."""
 
     def __init__(self, predictor: AdditivePredictor, weights: Sequence[_GroupWeights], sign: int) -> None:
         self._predictor, self._weights, self._sign = predictor, weights, sign
@@ -46,14 +40,7 @@ class InducingProjection(PosteriorProjection):
         choleskys: Sequence[Tensor],
         dtype: torch.dtype,
     ) -> InducingProjection:
-        """
-        Solves in float64, handed over in the dtype of the data.
-
-        :param predictor: The components.
-        :param factors: The posterior of the whitened inducing variables.
-        :param choleskys: For each group ``(*batch, num_blocks, size, size)``.
-        :param dtype: Of the data.
-        """
+        """From a posterior of whitened variables: solves in float64, handed over in the dtype of the data."""
         columns = factors.mean.unsqueeze(-1)
         if factors.explained_shared is not None:
             columns = torch.cat([factors.explained_shared, columns], dim=-1)
@@ -65,11 +52,7 @@ class InducingProjection(PosteriorProjection):
         return cls(predictor, weights, factors.shared_sign)
 
     def marginals(self, reading: Reading) -> Marginals:
-        """
-        Moments of the P predictors in each row.
-
-        :param reading: The rows.
-        """
+        """Moments of the P predictors in each row."""
         x, groups = reading.inputs.to(self._dtype), self._predictor.groups
         owners = [group.predictor_index for group in groups]
         found = [project_sum(group, x, *weights) for group, weights in zip(groups, self._weights, strict=True)]
@@ -81,11 +64,7 @@ class InducingProjection(PosteriorProjection):
         return marginal_moments(mean, prior_variance, own_squares, columns[..., :-1, :], self._sign)
 
     def components(self, inputs: Tensor) -> ComponentProjections:
-        """
-        Projections of all components.
-
-        :param inputs: Of the predictor, ``(*batch, n, D)``.
-        """
+        """Projections of all components at inputs ``(*batch, n, D)`` of the predictor."""
         x, groups = inputs.to(self._dtype), []
         for group, weights in zip(self._predictor.groups, self._weights, strict=True):
             projected, block, prior_variance = project_components(group, x, *weights)

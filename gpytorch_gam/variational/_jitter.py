@@ -14,8 +14,6 @@ def relative_jitter(dtype: torch.dtype) -> float:
     The value of ``gpytorch.settings.variational_cholesky_jitter`` for a model. Covariances of inducing variables are
     evaluated and factorised in float64 whatever the dtype of the model, so one in float32 takes the value of float64,
     unless one of its own was set.
-
-    :param dtype: Of the model.
     """
     value = variational_cholesky_jitter.value(dtype)
     if dtype == torch.float32 and value == _DEFAULT_OF_SINGLE:

@@ -33,12 +33,8 @@ class KeptValue:
         self, value: Any, tensors: Sequence[Tensor], key: Hashable = None, graph: Iterable[Tensor] | None = None
     ) -> None:
         """
-        Keep a result in place of the one before.
-
-        :param value: The result.
-        :param tensors: All that it depends on.
-        :param key: Everything else that it depends on.
-        :param graph: The tensors through which a backward pass enters the graph of a result that has one.
+        Keep a result in place of the one before. It depends on the tensors and the key; ``graph`` are the tensors
+        through which a backward pass enters the graph of a result that has one.
         """
         self._value, self._key, self._has_graph = value, key, graph is not None
         self._then = [_Snapshot(weakref.ref(each), each.requires_grad, each.detach().clone()) for each in tensors]
@@ -54,12 +50,7 @@ class KeptValue:
                 tensor.register_hook(forget)
 
     def get(self, tensors: Sequence[Tensor], key: Hashable = None) -> Any:
-        """
-        The result, None if a new computation could give another.
-
-        :param tensors: All that it depends on.
-        :param key: Everything else that it depends on.
-        """
+        """The result, None if a new computation could give another."""
         if self._value is None or self._key != key or len(tensors) != len(self._then):
             return None
         pairs = zip(self._then, tensors, strict=True)

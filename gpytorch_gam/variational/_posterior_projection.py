@@ -18,29 +18,15 @@ class PosteriorProjection(ABC):
 
     @abstractmethod
     def marginals(self, reading: Reading) -> Marginals:
-        """
-        Moments of the P predictors in each row.
-
-        :param reading: The rows.
-        """
+        """Moments of the P predictors in each row."""
 
     @abstractmethod
     def components(self, inputs: Tensor) -> ComponentProjections:
-        """
-        Projections of all components.
-
-        :param inputs: Of the predictor, ``(*batch, n, D)``.
-        """
+        """Projections of all components at inputs ``(*batch, n, D)`` of the predictor."""
 
 
 def sum_by_predictor(parts: Sequence[Tensor], owners: Sequence[int], dim: int) -> Tensor:
-    """
-    Sums over the groups of each predictor.
-
-    :param parts: One a group, without the dimension of predictors.
-    :param owners: The predictor of each group; all P are among them.
-    :param dim: Where the dimension of predictors is to stand.
-    """
+    """Sum parts, one a group, over the groups of each of P predictors, which then stand in dimension ``dim``."""
     totals: dict[int, Tensor] = {}
     for part, owner in zip(parts, owners, strict=True):
         totals[owner] = totals[owner] + part if owner in totals else part

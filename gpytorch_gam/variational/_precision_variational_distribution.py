@@ -16,6 +16,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from gpytorch_gam import _checks as checks
 from gpytorch_gam.numerics.precision import CovarianceFactors, kl_from_standard_normal, precision_covariance_factors
+from gpytorch_gam.numerics.precision_fit import rank_for_tolerance
 
 from ._callers import nearest_caller
 from ._growth_watch import GrowthWatch
@@ -35,6 +36,13 @@ class _PrecisionVariationalDistribution(_VariationalDistribution):
 
     variational_mean: Tensor
     precision_factor: Tensor | None
+
+    # Of the blocks of D; None where D is the identity.
+    group_shapes: tuple[tuple[int, int], ...] | None = None
+
+    # Where an automatic rank starts, before data are seen, and the nats that it may lose by default.
+    _initial_rank: int
+    _default_tolerance: float
 
     def __init__(self, num_inducing_points: int, batch_shape: torch.Size, mean_init_std: float, init_scale: float):
         checks.integer("num_inducing_points", num_inducing_points, least=1)
@@ -73,13 +81,13 @@ class _PrecisionVariationalDistribution(_VariationalDistribution):
         """The parameters were set, rather than trained by gradients: what was seen of their growth says nothing."""
         self.growth_watch = GrowthWatch()
 
-    def _register_precision_factor(self, rank: int | str, initial_rank: int, rank_tolerance: float) -> None:
+    def _register_precision_factor(self, rank: int | str, rank_tolerance: float) -> None:
         """Register B with small random entries: its gradient at B = 0 is exactly zero. Rank 0 registers nothing."""
         checks.number("rank_tolerance", rank_tolerance, above=0)
         self.rank_tolerance = rank_tolerance if rank == "auto" else None
         self._rank_is_settled = False
         if rank == "auto":
-            rank = min(initial_rank, self.num_inducing_points)
+            rank = min(self._initial_rank, self.num_inducing_points)
         _validate_rank(rank, self.num_inducing_points)
         assert isinstance(rank, int)
         self.rank = rank
@@ -127,14 +135,16 @@ class _PrecisionVariationalDistribution(_VariationalDistribution):
             self._rank_is_settled = True
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
-    @abstractmethod
     def sufficient_rank(self, excess: Tensor, least: int = 1) -> int:
-        """
-        The rank that loses at most ``rank_tolerance`` nats.
+        r"""
+        The rank that loses at most ``rank_tolerance`` nats against the optimal precision :math:`I + G`: in the low-rank
+        family :math:`\tfrac12 \sum_{i > R} (g_i - \log(1 + g_i))` over the eigenvalues of G, in the block family what
+        the fits of a few ranks say, at a cost of :math:`O(Q^3)` for each.
 
-        :param excess: What the optimal precision has beyond the identity, ``(*batch, Q, Q)``.
+        :param excess: :math:`G`, ``(*batch, Q, Q)``.
         :param least: The smallest rank that is wanted.
         """
+        return rank_for_tolerance(excess, self.group_shapes, self.rank_tolerance or self._default_tolerance, least)
 
     @property
     @abstractmethod

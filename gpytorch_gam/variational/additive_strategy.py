@@ -150,14 +150,7 @@ class AdditiveStrategy(_FollowedStrategy):
 
     @abstractmethod
     def draw_components(self, inputs: Tensor, batch_shape: torch.Size, sample_shape: torch.Size) -> list[Tensor]:
-        """
-        Joint draws of all components.
-
-        :param inputs: Of the predictor, ``(*batch, n, D)``.
-        :param batch_shape: Of the posterior of the components there.
-        :param sample_shape: Shape of independent draws.
-        :return: For each group ``(*sample_shape, *batch, C_g, n)``.
-        """
+        """Joint draws of all components, for each group ``(*sample_shape, *batch, C_g, n)``."""
 
     def _projection(self) -> PosteriorProjection:
         """
@@ -171,11 +164,7 @@ class AdditiveStrategy(_FollowedStrategy):
         return self._projection()
 
     def component_projections(self, inputs: Tensor) -> ComponentProjections:
-        """
-        Projections of all components, of which :class:`ComponentPosterior` makes moments.
-
-        :param inputs: Of the predictor, :attr:`Reading.inputs`, ``(*batch, n, D)``.
-        """
+        """Projections of all components, of which :class:`ComponentPosterior` makes moments."""
         return self._projection().components(inputs)
 
     @without_autocast

@@ -341,14 +341,7 @@ class AdditiveVariationalStrategy(AdditiveStrategy):
         return self.predictor.features(self.read(x).inputs, self.inducing_choleskys())
 
     def draw_components(self, inputs: Tensor, batch_shape: torch.Size, sample_shape: torch.Size) -> list[Tensor]:
-        """
-        Joint draws of all components: first the inducing variables, then each component given its own.
-
-        :param inputs: Of the predictor, ``(*batch, n, D)``.
-        :param batch_shape: Of the posterior of the components there.
-        :param sample_shape: Shape of independent draws.
-        :return: For each group ``(*sample_shape, *batch, C_g, n)``.
-        """
+        """Joint draws of all components: first the inducing variables, then each component given its own."""
         whitened = self.variational_distribution.rsample(sample_shape)
         # One draw of the inducing variables serves every batch of x: line its batch dimensions up with those of x.
         own_batch = whitened.shape[len(sample_shape) : -1]

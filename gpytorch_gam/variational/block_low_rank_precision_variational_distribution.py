@@ -10,14 +10,11 @@ from torch import Tensor
 
 from gpytorch_gam import _checks as checks
 from gpytorch_gam.numerics.capacitance import add_identity
-from gpytorch_gam.numerics.precision_fit import fit_block_low_rank, rank_for_tolerance
+from gpytorch_gam.numerics.precision_fit import fit_block_low_rank
 from gpytorch_gam.numerics.triangular import cholesky
 from gpytorch_gam.operators import BlockDiagonalCholeskyLinearOperator, LowRankPrecisionLinearOperator
 
 from ._precision_variational_distribution import _PrecisionVariationalDistribution
-
-# Where an automatic rank starts, before data are seen.
-_INITIAL_RANK = 16
 
 
 class BlockLowRankPrecisionVariationalDistribution(_PrecisionVariationalDistribution):
@@ -57,6 +54,9 @@ class BlockLowRankPrecisionVariationalDistribution(_PrecisionVariationalDistribu
     :raises ValueError: If they are out of range.
     """
 
+    _initial_rank, _default_tolerance = 16, 1.0
+    group_shapes: tuple[tuple[int, int], ...]
+
     def __init__(
         self,
         group_shapes: Sequence[tuple[int, int]],
@@ -77,21 +77,12 @@ class BlockLowRankPrecisionVariationalDistribution(_PrecisionVariationalDistribu
             columns = size if block_rank is None else min(block_rank, size)
             factor = init_scale * torch.randn(*self.batch_shape, count, size, columns)
             self.register_parameter(f"block_factor_{index}", torch.nn.Parameter(factor))
-        self._register_precision_factor(rank, _INITIAL_RANK, rank_tolerance)
+        self._register_precision_factor(rank, rank_tolerance)
 
     @property
     def block_factors(self) -> list[Tensor]:
         r"""The factors :math:`E_c`, ``(*batch, C_g, M_g, r_g)`` for each group."""
         return [getattr(self, f"block_factor_{index}") for index in range(len(self.group_shapes))]
-
-    def sufficient_rank(self, excess: Tensor, least: int = 1) -> int:
-        """
-        The smallest of a few ranks whose fit loses at most ``rank_tolerance`` nats. Cost :math:`O(Q^3)` for each.
-
-        :param excess: :math:`G`, ``(*batch, Q, Q)``.
-        :param least: The smallest rank that is wanted.
-        """
-        return rank_for_tolerance(excess, self.group_shapes, self.rank_tolerance or 1.0, least)
 
     def _fit_excess(self, excess: Tensor) -> None:
         # Reproduces the diagonal blocks (unless block_rank restricts them), so it is never worse than mean-field.

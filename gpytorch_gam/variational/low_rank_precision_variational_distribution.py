@@ -9,16 +9,13 @@ from gpytorch.distributions import MultivariateNormal
 from linear_operator.operators import IdentityLinearOperator
 from torch import Tensor
 
-from gpytorch_gam.numerics.precision_fit import leading_root, rank_for_tolerance, truncation_gap
+from gpytorch_gam.numerics.precision_fit import leading_root, truncation_gap
 from gpytorch_gam.operators import LowRankPrecisionLinearOperator
 from gpytorch_gam.warnings import RankWarning
 
 from ._precision_variational_distribution import _PrecisionVariationalDistribution
 
 _NOTABLE_LOSS = 10.0  # nats
-
-# Where an automatic rank starts, before data are seen.
-_INITIAL_RANK = 64
 
 
 class LowRankPrecisionVariationalDistribution(_PrecisionVariationalDistribution):
@@ -61,6 +58,8 @@ class LowRankPrecisionVariationalDistribution(_PrecisionVariationalDistribution)
         https://arxiv.org/abs/1812.11106
     """
 
+    _initial_rank, _default_tolerance = 64, 0.1
+
     def __init__(
         self,
         num_inducing_points: int,
@@ -71,17 +70,7 @@ class LowRankPrecisionVariationalDistribution(_PrecisionVariationalDistribution)
         rank_tolerance: float = 0.1,
     ) -> None:
         super().__init__(num_inducing_points, batch_shape, mean_init_std, init_scale)
-        self._register_precision_factor(rank, _INITIAL_RANK, rank_tolerance)
-
-    def sufficient_rank(self, excess: Tensor, least: int = 1) -> int:
-        r"""
-        The rank that loses at most ``rank_tolerance`` nats: :math:`\tfrac12 \sum_{i > R} (g_i - \log(1 + g_i))` over
-        the eigenvalues of G.
-
-        :param excess: :math:`G`, ``(*batch, Q, Q)``.
-        :param least: The smallest rank that is wanted.
-        """
-        return rank_for_tolerance(excess, None, self.rank_tolerance or 0.1, least)
+        self._register_precision_factor(rank, rank_tolerance)
 
     @property
     def block_factors(self) -> None:

@@ -357,7 +357,8 @@ def test_projection_rejects_malformed_settings(load, setting, capsys):
 def test_prediction_measures_every_call(run):
     results = run("prediction")
     calls = results["calls"]
-    assert [record["call"] for record in calls] == 2 * ["predict", "predict, no components", "components"]
+    names = ["predict", "predict, no components", "components", "call, 1 predictor", "call, 2 predictors"]
+    assert [record["call"] for record in calls] == 2 * names
     for record in calls:
         assert_finite_positive([record["seconds"], record["rows_per_second"], record["mib"]])
 

@@ -15,23 +15,14 @@ from .data_kernels import component_covariance
 
 
 class DataProjection(PosteriorProjection):
-    r"""
-    Weights of kernels between training data and rows, the same for all components.
-
-    :param predictor: The components of one predictor.
-    :param weights: Of the rows of :math:`k(X, \mathbf x)`, ``(*batch, N, N + 1)``: coupled directions, then the mean.
-    :param data: :math:`X`, ``(*batch, N, D)``.
-    """
+    """Weights of kernels between training data and rows, the same for all components of one predictor."""
 
     def __init__(self, predictor: AdditivePredictor, weights: Tensor, data: Tensor) -> None:
+        # Weights (*batch, N, N + 1) are those of the coupled directions, then of the mean; data are (*batch, N, D).
         self._predictor, self._weights, self._data = predictor, weights.unsqueeze(-3), data
 
     def marginals(self, reading: Reading) -> Marginals:
-        """
-        Moments of the P predictors in each row.
-
-        :param reading: The rows.
-        """
+        """Moments of the P predictors in each row."""
         x, groups = reading.inputs.to(self._weights.dtype), self._predictor.groups
         owners = [0] * len(groups)
         covariances = [component_covariance(group, self._data, x).sum(-3) for group in groups]
@@ -41,11 +32,7 @@ class DataProjection(PosteriorProjection):
         return marginal_moments(mean, prior_variance, None, projected[..., :-1, :], -1)
 
     def components(self, inputs: Tensor) -> ComponentProjections:
-        """
-        Projections of all components.
-
-        :param inputs: Of the predictor, ``(*batch, n, D)``.
-        """
+        """Projections of all components at inputs ``(*batch, n, D)`` of the predictor."""
         x, groups = inputs.to(self._weights.dtype), []
         for group in self._predictor.groups:
             projected = self._weights.mT @ component_covariance(group, self._data, x)  # (*batch, C_g, N + 1, n)

@@ -42,13 +42,8 @@ class _SiteGradients(NamedTuple):
 
 class _SiteVariationalStrategy(AdditiveStrategy):
     """
-    Base of the strategies whose posterior has a weight and a root precision for each row of the training data.
-
-    :param model: The model that owns the strategy.
-    :param predictor: The components and their prior.
-    :param inputs: Training inputs ``(*batch, N, D)``, kept as a buffer.
-    :param jitter_val: Absolute jitter, or None.
-    :param batch_shape: Batch shape of the sites; default that of the predictor and the inputs.
+    Base of the strategies whose posterior has a weight and a root precision for each row of the training data, whose
+    inputs ``(*batch, N, D)`` are kept as a buffer.
     """
 
     inputs: Tensor
@@ -122,22 +117,11 @@ class _SiteVariationalStrategy(AdditiveStrategy):
 
     @abstractmethod
     def _covariance_product(self, geometry: Tensor, values: Tensor) -> Tensor:
-        r"""
-        The prior covariance of the sites' function values times a vector, :math:`K \mathbf v`.
-
-        :param geometry: Of :meth:`_data_geometry`.
-        :param values: ``(*batch, N)``.
-        """
+        r"""The prior covariance of the sites' function values times a vector, :math:`K \mathbf v`, ``(*batch, N)``."""
 
     @abstractmethod
     def _weights_of_linear_term(self, geometry: Tensor, scales: Tensor, linear: Tensor) -> Tensor:
-        r"""
-        :math:`\boldsymbol\alpha = (I + \Lambda^2 K)^{-1} \boldsymbol\theta`.
-
-        :param geometry: Of :meth:`_data_geometry`.
-        :param scales: :math:`\Lambda`, ``(*batch, N)``.
-        :param linear: :math:`\boldsymbol\theta`, ``(*batch, N)``.
-        """
+        r""":math:`\boldsymbol\alpha = (I + \Lambda^2 K)^{-1} \boldsymbol\theta`, each ``(*batch, N)``."""
 
     @torch.no_grad()
     def fit_sites(

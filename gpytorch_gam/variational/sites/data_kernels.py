@@ -13,12 +13,8 @@ from gpytorch_gam.numerics.triangular import solve_in_blocks
 def component_covariance(group: ComponentGroup, left: Tensor, right: Tensor | None = None) -> Tensor:
     r"""
     Prior covariance :math:`k_c(\mathbf x, \mathbf x')` of the components of a group between any rows, ``by``
-    multipliers included, in the dtype of ``left``. Exact groups are read through their inducing variables.
-
-    :param group: The components.
-    :param left: Inputs ``(*batch, n, D)``.
-    :param right: Inputs ``(*batch, m, D)``; default ``left``.
-    :return: ``(*batch, C_g, n, m)``.
+    multipliers included, ``(*batch, C_g, n, m)`` in the dtype of ``left``. Exact groups are read through their inducing
+    variables.
     """
     if group.exact:
         cholesky = group.inducing_cholesky(0.0)
@@ -30,12 +26,7 @@ def component_covariance(group: ComponentGroup, left: Tensor, right: Tensor | No
 
 
 def sample_prior(group: ComponentGroup, x: Tensor, sample_shape: torch.Size) -> Tensor:
-    """
-    Draws of the components of a group from their prior.
-
-    :param x: Inputs ``(*batch, n, D)``, float64.
-    :return: ``(*sample_shape, *batch, C_g, n)``.
-    """
+    """Draws of the components of a group from their prior, ``(*sample_shape, *batch, C_g, n)``, float64."""
     if group.exact and not group.undetermined_rows(x, group.inducing_cholesky(0.0)).any():
         root = features_in_dtype_of(group, x, group.inducing_cholesky(0.0)).mT
         multiplier = None  # the features contain it
@@ -50,14 +41,7 @@ def sample_prior(group: ComponentGroup, x: Tensor, sample_shape: torch.Size) -> 
 
 
 def scale_by_multipliers(group: ComponentGroup, covariance: Tensor, x: Tensor, dim: int) -> Tensor:
-    """
-    Multiply a covariance by the ``by`` columns on one of its sides.
-
-    :param group: The components.
-    :param covariance: ``(*batch, C_g, k, n)`` with the rows of ``x`` along ``dim``.
-    :param x: Inputs ``(*batch, n, D)``.
-    :param dim: -1 or -2.
-    """
+    """Multiply a covariance ``(*batch, C_g, k, n)`` by the ``by`` columns of the rows of x along ``dim``, -1 or -2."""
     multiplier = group.multiplier(x)
     return covariance if multiplier is None else covariance * multiplier.unsqueeze(-1 if dim == -2 else -2)
 
@@ -65,12 +49,7 @@ def scale_by_multipliers(group: ComponentGroup, covariance: Tensor, x: Tensor, d
 def features_in_dtype_of(group: ComponentGroup, x: Tensor, cholesky: Tensor) -> Tensor:
     r"""
     Features :math:`L_c^{-1} k_c(Z_c, \mathbf x)` of a group, multipliers included, in the dtype of ``x`` whatever that
-    of the group.
-
-    :param group: The components.
-    :param x: Inputs ``(*batch, n, D)``.
-    :param cholesky: :math:`L_c`, ``(*batch, C_g, M, M)``, float64.
-    :return: ``(*batch, C_g, M, n)``.
+    of the group, ``(*batch, C_g, M, n)``.
     """
     covariance = group.evaluate_kernel(group.inducing_points.to(x.dtype), group.select(x))
     covariance = scale_by_multipliers(group, covariance, x, dim=-1)

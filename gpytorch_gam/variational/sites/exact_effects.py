@@ -91,11 +91,7 @@ class _ExactSource:
         self._residual = model.train_targets.double() - reading.means.squeeze(-2).double()
 
     def read(self, x: Tensor) -> Reading:
-        """
-        Inputs of the predictor and its prior mean.
-
-        :param x: Inputs of the model, ``(*batch, n, D)``.
-        """
+        """Inputs of the predictor and its prior mean."""
         batch_shape = torch.broadcast_shapes(
             self.predictor.batch_shape, torch.Size(self._model.train_targets.shape[:-1])
         )
@@ -105,11 +101,7 @@ class _ExactSource:
         return torch.cholesky_solve(columns, self._cholesky)
 
     def component_projections(self, inputs: Tensor) -> ComponentProjections:
-        r"""
-        :math:`k_c(\mathbf x, X) \boldsymbol\alpha` and :math:`L_S^{-1} k_c(X, \mathbf x)`.
-
-        :param inputs: Of the predictor, ``(*batch, n, D)``.
-        """
+        r""":math:`k_c(\mathbf x, X) \boldsymbol\alpha` and :math:`L_S^{-1} k_c(X, \mathbf x)`."""
         x, groups = inputs.double(), []
         weights = self._solve(self._residual.unsqueeze(-1)).unsqueeze(-3)  # (*batch, 1, N, 1)
         for group in self.predictor.groups:
@@ -120,14 +112,7 @@ class _ExactSource:
         return ComponentProjections(groups, -1)
 
     def draw_components(self, inputs: Tensor, batch_shape: torch.Size, sample_shape: torch.Size) -> list[Tensor]:
-        """
-        Joint draws of all components: draws from the prior, corrected by what the data say beside them.
-
-        :param inputs: Of the predictor, ``(*batch, n, D)``.
-        :param batch_shape: Of the posterior of the components there.
-        :param sample_shape: Shape of independent draws.
-        :return: For each group ``(*sample_shape, *batch, C_g, n)``.
-        """
+        """Joint draws of all components: draws from the prior, corrected by what the data say beside them."""
         x, n = inputs.double(), inputs.shape[-2]
         joint = torch.cat([part.expand(*batch_shape, *part.shape[-2:]) for part in (x, self._inputs)], dim=-2)
         drawn = [sample_prior(group, joint, sample_shape) for group in self.predictor.groups]

@@ -183,11 +183,6 @@ class FullAdditiveVariationalStrategy(_SiteVariationalStrategy):
         :math:`f_c` of the prior at :math:`[\mathbf x, X]` and a draw :math:`\varepsilon` of the noise give
         :math:`f_c(\mathbf x) + k_c(\mathbf x, X)[\boldsymbol\alpha - \Lambda A^{-1} (\Lambda \sum_i f_i(X) +
         \varepsilon)]`. This factorises a matrix of n + N rows for each component.
-
-        :param inputs: Of the predictor, ``(*batch, n, D)``.
-        :param batch_shape: Of the posterior of the components there.
-        :param sample_shape: Shape of independent draws.
-        :return: For each group ``(*sample_shape, *batch, C_g, n)``.
         """
         weights, scales = self._sites()
         *_, cholesky = self._capacitance()
