@@ -40,6 +40,7 @@ METHODS = {
     "root_decomposition": lambda operator: operator.root_decomposition() @ right_hand_side(operator),
     "root_inv_decomposition": lambda operator: operator.root_inv_decomposition() @ right_hand_side(operator),
     "rows": lambda operator: operator[..., 1:3, :].to_dense(),
+    "jitter": lambda operator: operator.add_jitter(0.3) @ right_hand_side(operator),
 }
 KINDS = {
     "blocks": lambda factors, low_rank: BlockDiagonalCholeskyLinearOperator(*factors),
