@@ -14,7 +14,7 @@ from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup, settings
 from gpytorch_gam.components import regular_grid
 from gpytorch_gam.kernels import ANOVAKernel
 from gpytorch_gam.kernels.measures import Uniform
-from gpytorch_gam.likelihoods import GaussianLocationScaleLikelihood, PoissonLikelihood
+from gpytorch_gam.likelihoods import GaussianLocationScaleLikelihood, PoissonLikelihood, RowwiseLikelihood
 from gpytorch_gam.models.additive_gp import FAMILIES
 from gpytorch_gam.optim import NaturalGradient
 from gpytorch_gam.projection.blockwise import BlockwiseProjection
@@ -311,13 +311,15 @@ def test_recorded_steps_train_like_eager_ones() -> None:
     torch.manual_seed(0)
     x = torch.rand(1000, 4, device="cuda")
     y = torch.sin(6 * x[:, 0]) + 0.1 * torch.randn(1000, device="cuda")
-    batches = [(x[rows], y[rows]) for rows in torch.arange(1000, device="cuda").split(300)]
+    weights = 0.5 + torch.rand(1000, device="cuda")
+    parts = torch.arange(1000, device="cuda").split(300)
+    batches = [(x[rows], y[rows], {"weights": weights[rows]}) for rows in parts]
     model = make_model("block_low_rank").cuda()
     model.variational_strategy._initialize_once()
     found = []
     for cuda_graph in (False, True):
         torch.manual_seed(1)
-        likelihood = gpytorch.likelihoods.GaussianLikelihood().cuda()
+        likelihood = RowwiseLikelihood(gpytorch.likelihoods.GaussianLikelihood()).cuda()
         history = fit(copy.deepcopy(model), likelihood, batches, 1000, num_epochs=6, cuda_graph=cuda_graph)
         found.append([epoch.elbo for epoch in history])
     assert found[1] == pytest.approx(found[0], rel=1e-2)
