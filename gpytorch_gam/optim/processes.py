@@ -49,11 +49,7 @@ class Processes:
         return self.rank == 0
 
     def sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """
-        Sums over the processes, the same bits in all of them, added up in float64 in one message.
-
-        :param tensors: Of the same shapes in all processes.
-        """
+        """Sums over the processes, the same bits in all of them, added up in float64 in one message."""
         if self._group is None or not tensors:
             return list(tensors)
         total = torch.cat([tensor.detach().double().flatten() for tensor in tensors])
@@ -62,11 +58,7 @@ class Processes:
         return [part.view(tensor.shape).to(tensor.dtype) for part, tensor in zip(parts, tensors, strict=True)]
 
     def minimum(self, tensor: Tensor) -> Tensor:
-        """
-        The smallest over the processes.
-
-        :param tensor: Of the same shape in all processes.
-        """
+        """The smallest over the processes."""
         if self._group is None:
             return tensor
         smallest = tensor.clone()
@@ -74,12 +66,7 @@ class Processes:
         return smallest
 
     def gather(self, numbers: Sequence[int], device: torch.device) -> list[list[int]]:
-        """
-        The numbers of each process, in the order of their ranks.
-
-        :param numbers: As many in each process.
-        :param device: Of the model.
-        """
+        """The numbers of each process, as many in each, in the order of their ranks."""
         if self._group is None:
             return [list(numbers)]
         table = torch.zeros(self.size, len(numbers), dtype=torch.int64, device=device)
@@ -92,7 +79,7 @@ class Processes:
         Raise an error in every process if they differ in a number.
 
         :param numbers: By names in the plural, the same in all processes.
-        :param device: Of the model.
+        :param device: The device of the model.
         :raises ValueError: If a number differs.
         """
         table = self.gather(list(numbers.values()), device)
@@ -102,11 +89,7 @@ class Processes:
 
     @torch.no_grad()
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
-        """
-        Give tensors the values that they have in the first process.
-
-        :param tensors: Of the same shapes and dtypes in all processes; written in place elsewhere.
-        """
+        """Give tensors, of the same shapes and dtypes in all processes, the values of the first one, in place."""
         if self._group is None:
             return
         source = distributed.get_global_rank(self._group, 0)
@@ -122,12 +105,10 @@ def start_from_first(
     processes: Processes, strategy: AdditiveVariationalStrategy, modules: Iterable[torch.nn.Module]
 ) -> None:
     """
-    Give modules the parameters and buffers that they have in the first process.
+    Give modules, the model among them, the parameters and buffers that they have in the first process. An automatic
+    rank becomes that of the first process.
 
-    :param processes: That each call this.
-    :param strategy: With the posterior.
-    :param modules: The model with the strategy, and more.
-    :raises ValueError: If the posteriors are of different shapes. An automatic rank becomes that of the first process.
+    :raises ValueError: If the posteriors are of different shapes.
     """
     if processes.is_alone:
         return
@@ -146,12 +127,7 @@ def start_from_first(
 
 @torch.no_grad()
 def take_distribution_of_first(processes: Processes, distribution: _VariationalDistribution) -> None:
-    """
-    Give a variational distribution the parameters that it has in the first process, and the rank if that is automatic.
-
-    :param processes: That each call this.
-    :param distribution: Of equal shapes in all of them, an automatic rank aside.
-    """
+    """Give a distribution the parameters that it has in the first process, and its rank if that is automatic."""
     if processes.is_alone:
         return
     if _has_automatic_rank(distribution):
@@ -181,10 +157,10 @@ def step_together(
     so eigenvectors, which may depend on rounding, and random numbers are those of one process. At the end all have the
     same posterior, bit by bit.
 
-    :param processes: That take part, each with a call of this function.
+    :param processes: All of them call this.
     :param own: Sums over the rows of this process.
     :param old: The posterior before the step.
-    :param take_step: From sums over all rows to the posterior after the step; called in the first process.
+    :param take_step: Called in the first process, with sums over all rows: the posterior after the step.
     :raises RuntimeError: If the step failed in the first process, which raises its own error.
     """
     if processes.is_alone:
@@ -282,13 +258,7 @@ def _answer(processes: Processes, own: RowSums, old: Posterior, request: int, ar
 
 
 def resistance_of_all(processes: Processes, own: RowSums, direction: Tensor) -> Resistance:
-    """
-    What the rows of all processes say against a step of the mean along a direction.
-
-    :param processes: That each call this.
-    :param own: Sums over the rows of this process.
-    :param direction: The same in all, ``(Q,)``.
-    """
+    """What limits a step along a direction ``(Q,)``, the same in all processes, in the rows of all of them."""
     resistance = own.resistance(direction)
     return Resistance(processes.sum([resistance.curvature])[0], processes.minimum(resistance.reach))
 

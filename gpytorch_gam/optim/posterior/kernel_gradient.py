@@ -50,14 +50,14 @@ def correct_gradients(
 
     :param predictor: The components, with the kernels of the forward.
     :param factors: The posterior of the forward.
-    :param choleskys: Of the covariances of the inducing variables, with the graph of the kernels, for each group.
+    :param choleskys: Factors of the inducing variables' covariances, with the graph of the kernels, for each group.
     :param features: :math:`\Phi` of the rows in chunks, ``(Q, n)``, float64.
     :param gradients: :math:`g` of each chunk, ``(n, P)``, scaled to all of the data.
     :param curvatures: :math:`-2\, \partial E_n / \partial \mathrm{covariance}_n` of each chunk, ``(n, P, P)``, scaled
         too, as they are.
     :param divergence_weight: w, the weight of the divergence in the loss.
-    :param processes: That have the other rows. Each differentiates with its own rows and its share of what does not
-        depend on them; the sum of that is the same in all.
+    :param processes: Each differentiates with its own rows and its share of what does not depend on rows; all get the
+        sum.
     """
     parameters = [parameter for parameter in predictor.parameters() if parameter.requires_grad]
     if not parameters:

@@ -36,10 +36,8 @@ def read_posterior(
     group_shapes: Sequence[tuple[int, int]],
 ) -> Posterior:
     """
-    The posterior that the parameters describe, without directions beyond B.
-
-    :param distribution: Without a batch shape.
-    :param group_shapes: ``(C_g, M_g)`` of each group.
+    The posterior that the parameters describe, without directions beyond B. Where the family has no blocks, those of
+    the groups' shapes are zero.
     """
     mean = _copied(distribution.variational_mean)
     if isinstance(distribution, BlockLowRankPrecisionVariationalDistribution):
@@ -62,9 +60,6 @@ def parameter_values(
     """
     The parameters that describe a posterior, by name. What the family cannot hold (blocks in the low-rank family,
     columns of blocks beyond ``block_rank``) is left out.
-
-    :param distribution: Without a batch shape, whose B may have another number of columns.
-    :param posterior: What they are to describe.
     """
     found = {"variational_mean": posterior.mean}
     if posterior.shared_factor is not None and distribution.precision_factor is not None:
@@ -82,12 +77,7 @@ def write_posterior(
     distribution: BlockLowRankPrecisionVariationalDistribution | LowRankPrecisionVariationalDistribution,
     posterior: Posterior,
 ) -> None:
-    """
-    Set the parameters to :func:`parameter_values`. B takes the posterior's rank.
-
-    :param distribution: Without a batch shape.
-    :param posterior: What to set.
-    """
+    """Set the parameters to :func:`parameter_values`. B takes the posterior's rank."""
     distribution.forget_training()
     values = parameter_values(distribution, posterior)
     if "precision_factor" in values:

@@ -19,19 +19,12 @@ LONGEST_MOVE = 3.0
 
 
 class Posterior(NamedTuple):
-    r"""
-    A Gaussian over the whitened inducing variables, in float64.
+    """A Gaussian over the whitened inducing variables, in float64."""
 
-    :ivar mean: :math:`m`, ``(Q,)``.
-    :ivar shared_factor: :math:`B`, ``(Q, R)``; None for rank 0.
-    :ivar block_factors: :math:`E_c`, ``(C_g, M_g, r)`` for each group.
-    :ivar directions: columns that span more than B does, ``(Q, k)``; None for rank 0.
-    """
-
-    mean: Tensor
-    shared_factor: Tensor | None
-    block_factors: list[Tensor]
-    directions: Tensor | None
+    mean: Tensor  # m, (Q,)
+    shared_factor: Tensor | None  # B, (Q, R); None for rank 0
+    block_factors: list[Tensor]  # E_c, (count, size, r) for each group
+    directions: Tensor | None  # columns that span more than B does, (Q, k); None for rank 0, and where none are known
 
     @property
     def shapes(self) -> list[tuple[int, int]]:
@@ -41,17 +34,16 @@ class Posterior(NamedTuple):
 
 def transported(posterior: Posterior, before: Sequence[Tensor], after: Sequence[Tensor]) -> Posterior:
     r"""
-    What the posterior says beyond the prior, under another prior.
+    What the posterior says beyond the prior, under another prior. Both are given by the Cholesky factors of their
+    covariances, ``(count, size, size)`` for each group.
 
-    The posterior is the prior times a Gaussian factor in the inducing variables :math:`u = Lv` (in the dual
-    parameters of Khan and Lin, 2017, and Adam et al., 2021: the sites), and data change that factor, not new kernel
-    hyperparameters. With :math:`T = L_\text{new}^\top L_\text{old}^{-\top}` it has :math:`TB` and :math:`TE` for
-    factors and :math:`TPm` for a linear term, so the mean becomes :math:`(I + T (P - I) T^\top)^{-1} T P m`. In the
-    paper's coordinates this leaves :math:`B_u` as it is.
-
-    :param posterior: In the coordinates of the old prior.
-    :param before: Cholesky factors of the old prior's covariance, ``(count, size, size)`` for each group.
-    :param after: Those of the new one.
+    The posterior is the prior times a Gaussian factor in the inducing variables :math:`u = Lv` (in the dual parameters
+    of Khan and Lin, 2017, and Adam et al., 2021: the sites), and data change that factor, not new kernel
+    hyperparameters. With
+    :math:`T = L_\text{new}^\top L_\text{old}^{-\top}` it has :math:`TB` and :math:`TE` for factors and :math:`TPm` for
+        a
+    linear term, so the mean becomes :math:`(I + T (P - I) T^\top)^{-1} T P m`. In the paper's coordinates this leaves
+    :math:`B_u` as it is.
     """
     # L_new' L_old^-T, upper triangular
     maps = [triangular_solve(old, new).mT for old, new in zip(before, after, strict=True)]
@@ -70,11 +62,7 @@ def transported(posterior: Posterior, before: Sequence[Tensor], after: Sequence[
 
 
 def selected(is_first: Tensor, first: Posterior, second: Posterior) -> Posterior:
-    """
-    One of two posteriors of the same shapes, without waiting for the device to say which.
-
-    :param is_first: ``()``.
-    """
+    """One of two posteriors of the same shapes, without waiting for the device to say which."""
 
     def choose(one: Tensor | None, other: Tensor | None) -> Any:
         return None if one is None or other is None else torch.where(is_first, one, other)
@@ -97,12 +85,7 @@ def _precision_times(vector: Tensor, factor: Tensor | None, block_factors: list[
 
 
 def precision_solve(factors: CovarianceFactors) -> Tensor:
-    r"""
-    :math:`P^{-1} a = a - VV^\top a - FF^\top a`.
-
-    :param factors: Of P, with a in the place of the mean, and with blocks.
-    :return: ``(Q,)``.
-    """
+    r""":math:`P^{-1} a = a - VV^\top a - FF^\top a`, ``(Q,)``, from factors with a in the place of the mean."""
     assert factors.explained_blocks is not None
     solution = apply_block_inverse(factors.explained_blocks, factors.mean.unsqueeze(-1)).squeeze(-1)
     if factors.explained_shared is None:
@@ -112,10 +95,7 @@ def precision_solve(factors: CovarianceFactors) -> Tensor:
 
 def effective_dimension(factors: CovarianceFactors) -> Tensor:
     r"""
-    :math:`\mathrm{tr}(I - P^{-1}) = \|V\|_F^2 + \|F\|_F^2`, the number of directions that the data determine.
-
-    :param factors: Of P.
-    :return: ``()``.
+    :math:`\mathrm{tr}(I - P^{-1}) = \|V\|_F^2 + \|F\|_F^2`, ``()``, the number of directions that the data determine.
     """
     roots = [
         *(factors.explained_blocks or ()),
@@ -125,15 +105,10 @@ def effective_dimension(factors: CovarianceFactors) -> Tensor:
 
 
 def step_length(gradient: Tensor, direction: Tensor, resistance: Resistance) -> Tensor:
-    r"""
-    How far to go along a direction: to the maximum of the quadratic model of the rows, at most 1, and no farther than a
-    few prior standard deviations of the predictor in any row, because far from the optimum the curvature can say
-    nothing of where it is (under a log link it is off by the factor of the counts).
-
-    :param gradient: Of the bound in the mean, ``(Q,)``.
-    :param direction: :math:`d`, ``(Q,)``.
-    :param resistance: Of the rows, along the direction.
-    :return: ``()``, between 0 and 1.
+    """
+    How far to go along a direction, ``()`` between 0 and 1: to the maximum of the quadratic model of the rows, and no
+    farther than a few prior standard deviations of the predictor in any row, because far from the optimum the curvature
+    says little about the distance to it (under a log link it is off by the factor of the counts).
     """
     tiny = torch.finfo(torch.float64).tiny
     curvature = direction.square().sum() + resistance.curvature

@@ -25,22 +25,17 @@ NOTABLE_LOSS = 10.0
 
 def missing_nats(step: Step, family: Family) -> float:
     """
-    Nats that the posterior of a step loses for want of columns: for the low-rank family the divergence from the one
-    that also has the diagonal blocks, for block + low-rank that from the one with a few more directions.
-
-    :param step: With B of a rank above 0.
-    :param family: Of the posterior.
+    Nats that the posterior of a step, with B of a rank above 0, loses for want of columns: for the low-rank family the
+    divergence from the one that also has the diagonal blocks, for block + low-rank that from the one with a few more
+    directions.
     """
     return (_gain_of_more_directions(step, family) if family.has_blocks else _gain_of_blocks(step)).item()
 
 
 def dense_loss(gram: Tensor, posterior: Posterior, family: Family) -> Tensor:
-    r"""
-    The divergence of a posterior from the one of precision :math:`I + G`, means aside, ``()``.
-
-    :param gram: :math:`G`, ``(Q, Q)``.
-    :param posterior: Its blocks count only if the family holds them.
-    :param family: Of the posterior.
+    """
+    The divergence ``()`` of a posterior from the one of precision :math:`I + G`, G ``(Q, Q)``, means aside. Its blocks
+    count only if the family holds them.
     """
     blocks = [factor * family.has_blocks for factor in posterior.block_factors]
     targets = diagonal_blocks(gram, posterior.shapes)
@@ -53,10 +48,6 @@ def with_enough_columns(step: Step, family: Family, tolerance: float) -> Posteri
     The posterior of a step, with more columns of B if it loses more than the tolerance without them. For the low-rank
     family the diagonal blocks tell how many would do if the components were independent, which is enough; for block +
     low-rank the next few directions become columns.
-
-    :param step: With B of a rank above 0.
-    :param family: Of the posterior.
-    :param tolerance: Nats.
     """
     posterior = step.posterior
     if posterior.directions is None or missing_nats(step, family) <= tolerance:
@@ -76,10 +67,8 @@ def _needed_columns(block_factors: Sequence[Tensor], tolerance: float) -> int:
 
 def _with_columns(step: Step, rank: int) -> Posterior:
     """
-    The posterior of a step with the first directions as columns of B, the diagonal blocks of the precision kept.
-
-    :param step: Its directions are followed by small random ones if the rank is larger than their number.
-    :param rank: Columns R of B.
+    The posterior of a step with the first directions as columns of B, the diagonal blocks of the precision kept. Small
+    random directions follow if the rank is larger than their number.
     """
     posterior = step.posterior
     assert posterior.directions is not None and posterior.shared_factor is not None

@@ -36,41 +36,28 @@ _ITERATIONS, _FIRST_ITERATIONS = 2, 6
 
 
 class Family(NamedTuple):
-    """
-    :ivar has_blocks: whether D is more than the identity.
-    :ivar rank: columns R of B.
-    """
+    """What a precision can be."""
 
-    has_blocks: bool
-    rank: int
+    has_blocks: bool  # whether D is more than the identity
+    rank: int  # columns R of B
 
 
 class Step(NamedTuple):
-    r"""
-    :ivar posterior: the new one.
-    :ivar factors: of its precision, with the blocks that the family cannot hold; with the gradient for a mean.
-    :ivar totals: diagonal blocks of the precision beyond the identity, for each group.
-    :ivar rate: size of the step, ``()``: directions beyond B have seen this share of the rows' curvature only.
-    """
+    """A new posterior and how it came about."""
 
     posterior: Posterior
-    factors: CovarianceFactors
-    totals: list[Tensor]
-    rate: Tensor
+    factors: CovarianceFactors  # of its precision with blocks that the family cannot hold, the gradient for a mean
+    totals: list[Tensor]  # diagonal blocks of the precision beyond the identity, for each group
+    rate: Tensor  # size of the step, (): directions beyond B have seen this share of the rows' curvature only
 
 
 def dense_step(
     old: Posterior, features: RowSums, gram: Tensor, projected: Tensor, family: Family, is_first: bool
 ) -> Step:
     r"""
-    A step of size 1: the fit of :math:`I + \Phi\Lambda\Phi^\top` to the family, and Newton's step of the mean.
-
-    :param old: The posterior that the derivatives belong to.
-    :param features: The rows.
-    :param gram: :math:`\Phi\Lambda\Phi^\top`, ``(Q, Q)``.
-    :param projected: :math:`\Phi g`, ``(Q,)``.
-    :param family: Of the posterior.
-    :param is_first: Whether the old posterior says nothing of the new one.
+    A step of size 1: the fit of :math:`I + G` to the family, with :math:`G = \Phi\Lambda\Phi^\top`, ``(Q, Q)``, and
+    Newton's step of the mean, with :math:`\Phi g`, ``(Q,)``. In the first step the old posterior says nothing of the
+    new.
     """
     shapes = old.shapes
     totals = diagonal_blocks(gram, shapes)
@@ -86,14 +73,9 @@ def dense_step(
 
 
 def streamed_step(old: Posterior, features: RowSums, rate: Tensor, family: Family, forgets: bool = False) -> Step:
-    r"""
-    A step of size r, from products with the features alone. Cost linear in the number of components.
-
-    :param old: The posterior that the derivatives belong to.
-    :param features: The rows.
-    :param rate: r, ``()``.
-    :param family: Of the posterior.
-    :param forgets: Whether r is 1, so that nothing of the old precision remains.
+    """
+    A step of size r, ``()``, from products with the features alone, to which it costs time linear in the number of
+    components. If it forgets, r is 1 and nothing of the old precision remains.
     """
     new_blocks, projected = features.totals(old.shapes)
     if forgets:
@@ -104,15 +86,10 @@ def streamed_step(old: Posterior, features: RowSums, rate: Tensor, family: Famil
 
 
 def exact_step(old: Posterior, features: RowSums, rate: Tensor, family: Family) -> Step:
-    r"""
-    A step of size r with derivatives that have no noise: what the blocks explain is taken out before B is sought, so
-    that steps of size 1 lead to the best fit of the family. It goes on from the old B and blocks, which should be
-    decent. Cost linear in the number of components.
-
-    :param old: The posterior that the derivatives belong to.
-    :param features: All rows.
-    :param rate: r, ``()``.
-    :param family: Of the posterior.
+    """
+    A step of size r, ``()``, with derivatives that have no noise: what the blocks explain is taken out before B is
+    sought, so that steps of size 1 lead to the best fit of the family. It goes on from the old B and blocks, which
+    should be decent. Cost linear in the number of components.
     """
     new_blocks, projected = features.totals(old.shapes)
     own, totals = _mixed_blocks(old, new_blocks, rate)
@@ -182,22 +159,14 @@ def _dense_fit(
 
 
 def with_more_directions(factor: Tensor) -> Tensor:
-    """
-    The factor and some small random columns, to start a subspace iteration.
-
-    :param factor: ``(Q, R)``.
-    """
+    """The factor ``(Q, R)`` and some small random columns, to start a subspace iteration."""
     size, rank = factor.shape
     more = torch.randn(size, min(OVERSAMPLING, size - rank), dtype=factor.dtype, device=factor.device)
     return torch.cat([factor, 1e-3 * more * factor.square().mean().sqrt().clamp_min(1.0)], dim=-1)
 
 
 def with_directions(posterior: Posterior) -> Posterior:
-    """
-    The posterior, with random directions beyond B if it has none.
-
-    :param posterior: As it was read.
-    """
+    """The posterior, with random directions beyond B if it has none."""
     if posterior.directions is not None or posterior.shared_factor is None:
         return posterior
     return posterior._replace(directions=with_more_directions(posterior.shared_factor))

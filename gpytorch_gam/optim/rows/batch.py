@@ -38,11 +38,7 @@ def batch_of(recorded: Recorded, num_data: int, step: int, processes: Processes,
     """
     The rows of all forwards since the last step. An error of one process is one of all: none waits for ever.
 
-    :param recorded: In this process.
-    :param num_data: Rows of all data.
     :param step: Steps that this process has taken.
-    :param processes: That each call this.
-    :param device: Of the model.
     :raises RuntimeError: If nothing was recorded or differentiated, or a gradient is not finite.
     :raises ValueError: If the objective has another ``num_data``, or there are more rows.
     :raises TypeError: If the objective has no expected log-likelihood.

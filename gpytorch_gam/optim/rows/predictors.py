@@ -17,15 +17,10 @@ from gpytorch_gam.components import AdditivePredictor
 
 
 class Segment(NamedTuple):
-    """
-    Inducing variables next to each other whose components belong to one predictor.
+    """Inducing variables next to each other whose components belong to one predictor."""
 
-    :ivar owner: the predictor.
-    :ivar place: where they stand in the inducing vector.
-    """
-
-    owner: int
-    place: slice
+    owner: int  # the predictor
+    place: slice  # in the inducing vector
 
 
 #: All inducing variables belong to one predictor.
@@ -33,11 +28,7 @@ ONE_PREDICTOR = (Segment(0, slice(None)),)
 
 
 def predictor_segments(predictor: AdditivePredictor) -> tuple[Segment, ...]:
-    """
-    The segments of the inducing vector, in order.
-
-    :param predictor: The components.
-    """
+    """The segments of the inducing vector, in order."""
     if predictor.num_predictors == 1:
         return ONE_PREDICTOR
     owners = [
@@ -49,28 +40,14 @@ def predictor_segments(predictor: AdditivePredictor) -> tuple[Segment, ...]:
 
 
 def scale_features(features: Tensor, coefficients: Tensor, segments: Sequence[Segment]) -> Tensor:
-    """
-    The features, each multiplied by the coefficient that its predictor has in the row.
-
-    :param features: ``(Q, n)``.
-    :param coefficients: ``(P, n)``.
-    :param segments: Of the inducing vector.
-    """
+    """The features ``(Q, n)``, each multiplied by the coefficient ``(P, n)`` of its predictor in the row."""
     if len(segments) == 1:
         return features * coefficients[0]
     return torch.cat([features[place] * coefficients[owner] for owner, place in segments])
 
 
 def product_in_rows(features: Tensor, columns: Tensor, num_predictors: int, segments: Sequence[Segment]) -> Tensor:
-    r"""
-    :math:`\Phi_n^\top X` for each row.
-
-    :param features: ``(Q, n)``.
-    :param columns: :math:`X`, ``(Q, k)``.
-    :param num_predictors: P.
-    :param segments: Of the inducing vector.
-    :return: ``(P, n, k)``.
-    """
+    r""":math:`\Phi_n^\top X` for each row, ``(P, n, k)``, from features ``(Q, n)`` and X, ``(Q, k)``."""
     if len(segments) == 1:
         return (features.mT @ columns).unsqueeze(0)
     seen = features.new_zeros(num_predictors, features.shape[-1], columns.shape[-1])
@@ -80,27 +57,14 @@ def product_in_rows(features: Tensor, columns: Tensor, num_predictors: int, segm
 
 
 def sum_over_rows(features: Tensor, values: Tensor, segments: Sequence[Segment]) -> Tensor:
-    r"""
-    :math:`\sum_n \Phi_n V_n`.
-
-    :param features: ``(Q, n)``.
-    :param values: :math:`V`, ``(P, n, k)``.
-    :param segments: Of the inducing vector.
-    :return: ``(Q, k)``.
-    """
+    r""":math:`\sum_n \Phi_n V_n`, ``(Q, k)``, from features ``(Q, n)`` and V, ``(P, n, k)``."""
     if len(segments) == 1:
         return features @ values[0]
     return torch.cat([features[place] @ values[owner] for owner, place in segments])
 
 
 def weighted_gram(features: Tensor, curvatures: Tensor, segments: Sequence[Segment]) -> Tensor:
-    r"""
-    :math:`\sum_n \Phi_n \Lambda_n \Phi_n^\top`, ``(Q, Q)``.
-
-    :param features: ``(Q, n)``.
-    :param curvatures: ``(P, P, n)``.
-    :param segments: Of the inducing vector.
-    """
+    r""":math:`\sum_n \Phi_n \Lambda_n \Phi_n^\top`, ``(Q, Q)``, of features ``(Q, n)`` and curvatures ``(P, P, n)``."""
     if len(segments) == 1:
         return (features * curvatures[0, 0]) @ features.mT
     gram = features.new_empty(len(features), len(features))
@@ -113,15 +77,14 @@ def weighted_gram(features: Tensor, curvatures: Tensor, segments: Sequence[Segme
 
 def semidefinite_rows(curvatures: Tensor) -> Tensor:
     r"""
-    Curvatures that are positive semidefinite in each row: negative diagonal entries become zero, and where need be the
-    correlations between the predictors shrink, :math:`\Lambda_{pq} \to t \Lambda_{pq}` with the largest possible
+    Curvatures ``(P, P, n)`` that are positive semidefinite in each row: negative diagonal entries become zero, and
+    where need be the correlations between the predictors shrink, :math:`\Lambda_{pq} \to t \Lambda_{pq}` with the
+    largest possible
     :math:`t \le 1`.
 
     Likelihoods with a scale are not jointly log-concave: the curvature of a normal location and log scale is indefinite
     in nearly every row. Dropping the negative eigenvalue of each row would make the precision of both predictors too
     large on average; here the diagonal, which decides it, is kept.
-
-    :param curvatures: ``(P, P, n)``, symmetric.
     """
     diagonal = curvatures.diagonal(dim1=0, dim2=1).mT.clamp_min(0.0)  # (P, n)
     if len(curvatures) == 1:
@@ -136,10 +99,6 @@ def semidefinite_rows(curvatures: Tensor) -> Tensor:
 
 
 def positive_part(matrix: Tensor) -> Tensor:
-    """
-    A symmetric matrix ``(Q, Q)`` without its negative eigenvalues.
-
-    :param matrix: Nearly positive semidefinite.
-    """
+    """A symmetric matrix ``(Q, Q)`` without its negative eigenvalues."""
     values, vectors = torch.linalg.eigh(matrix)
     return (vectors * values.clamp_min(0.0)) @ vectors.mT

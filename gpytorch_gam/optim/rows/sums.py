@@ -26,45 +26,26 @@ _SMALL = 1e-150
 
 
 class FeatureChunk(NamedTuple):
-    r"""
-    Some rows, in float64.
+    """Some rows, in float64."""
 
-    :ivar features: :math:`\phi_n`, ``(Q, n)``.
-    :ivar gradients: :math:`g_n`, derivatives of the expected log-likelihood in the means of the predictors, ``(P, n)``.
-    :ivar curvatures: :math:`\Lambda_n`, minus twice those in their covariance, ``(P, P, n)``, made positive
-        semidefinite in each row by :func:`semidefinite_rows`.
-    :ivar raw_curvatures: what they were before: with several predictors only their sum over the rows is definite.
-    """
-
-    features: Tensor
-    gradients: Tensor
-    curvatures: Tensor
-    raw_curvatures: Tensor
+    features: Tensor  # phi_n, (Q, n)
+    gradients: Tensor  # g_n, derivatives of the expected log-likelihood in the means of the predictors, (P, n)
+    curvatures: Tensor  # Lambda_n, minus twice those in their covariance, (P, P, n), semidefinite in each row
+    raw_curvatures: Tensor  # as they were: with several predictors only their sum over the rows is definite
 
     @classmethod
     def of_rows(cls, features: Tensor, gradients: Tensor, curvatures: Tensor) -> FeatureChunk:
-        """
-        From derivatives whose rows come first.
-
-        :param features: ``(Q, n)``.
-        :param gradients: ``(n, P)``.
-        :param curvatures: ``(n, P, P)``, symmetric.
-        """
+        """From features ``(Q, n)`` and derivatives ``(n, P)`` and ``(n, P, P)``."""
         raw = curvatures.movedim(0, -1)
         semidefinite = semidefinite_rows(raw)
         return cls(features, gradients.mT, semidefinite, semidefinite if len(raw) == 1 else raw)
 
 
 class Totals(NamedTuple):
-    r"""
-    Sums over all rows.
+    """Sums over all rows."""
 
-    :ivar blocks: diagonal blocks of :math:`\Phi\Lambda\Phi^\top`, ``(count, size, size)`` for each group.
-    :ivar projected: :math:`\Phi g`, ``(Q,)``.
-    """
-
-    blocks: list[Tensor]
-    projected: Tensor
+    blocks: list[Tensor]  # diagonal blocks of Phi Lambda Phi', (count, size, size) for each group
+    projected: Tensor  # Phi g, (Q,)
 
 
 class RowSums(ABC):
@@ -72,11 +53,7 @@ class RowSums(ABC):
 
     @abstractmethod
     def totals(self, shapes: Sequence[tuple[int, int]]) -> Totals:
-        r"""
-        The diagonal blocks and the projected gradients.
-
-        :param shapes: ``(count, size)`` of each group.
-        """
+        """The diagonal blocks, for groups of ``(count, size)``, and the projected gradients."""
 
     @abstractmethod
     def gram(self) -> tuple[Tensor, Tensor]:
@@ -84,41 +61,24 @@ class RowSums(ABC):
 
     @abstractmethod
     def apply(self, columns: Tensor) -> Tensor:
-        r"""
-        :math:`\Phi \Lambda \Phi^\top X`.
-
-        :param columns: :math:`X`, ``(Q, k)``.
-        :return: ``(Q, k)``.
-        """
+        r""":math:`\Phi \Lambda \Phi^\top X`, ``(Q, k)`` like X."""
 
     @abstractmethod
     def resistance(self, direction: Tensor) -> Resistance:
-        r"""
-        What the rows say against a step of the mean along a direction.
-
-        :param direction: :math:`d`, ``(Q,)``.
-        """
+        """What limits a step of the mean along a direction ``(Q,)``."""
 
 
 class WeightedFeatures(RowSums):
-    """
-    Sums over the rows of chunks, which a subclass yields as often as it is asked to.
+    """Sums over the rows of chunks, which a subclass yields as often as it is asked to."""
 
-    :ivar segments: the predictors that the inducing variables belong to.
-    """
-
-    segments: Sequence[Segment] = ONE_PREDICTOR
+    segments: Sequence[Segment] = ONE_PREDICTOR  # the predictors that the inducing variables belong to
 
     @abstractmethod
     def chunks(self) -> Iterator[FeatureChunk]:
         """All rows, at least one chunk."""
 
     def totals(self, shapes: Sequence[tuple[int, int]]) -> Totals:
-        r"""
-        The diagonal blocks and the projected gradients, in one pass. Cost :math:`O(N \sum_c M_c^2)`.
-
-        :param shapes: ``(count, size)`` of each group.
-        """
+        r"""The diagonal blocks and the projected gradients, in one pass. Cost :math:`O(N \sum_c M_c^2)`."""
         total: Totals | None = None
         for chunk in self.chunks():
             diagonal = chunk.curvatures.diagonal(dim1=0, dim2=1).mT
@@ -150,12 +110,7 @@ class WeightedFeatures(RowSums):
         return total
 
     def apply(self, columns: Tensor) -> Tensor:
-        r"""
-        :math:`\Phi \Lambda \Phi^\top X`. Cost :math:`O(N Q k)`.
-
-        :param columns: :math:`X`, ``(Q, k)``.
-        :return: ``(Q, k)``.
-        """
+        r""":math:`\Phi \Lambda \Phi^\top X`, ``(Q, k)`` like X. Cost :math:`O(N Q k)`."""
         total = torch.zeros_like(columns)
         for features, _, curvatures, _ in self.chunks():
             seen = product_in_rows(features, columns, len(curvatures), self.segments)
@@ -164,11 +119,7 @@ class WeightedFeatures(RowSums):
         return total
 
     def resistance(self, direction: Tensor) -> Resistance:
-        r"""
-        What the rows say against a step of the mean along a direction.
-
-        :param direction: :math:`d`, ``(Q,)``.
-        """
+        """What limits a step of the mean along a direction ``(Q,)``."""
         curvature, largest = direction.new_zeros(()), direction.new_zeros(())
         for features, _, curvatures, _ in self.chunks():
             change = product_in_rows(features, direction.unsqueeze(-1), len(curvatures), self.segments).squeeze(-1)
@@ -181,29 +132,16 @@ class WeightedFeatures(RowSums):
 
 
 class Resistance(NamedTuple):
-    r"""
-    :ivar curvature: :math:`\sum_n d^\top \Phi_n \Lambda_n \Phi_n^\top d`, ``()``.
-    :ivar reach: the step along d that moves a predictor by one prior standard deviation in the row that it moves most,
-        ``()``.
-    """
+    """Curvature of the rows' quadratic model along a direction, and the largest step that moves no row too far."""
 
-    curvature: Tensor
-    reach: Tensor
+    curvature: Tensor  # d' Phi Lambda Phi' d, ()
+    reach: Tensor  # the step that moves a predictor by one prior standard deviation where it moves most, ()
 
 
 class BatchFeatures(WeightedFeatures):
-    r"""
-    The rows of one batch.
-
-    At most ``chunk_size`` columns of features exist at a time. A batch no larger than that is evaluated once; of a
-    larger one every sum evaluates the features anew.
-
-    :param features: Maps inputs ``(n, D)`` to features ``(Q, n)``.
-    :param x: Inputs ``(b, D)``.
-    :param gradients: :math:`g`, ``(b, P)``, float64.
-    :param curvatures: :math:`\Lambda`, ``(b, P, P)``, float64.
-    :param chunk_size: Rows processed at a time.
-    :param segments: The predictors that the inducing variables belong to.
+    """
+    The rows of one batch, of which at most ``chunk_size`` columns of features exist at a time. A batch no larger than
+    that is evaluated once; of a larger one every sum evaluates the features anew.
     """
 
     def __init__(
