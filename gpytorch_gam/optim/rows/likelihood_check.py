@@ -35,20 +35,12 @@ _SINGLE = (GaussianLikelihood, FixedNoiseGaussianLikelihood, _OneDimensionalLike
 
 
 def unwrapped(likelihood: Likelihood) -> Likelihood:
-    """
-    The likelihood inside a :class:`~gpytorch_gam.likelihoods.RowwiseLikelihood`.
-
-    :param likelihood: Any.
-    """
+    """The likelihood inside a :class:`~gpytorch_gam.likelihoods.RowwiseLikelihood`."""
     return likelihood.likelihood if isinstance(likelihood, RowwiseLikelihood) else likelihood
 
 
 def is_gaussian(likelihood: Likelihood) -> bool:
-    """
-    Whether the curvatures of the log-likelihood are the same everywhere, so that one step leads to the optimum.
-
-    :param likelihood: Any.
-    """
+    """Whether curvatures of the log-likelihood are the same everywhere, so that one step leads to the optimum."""
     return isinstance(unwrapped(likelihood), _GaussianLikelihoodBase)
 
 
@@ -56,8 +48,6 @@ def responses_in_a_row(likelihood: Likelihood) -> tuple[int, ...] | None:
     """
     The shape of the responses of a row: none for a single one, ``(T,)`` for T tasks; None for somebody's own
     likelihood, which may take any.
-
-    :param likelihood: Any.
     """
     inner = unwrapped(likelihood)
     if isinstance(inner, MultitaskGaussianLikelihood):
@@ -71,9 +61,7 @@ def check_number_of_predictors(strategy: AdditiveVariationalStrategy, likelihood
     Raise an error where a likelihood is known to take another number of predictors than the model has, or expectations
     under it are not what it says.
 
-    :param strategy: Of the model.
-    :param likelihood: Of the data.
-    :raises TypeError: If it is none.
+    :raises TypeError: If it is no likelihood.
     :raises ValueError: If the numbers differ, or its noises are correlated.
     """
     inner = unwrapped(checks.likelihood(likelihood))
@@ -96,12 +84,11 @@ def check_number_of_predictors(strategy: AdditiveVariationalStrategy, likelihood
 
 def with_noise_by_row(likelihood: Likelihood, batches: Iterable[Any]) -> Iterable[Any]:
     """
-    The batches of a :class:`~gpytorch.likelihoods.FixedNoiseGaussianLikelihood` with the noise of each row. One that
-    holds all rows in memory is in the order of the noises that the likelihood holds; of others nobody knows, so that
-    they have to bring theirs, as :func:`check_row_arguments` demands.
+    The batches of a :class:`~gpytorch.likelihoods.FixedNoiseGaussianLikelihood` with the noise of each row; those of
+    another likelihood are left as they are. A batch that holds all rows in memory is in the order of the noises that
+    the likelihood holds; of others nobody knows, so that they have to bring theirs, as :func:`check_row_arguments`
+    demands.
 
-    :param likelihood: Any; batches of another likelihood are left as they are.
-    :param batches: Any.
     :raises ValueError: If there are more or fewer noises than rows.
     :raises TypeError: If batches name a row-wise argument that the likelihood does not read.
     :raises NotImplementedError: If the likelihood learns additional noise.
