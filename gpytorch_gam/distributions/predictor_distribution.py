@@ -34,12 +34,7 @@ class PredictorMoments(NamedTuple):
 
     @classmethod
     def of(cls, marginals: Marginals, dtype: torch.dtype) -> PredictorMoments:
-        """
-        The moments of predictors.
-
-        :param marginals: Of P predictors.
-        :param dtype: Of the result.
-        """
+        """The moments of P predictors in some dtype."""
         return cls(marginals.mean.mT.to(dtype), marginals.covariance_in_rows().to(dtype))
 
 

@@ -43,8 +43,8 @@ class ComponentSource(Protocol):
         """
         Joint draws of all components.
 
-        :param inputs: Of the predictor, ``(*batch, n, D)``.
-        :param batch_shape: Of the posterior of the components there.
+        :param inputs: Inputs of the predictor, ``(*batch, n, D)``.
+        :param batch_shape: Batch shape of the posterior of the components there.
         :param sample_shape: Shape of independent draws.
         :return: For each group ``(*sample_shape, *batch, C_g, n)``.
         """

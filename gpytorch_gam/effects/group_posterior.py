@@ -25,16 +25,11 @@ class GroupPosterior(NamedTuple):
 
     @property
     def own_squares(self) -> Tensor:
-        """What a component's own directions take from its prior variance, ``(*batch, C_g, n)``."""
+        """Sums of squares of each component's own directions, ``(*batch, C_g, n)``."""
         return torch.zeros_like(self.prior_variance) if self.block is None else self.block.square().sum(-2)
 
     def stacked(self, rows: slice = slice(None)) -> Tensor:
-        """
-        What is linear in a component: its mean, coupled directions and directions of its own, one below the other.
-
-        :param rows: Which rows.
-        :return: ``(*batch, C_g, 1 + R + r, n)``.
-        """
+        """Mean, coupled directions and own directions of each component, one below the other, in some rows."""
         parts = [self.mean.unsqueeze(-2), self.shared, *([] if self.block is None else [self.block])]
         batch = torch.broadcast_shapes(*(part.shape[:-2] for part in parts))
         return torch.cat([part[..., rows].expand(*batch, -1, -1) for part in parts], dim=-2)

@@ -100,8 +100,8 @@ def joined(parts: Iterable[Prediction], num_rows: int) -> Prediction:
     """
     The prediction for the rows of all parts, in order. One part exists beside it at a time.
 
-    :param parts: At least one.
-    :param num_rows: Of all parts together.
+    :param parts: One part or more.
+    :param num_rows: The number of rows of all parts together.
     """
     whole: Prediction | None = None
     start = 0

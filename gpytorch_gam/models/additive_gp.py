@@ -113,7 +113,7 @@ class AdditiveGP(ApproximateGP):
         Joint posterior of the components, see :meth:`AdditiveVariationalStrategy.components`.
 
         :param x: Inputs ``(*batch, n, D)``.
-        :param names: Which components; default all.
+        :param names: Which components, in a list; default all. One name gives results without their dimension.
         :param exclude: Components to leave out, instead of ``names``.
         :param kwargs: Further arguments of :meth:`forward`, for subclasses whose method has some.
         """

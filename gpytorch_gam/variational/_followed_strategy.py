@@ -70,7 +70,7 @@ class _FollowedStrategy(_VariationalStrategy):
         """
         The state, with the posterior under the present kernels.
 
-        :param prefix: Of the names.
+        :param prefix: Stands before the name of each entry.
         """
         state = super().state_dict(*args, prefix=prefix, **kwargs)
         for name, value in (self._present_parameters() or {}).items():

@@ -43,8 +43,8 @@ class KernelState:
 
     def run(self, function: Callable[[], _Result]) -> _Result:
         """
-        What a function gives with the kernels as they were; without gradients once they have been changed in place. It
-        must return nothing that would evaluate kernels later.
+        Run a function with the kernels as they were, without gradients once they have been changed in place. It must
+        return nothing that would evaluate kernels later.
         """
         if self._with_graph is not None and self._is_unchanged(self._with_graph):
             return self._run_with(self._with_graph, function)
@@ -52,7 +52,7 @@ class KernelState:
             return self._run_with(self._values, function)
 
     def run_again(self, function: Callable[[], _Result]) -> _Result:
-        """What a function gave before, for a backward pass; an error if kernels have been changed in place since."""
+        """Run a function again for a backward pass; an error if kernels have been changed in place since."""
         if self._with_graph is None or not self._is_unchanged(self._with_graph):
             raise RuntimeError(
                 "the kernels have changed since this prediction was made, and its gradient needs them as they were: "

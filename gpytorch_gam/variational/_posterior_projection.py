@@ -1,4 +1,4 @@
-"""What a posterior at any rows of data is computed from."""
+"""Posteriors in the form from which moments at any rows are computed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpytorch_gam.numerics.marginals import Marginals
 
 
 class PosteriorProjection(ABC):
-    """The posterior as numbers of one dtype, which project kernels between it and rows of data on what is known."""
+    """A posterior as weights of the kernels between what it is a posterior of and rows of data."""
 
     @abstractmethod
     def marginals(self, reading: Reading) -> Marginals:

@@ -1,4 +1,4 @@
-"""What the strategies for sums of Gaussian processes share: calls, checks, predictions, state."""
+"""The base of strategies for sums of Gaussian processes: calls, checks, predictions, state."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class AdditiveStrategy(_FollowedStrategy):
         self._initialized = False  # mirrors the buffer: reading that one waits for the device
 
     def get_extra_state(self) -> Tensor:
-        """What the numbers of the posterior mean something together with."""
+        """The kind of the posterior and the jitter, without which the numbers of the state mean nothing."""
         jitter = {"jitter_val": self._jitter, "jitter_is_relative": self._jitter_is_relative}
         return as_bytes({"posterior": self._posterior_kind, **jitter})
 
@@ -84,7 +84,7 @@ class AdditiveStrategy(_FollowedStrategy):
         """
         Take over the jitter of a state; its kind was compared before anything was loaded.
 
-        :param state: From :meth:`get_extra_state`.
+        :param state: What :meth:`get_extra_state` returned.
         """
         saved = from_bytes(state)
         self._jitter, self._jitter_is_relative = saved["jitter_val"], saved["jitter_is_relative"]
@@ -146,7 +146,7 @@ class AdditiveStrategy(_FollowedStrategy):
 
     @abstractmethod
     def _projection_in(self, dtype: torch.dtype) -> PosteriorProjection:
-        """What the posterior at any rows is computed from, beside kernels."""
+        """Project rows on the posterior in some dtype."""
 
     @abstractmethod
     def draw_components(self, inputs: Tensor, batch_shape: torch.Size, sample_shape: torch.Size) -> list[Tensor]:
@@ -160,7 +160,7 @@ class AdditiveStrategy(_FollowedStrategy):
         return self._projection_in(self.predictor.dtype if self.training else torch.float64)
 
     def _training_projection(self) -> PosteriorProjection:
-        """That of a training forward."""
+        """The projection of a training forward."""
         return self._projection()
 
     def component_projections(self, inputs: Tensor) -> ComponentProjections:

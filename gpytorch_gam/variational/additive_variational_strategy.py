@@ -13,6 +13,7 @@ from gpytorch.variational._variational_distribution import _VariationalDistribut
 from linear_operator.operators import DenseLinearOperator, ZeroLinearOperator
 from torch import Tensor
 
+from gpytorch_gam import _checks as checks
 from gpytorch_gam.components import AdditivePredictor, ComponentGroup
 from gpytorch_gam.components.group_projection import whitened_weights
 from gpytorch_gam.components.levels import listed
@@ -71,6 +72,7 @@ class AdditiveVariationalStrategy(AdditiveStrategy):
         GPyTorch's own. The Cholesky distribution is the coupled covariance of Adam (2017): exact, but
         :math:`O(NQ^2)`. GPyTorch's ``MeanFieldVariationalDistribution`` (a diagonal covariance) costs as much here.
     :param jitter_val: Absolute jitter on the covariance of each component's inducing variables.
+    :raises TypeError: If predictor or distribution are of another kind.
     :raises ValueError: If the distribution's size or blocks do not match the predictor.
 
     Example:
@@ -147,8 +149,8 @@ class AdditiveVariationalStrategy(AdditiveStrategy):
         """
         That of one group.
 
-        :param group: Of the predictor.
-        :param covariance: Of its inducing variables without jitter, in float64, if it is known already.
+        :param group: A group of the predictor.
+        :param covariance: The covariance of its inducing variables without jitter, in float64, if it is known already.
         :return: ``(*batch, C_g, M, M)``.
         """
         return group.inducing_cholesky(self.jitter_val, self._jitter_is_relative, covariance)
@@ -320,7 +322,7 @@ class AdditiveVariationalStrategy(AdditiveStrategy):
         return InducingProjection.of(self.predictor, factors, choleskys, dtype)
 
     def _training_projection(self) -> InducingProjection:
-        """That of a training forward: an optimiser that follows the kernels may write the posterior first."""
+        """The projection of a training forward, before which an optimiser may write the posterior."""
         if self.training_hooks is None or not torch.is_grad_enabled():
             return self._projection_in(self.predictor.dtype)
         choleskys = self.inducing_choleskys()
@@ -356,9 +358,9 @@ class AdditiveVariationalStrategy(AdditiveStrategy):
 
 def _validate_distribution(predictor: AdditivePredictor, q: _VariationalDistribution) -> None:
     if not isinstance(predictor, AdditivePredictor):
-        raise ValueError(f"predictor must be an AdditivePredictor, got {type(predictor).__name__}")
+        raise TypeError(f"predictor must be an AdditivePredictor, got {checks.shown(predictor)}")
     if not isinstance(q, _VariationalDistribution):
-        raise ValueError(f"variational_distribution must be a variational distribution, got {type(q).__name__}")
+        raise TypeError(f"variational_distribution must be a variational distribution, got {checks.shown(q)}")
     total = predictor.num_inducing_total
     if q.num_inducing_points != total:
         raise ValueError(

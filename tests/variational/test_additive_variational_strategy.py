@@ -725,7 +725,7 @@ def test_construction_errors() -> None:
     blocks = BlockLowRankPrecisionVariationalDistribution([(1, total - 1), (1, 1)], rank=1)
     with pytest.raises(ValueError, match=r"use predictor\.group_shapes"):
         AdditiveVariationalStrategy(None, predictor, blocks)
-    with pytest.raises(ValueError, match="must be an AdditivePredictor, got str"):
+    with pytest.raises(TypeError, match="must be an AdditivePredictor, got 'x'"):
         AdditiveVariationalStrategy(None, "x", blocks)
     with pytest.raises(ValueError, match="group_shapes must hold one pair"):
         BlockLowRankPrecisionVariationalDistribution([], rank=0)

@@ -74,7 +74,7 @@ class _SiteVariationalStrategy(AdditiveStrategy):
         self.register_buffer("inputs", inputs.detach().clone())
 
     def _data_inputs(self) -> Tensor:
-        """What the training inputs are to the predictor, ``(*batch, N, D)``."""
+        """The training inputs as the predictor reads them, ``(*batch, N, D)``."""
         if not has_own_forward(self.model):
             return self.inputs
         try:
@@ -113,7 +113,7 @@ class _SiteVariationalStrategy(AdditiveStrategy):
 
     @abstractmethod
     def _data_geometry(self) -> Tensor:
-        """What the sites' algebra needs of the kernels at the training inputs, in float64."""
+        """The matrix of kernels at the training inputs on which the algebra of the sites works, in float64."""
 
     @abstractmethod
     def _covariance_product(self, geometry: Tensor, values: Tensor) -> Tensor:
@@ -249,7 +249,7 @@ def _check_data(model: gpytorch.Module, predictor: AdditivePredictor, inputs: Te
 
 def _validate_predictor(predictor: AdditivePredictor, owner: str) -> None:
     if not isinstance(predictor, AdditivePredictor):
-        raise ValueError(f"predictor must be an AdditivePredictor, got {type(predictor).__name__}")
+        raise TypeError(f"predictor must be an AdditivePredictor, got {checks.shown(predictor)}")
     if predictor.num_predictors > 1:
         raise NotImplementedError(
             f"{owner} has one weight and one precision for each row, which serves one predictor; this one has "

@@ -39,7 +39,7 @@ def exact_components(
 
     Inducing points take no part in it. Cost :math:`O(N^3 + C N^2 n)`, in float64 whatever the dtype of the model.
 
-    :param model: With its training data, and a Gaussian likelihood whose noise is one number or fixed for each row.
+    :param model: A model with training data and a Gaussian likelihood, whose noise is one number or fixed for each row.
     :param x: Inputs ``(*batch, n, D)``.
     :param names: Which components, in a list; default all. One name gives results without the dimension of the
         components, as indexing by it does.

@@ -112,7 +112,7 @@ class FullAdditiveVariationalStrategy(_SiteVariationalStrategy):
         return covariance if self.jitter_val == 0.0 else covariance + torch.diag_embed(self.jitter_variance())
 
     def jitter_variance(self) -> Tensor:
-        """What the jitter adds to the variance of the sum at the training inputs, ``(*batch, N)``, float64."""
+        """The share of the jitter in the variance of the sum at the training inputs, ``(*batch, N)``, float64."""
         inputs = self._data_inputs().double()
         total = inputs.new_zeros(inputs.shape[:-1])
         for group in self.predictor.groups:

@@ -635,7 +635,7 @@ def test_construction_errors(strategy: type) -> None:
         # What a forward of the model's own makes of the inputs is known when it runs.
         with pytest.raises((TypeError, ValueError), match=f"inputs of {name} cannot be used: "):
             SiteModel(strategy, predictor, wrong)(x)
-    with pytest.raises(ValueError, match="must be an AdditivePredictor, got str"):
+    with pytest.raises(TypeError, match="must be an AdditivePredictor, got 'x'"):
         SiteModel(strategy, "x", x)
     with pytest.raises(ValueError, match="jitter_val must not be negative"):
         SiteModel(strategy, predictor, x, -1.0)
