@@ -1,5 +1,6 @@
 """The benchmark scripts run, and what they compare is comparable. Times are never asserted."""
 
+import functools
 import importlib
 import json
 import math
@@ -53,6 +54,13 @@ def run(load, tmp_path):
         return json.loads(path.read_text())
 
     return run_script
+
+
+@pytest.fixture
+def in_this_process(load, monkeypatch):
+    """Measure here what has a process of its own, which takes longer to start than to work."""
+    for name in ("polish", "scaling"):
+        monkeypatch.setattr(load(name), "in_new_process", lambda function, *arguments: function(*arguments))
 
 
 def assert_finite_positive(values):
@@ -198,9 +206,13 @@ def test_fewer_than_five_repeats_are_refused(load, capsys):
     assert "at least 5" in capsys.readouterr().err
 
 
-def test_gaussian_closed_form_finds_the_function(load, tmp_path):
-    path = tmp_path / "results.json"
-    load("gaussian_closed_form").main(["--quick", "--json", str(path)])
+def test_gaussian_closed_form_finds_the_function(load, tmp_path, monkeypatch):
+    path, script = tmp_path / "results.json", load("gaussian_closed_form")
+    # One pass is the optimum of the coupled family.
+    quick = functools.partial(script.HyperparameterUncertainty, max_passes=1)
+    monkeypatch.setattr(script, "HyperparameterUncertainty", quick)
+    monkeypatch.setattr(script, "NUM_FRESH", 200)
+    script.main(["--quick", "--json", str(path)])
     result = json.loads(path.read_text())
     assert torch.get_default_dtype() == torch.float32
     (fit,) = result["fits"]["collapsed bound"]
@@ -220,9 +232,20 @@ def test_calibration_shows_what_mean_field_loses(load, tmp_path):
     assert results["0.99"]["mean-field"]["coverage"] < results["0.99"]["coupled covariance"]["coverage"]
 
 
-def test_training_compares_optimisers(load, tmp_path):
-    figure, path = tmp_path / "training.png", tmp_path / "results.json"
-    load("training").main(["--quick", "--settings", "friedman", "--figure", str(figure), "--json", str(path)])
+class Known:
+    """Stands in for the uncertainty of hyperparameters, which takes seconds to find."""
+
+    def __init__(self, *arguments):
+        pass
+
+    def variance(self, x):
+        return torch.zeros(len(x))
+
+
+def test_training_compares_optimisers(load, tmp_path, monkeypatch):
+    figure, path, script = tmp_path / "training.png", tmp_path / "results.json", load("training")
+    monkeypatch.setattr(load("gaussian_closed_form"), "HyperparameterUncertainty", Known)
+    script.main(["--quick", "--settings", "friedman", "--figure", str(figure), "--json", str(path)])
     assert figure.stat().st_size > 10_000
     results = json.loads(path.read_text())["results"]
     assert list(results) == ["friedman"]
@@ -266,14 +289,21 @@ def test_polishing_brings_every_family_closer(load, tmp_path):
         assert found["gaps"]["block + low-rank, R = 16"]["dense"] < 1.0
 
 
-def test_polishing_measures_time_and_memory_in_other_processes(load, tmp_path):
+def test_polishing_measures_time_in_another_process(load, tmp_path, monkeypatch):
+    path, script = tmp_path / "results.json", load("polish")
+    monkeypatch.setattr(script, "QUICK", script.QUICK._replace(components=(5,)))
+    script.main(["--quick", "--sections", "components", "--json", str(path)])
+    (record,) = json.loads(path.read_text())["results"]["components"]["records"]
+    assert record["passes"] == 2
+    assert record["readings"] == 9  # four a pass, and the bound at the end
+    assert_finite_positive([record["seconds"]])
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_polishing_measures_memory(load, tmp_path):
     path = tmp_path / "results.json"
-    load("polish").main(["--quick", "--sections", "components", "memory", "--json", str(path)])
+    load("polish").main(["--quick", "--sections", "memory", "--json", str(path)])
     results = json.loads(path.read_text())["results"]
-    for record in results["components"]["records"]:
-        assert record["passes"] == 2
-        assert record["readings"] == 9  # four a pass, and the bound at the end
-        assert_finite_positive([record["seconds"]])
     assert {(record["method"], record["num_rows"]) for record in results["memory"]} == {
         (method, rows)
         for method in ("optimum_of_batches", "polish, dense", "polish, streamed")
@@ -287,6 +317,7 @@ def test_growth_exponent_leaves_the_intercept_out(load):
     assert load("polish").growth_exponent(sizes, [7.0 + 0.3 * size**1.3 for size in sizes]) == pytest.approx(1.3)
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_scaling_measures_steps_and_epochs_over_files(run, tmp_path):
     figure = tmp_path / "scaling.png"
     results = run("scaling", "--sizes", "5e2", "1000", "--figure", str(figure))
