@@ -33,8 +33,12 @@ def test_first_python_block_fits_its_data(capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.parametrize("code", BLOCKS[1:], ids=[f"block {index}" for index in range(1, len(BLOCKS))])
-def test_other_python_blocks_run(code: str) -> None:
-    run(code)
+@pytest.mark.filterwarnings("ignore::gpytorch_gam.warnings.ConvergenceWarning")
+def test_other_python_blocks_run(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With few epochs, and a search for hyperparameters that is broken off."""
+    for limit in ("_MAX_STEPS", "_MAX_PASSES", "_MAX_ROUNDS"):
+        monkeypatch.setattr(f"gpytorch_gam.training._profile_bound.{limit}", 1)
+    run(re.sub(r"num_epochs=\d+", "num_epochs=2", code))
 
 
 def test_links_lead_somewhere() -> None:

@@ -17,6 +17,8 @@ from gpytorch_gam.terms import constant, factor_smooth, random_effect, smooth, t
 from gpytorch_gam.training import fit_discretized, polish
 from gpytorch_gam.variational import AdditiveVariationalStrategy, BlockLowRankPrecisionVariationalDistribution
 
+pytestmark = pytest.mark.projection
+
 LEVELS = [7.0, -2.0, 0.5, 3.0, 11.0, 4.0]  # in no order
 NOISE = 0.3
 

@@ -22,6 +22,8 @@ from gpytorch_gam.settings import fused_projection
 from gpytorch_gam.terms import constant
 from gpytorch_gam.training import polish
 
+pytestmark = pytest.mark.projection
+
 NAN = float("nan")
 FAMILIES = ("block_low_rank", "low_rank", "mean_field", "coupled")
 NUM_ROWS = 9

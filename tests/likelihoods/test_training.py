@@ -108,7 +108,7 @@ def test_predictive_log_likelihood_trains(make: Callable[[], Likelihood]) -> Non
     mll = gpytorch.mlls.PredictiveLogLikelihood(likelihood, model, num_data=30)
     adam = torch.optim.Adam([*model.parameters(), *likelihood.parameters()], lr=0.05)
     losses = []
-    for _ in range(15):
+    for _ in range(6):
         adam.zero_grad()
         loss = -mll(model(x), y)
         loss.backward()
@@ -122,7 +122,7 @@ def fitted_counts(likelihood: Likelihood, x: torch.Tensor, y: torch.Tensor, expo
     mll = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=len(y))
     natural = NaturalGradient(model, num_data=len(y))
     adam = torch.optim.Adam([*model.hyperparameters(), *likelihood.parameters()], lr=0.1)
-    for _ in range(100):
+    for _ in range(60):
         rows = torch.randperm(len(y))[:500]
         adam.zero_grad()
         loss = -mll(model(x[rows]), y[rows], exposure=exposure[rows])

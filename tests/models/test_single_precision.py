@@ -14,6 +14,8 @@ from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
 from gpytorch_gam.terms import constant, smooth, tensor
 from gpytorch_gam.training import polish
 
+pytestmark = pytest.mark.projection
+
 NUM_ROWS = 20000
 BOUNDS = {"low": 0.0, "high": 1.0}
 

@@ -12,6 +12,8 @@ from gpytorch_gam import AdditiveGP, AdditivePredictor
 from gpytorch_gam.components import ComponentGroup, regular_grid
 from gpytorch_gam.terms import constant, cyclic, factor, linear, random_effect, smooth, tensor
 
+pytestmark = pytest.mark.projection
+
 
 def rows() -> Tensor:
     x = torch.rand(5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

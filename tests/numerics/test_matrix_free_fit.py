@@ -22,8 +22,8 @@ def fit_covariance(directions: torch.Tensor, roots: list[torch.Tensor], rank: in
     return torch.linalg.inv(add_identity(blocks + directions[:, :rank] @ directions[:, :rank].mT))
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_a_thousand_random_fits_are_semidefinite_and_no_worse_than_mean_field(seed: int) -> None:
+@pytest.mark.parametrize("seed", range(3))
+def test_random_fits_are_semidefinite_and_no_worse_than_mean_field(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     for _ in range(100):
         sizes = torch.randint(1, 6, (int(torch.randint(1, 5, (), generator=generator)),), generator=generator).tolist()

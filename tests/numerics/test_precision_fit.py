@@ -20,8 +20,8 @@ def fitted_covariance(distribution: object, precision: torch.Tensor) -> torch.Te
     return distribution().covariance_matrix
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_a_thousand_random_problems(seed: int) -> None:
+@pytest.mark.parametrize("seed", range(3))
+def test_random_problems(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     for _ in range(100):
         num_blocks = int(torch.randint(1, 5, (), generator=generator))

@@ -25,6 +25,8 @@ from tests.problems import (
     predictor_gradients,
 )
 
+pytestmark = pytest.mark.projection
+
 
 def fixed_posterior_bound(
     model: AdditiveGP, likelihood: Likelihood, x: torch.Tensor, y: torch.Tensor, scale: float

@@ -142,12 +142,14 @@ def test_transport_is_exact_where_the_data_say_far_more_than_the_prior() -> None
 # --------------------------------------------------------------------------------------------------- minibatches
 
 
-@pytest.mark.parametrize("correlation", [0.0, 0.9])
-@pytest.mark.parametrize(("family", "rank"), [("block_low_rank", 6), ("low_rank", 20), ("mean_field", None)])
+@pytest.mark.parametrize(
+    ("family", "rank", "correlation"),
+    [("block_low_rank", 6, 0.0), ("block_low_rank", 6, 0.9), ("low_rank", 20, 0.9), ("mean_field", None, 0.9)],
+)
 def test_minibatches_of_a_gaussian_come_close_to_the_optimum(family: str, rank: int | None, correlation: float) -> None:
     x, y = gaussian_problem(2000, correlation)
     model, likelihood = make_model(family, rank), gaussian_likelihood()
-    train(model, likelihood, x, y, steps=200, batch_size=100)
+    train(model, likelihood, x, y, steps=100, batch_size=100)
     bound = CollapsedELBO(likelihood, model).optimum(x, y).bound.item()
     reached = elbo(model, likelihood, x, y)
     assert reached <= bound + 1e-6
@@ -164,7 +166,7 @@ def test_minibatches_of_labels_come_close_to_the_optimum(family: str, rank: int)
     x = make_inputs(2000, 0.5)
     y = (torch.rand(2000).to(x) < torch.special.ndtr(2 * effect(x))).to(x)
     model, likelihood = make_model(family, rank), BernoulliLikelihood()
-    train(model, likelihood, x, y, steps=200, batch_size=100)
+    train(model, likelihood, x, y, steps=100, batch_size=100)
     assert -0.01 <= dense_optimum(model, likelihood, x, y) - elbo(model, likelihood, x, y) < 2.0
 
 
@@ -185,7 +187,7 @@ def test_degenerate_columns(family: str, columns: list[list[int]]) -> None:
     likelihood, values = gaussian_likelihood(), {}
     for name, rank in ((family, 12), ("mean_field", None)):
         model = make_model(name, rank, columns)
-        train(model, likelihood, x, y, steps=100, batch_size=100)
+        train(model, likelihood, x, y, steps=50, batch_size=100)
         values[name] = elbo(model, likelihood, x, y)
     assert values[family] > values["mean_field"] - 2.0
 
@@ -193,8 +195,7 @@ def test_degenerate_columns(family: str, columns: list[list[int]]) -> None:
 # --------------------------------------------------------------------------------------------------- robustness
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("seed", "dtype"), [(0, torch.float64), (1, torch.float32)])
 @pytest.mark.parametrize("kind", ["log counts", "student", "separable"])
 @pytest.mark.parametrize(("family", "rank"), [("block_low_rank", 6), ("low_rank", 20), ("mean_field", None)])
 def test_hard_likelihoods_do_not_diverge(

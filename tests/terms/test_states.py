@@ -81,13 +81,12 @@ def through_a_file(model: torch.nn.Module) -> dict[str, Tensor]:
     return torch.load(buffer, weights_only=True)
 
 
-@pytest.mark.parametrize("assign", [False, True])
-@pytest.mark.parametrize("source", ["other rows", "scaled rows", "two rows", "no rows"])
+@pytest.mark.parametrize(("source", "assign"), [("scaled rows", False), ("two rows", True), ("no rows", False)])
 @pytest.mark.parametrize("term", TERMS)
 def test_a_state_serves_a_model_made_from_other_rows_or_none(term: str, source: str, assign: bool) -> None:
     x = inputs(300, torch.float64)
     model = trained(model_of(TERMS[term](x)), x)
-    rows = {"other rows": inputs(50) + 0.01, "scaled rows": inputs(40) * 3.0, "two rows": inputs(2)}
+    rows = {"scaled rows": inputs(40) * 3.0 + 0.01, "two rows": inputs(2)}
     term_again = WITHOUT_DATA[term]() if source == "no rows" else TERMS[term](rows[source].double())
     loaded = model_of(term_again)
     loaded.load_state_dict(through_a_file(model), assign=assign)

@@ -11,6 +11,8 @@ from gpytorch_gam.components import regular_grid
 from gpytorch_gam.mlls import CollapsedELBO
 from gpytorch_gam.terms import constant
 
+pytestmark = pytest.mark.projection
+
 
 def scaled_rbf(size: int, batch: tuple[int, ...]) -> ScaleKernel:
     shape = torch.Size([*batch, size])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 from typing import Any
 
@@ -36,18 +37,28 @@ def train(model: AdditiveGP, likelihood: Any, num_steps: int, lr: float = 0.01) 
     model.eval()
 
 
-@pytest.mark.parametrize("family", ["block_low_rank", "low_rank", "mean_field"])
-def test_a_precision_that_still_grows_is_warned_of_once(family: str) -> None:
+@functools.cache
+def trained(family: str) -> tuple[AdditiveGP, Any]:
     model, likelihood = make_model(family)
     train(model, likelihood, 180)
+    return model, likelihood
+
+
+def still_growing(family: str = "block_low_rank") -> tuple[AdditiveGP, Any]:
+    """A model that has not been used since its training, which is too short."""
+    return copy.deepcopy(trained(family))
+
+
+@pytest.mark.parametrize("family", ["block_low_rank", "low_rank", "mean_field"])
+def test_a_precision_that_still_grows_is_warned_of_once(family: str) -> None:
+    model, _ = still_growing(family)
     with pytest.warns(TrainingLoopWarning, match=r"grown \d\.\d-fold .* of 180 steps"):
         model(x)
     model(x), model.predict(x), model.components(x)  # warnings are errors
 
 
 def test_copies_warn_as_well() -> None:
-    model, likelihood = make_model()
-    train(model, likelihood, 180)
+    model, _ = still_growing()
     for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         with pytest.warns(TrainingLoopWarning, match="precision"):
             copied.predict(x)
@@ -62,8 +73,7 @@ def test_a_start_from_data_is_not_warned_of() -> None:
 
 def test_a_precision_that_was_set_after_the_loop_is_not_warned_of() -> None:
     for arrive in (lambda m, lik: polish(m, lik, [(x, y)]), lambda m, lik: m.load_state_dict(m.state_dict())):
-        model, likelihood = make_model()
-        train(model, likelihood, 110)
+        model, likelihood = still_growing()
         arrive(model, likelihood)
         model.eval()(x)
 

@@ -50,6 +50,7 @@ def test_kl_divergence_of_the_distributions_agrees(case: dict, family: str) -> N
     assert_matches(generic, case["expected"][family]["kl"])
 
 
+@pytest.mark.projection
 def test_predictor_at_training_rows(case: dict, family: str, dtype: torch.dtype) -> None:
     model = reference.make_model(case, family, dtype)
     expected, x = case["expected"][family], reference.tensor(case["X"], dtype)
@@ -68,6 +69,7 @@ def test_predictor_at_test_rows(case: dict, family: str, dtype: torch.dtype) -> 
     assert_matches(posterior.covariance_matrix, case["expected"][family]["test_predictor_covariance"])
 
 
+@pytest.mark.projection
 def test_components(case: dict, family: str, dtype: torch.dtype) -> None:
     strategy = reference.make_model(case, family, dtype).variational_strategy
     expected = case["expected"][family]

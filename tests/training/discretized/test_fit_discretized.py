@@ -40,8 +40,8 @@ from gpytorch_gam.training.discretized._tabulated_gradients import TabulatedGrad
 from gpytorch_gam.warnings import ConvergenceWarning, DiscretizationWarning
 
 
-class PoissonLikelihood(gpytorch.likelihoods.PoissonLikelihood):
-    """With the logarithm as its link."""
+class OwnPoissonLikelihood(gpytorch.likelihoods.PoissonLikelihood):
+    """Somebody's own: with the logarithm as its link, and nothing known of its null model."""
 
     def forward(self, function_samples: Tensor, *args: object, **kwargs: object) -> torch.distributions.Poisson:
         return torch.distributions.Poisson(rate=function_samples.exp())
@@ -89,7 +89,7 @@ def respond(kind: str, predictor: Tensor) -> tuple[Tensor, Likelihood]:
     if kind == "labels":
         return torch.bernoulli(torch.special.ndtr(predictor)), BernoulliLikelihood().double()
     if kind == "counts":
-        return torch.poisson(predictor.exp()), PoissonLikelihood().double()
+        return torch.poisson(predictor.exp()), OwnPoissonLikelihood().double()
     likelihood = StudentTLikelihood().double()
     fix(likelihood)
     return predictor + torch.distributions.StudentT(5.0).sample(predictor.shape).double(), likelihood
@@ -543,7 +543,7 @@ def test_counts_of_any_size_are_fitted_from_the_null_model(mean: str | None) -> 
     x = torch.rand(1000, 1).double()
     f = 9 + torch.sin(6 * x[:, 0])
     model = make_small(x, None if mean is None else ConstantMean())
-    fit_discretized(model, PoissonLikelihood(), [(x, torch.poisson(f.exp()))])
+    fit_discretized(model, OwnPoissonLikelihood(), [(x, torch.poisson(f.exp()))])
     assert (model(x).mean - f).square().mean().sqrt() < 0.003  # one standard error of a count is .01
 
 
@@ -643,14 +643,14 @@ def test_what_is_left_open_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.rand(400, 1).double()
     y = torch.poisson((9 + 2 * torch.sin(6 * x[:, 0])).exp())
     with pytest.warns(ConvergenceWarning, match="promises .* nats, more than the tolerance"):
-        fit_discretized(make_small(x), PoissonLikelihood(), [(x, y)], max_passes=1)
+        fit_discretized(make_small(x), OwnPoissonLikelihood(), [(x, y)], max_passes=1)
     monkeypatch.setattr(discretized_fit, "_GAUSSIAN_STEPS", 1)
     with pytest.warns(ConvergenceWarning, match="promises .* nats"):
         fit_discretized(make_small(x), GaussianLikelihood().double(), [(x, y.log())])
 
 
 def test_no_step_that_raises_the_bound_is_an_error() -> None:
-    class Descending(PoissonLikelihood):
+    class Descending(OwnPoissonLikelihood):
         """With values that fall where their derivatives rise."""
 
         def expected_log_prob(self, y: Tensor, f: gpytorch.distributions.MultivariateNormal, *_: object) -> Tensor:
