@@ -155,7 +155,7 @@ def fit(
     """
     checks.batches(batches)
     checks.likelihood(likelihood)
-    validated_strategy(model, StructuredDistribution, True)
+    check_number_of_predictors(validated_strategy(model, StructuredDistribution, True), likelihood)
     checks.integer("num_epochs", num_epochs, least=1)
     num_data = number_of_rows(batches, num_data, Processes(process_group))
     if num_epochs > 1 and iter(batches) is batches:
@@ -236,7 +236,6 @@ class _Loop:
         process_group: ProcessGroup | None,
         cuda_graph: bool,
     ) -> None:
-        check_number_of_predictors(validated_strategy(model, StructuredDistribution, True), likelihood)
         self.mll = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=num_data)
         if cuda_graph and process_group is not None:
             raise ValueError("cuda_graph=True is for one process: leave out process_group, or the graph")
