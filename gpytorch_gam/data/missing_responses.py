@@ -8,10 +8,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gpytorch_gam import _checks as checks
+
 
 class RowsWithResponse(NamedTuple):
     """
-    What is left of data.
+    The rows that are left of the data.
 
     :ivar x: inputs ``(m, D)``.
     :ivar y: responses ``(m,)`` or ``(m, k)``.
@@ -42,12 +44,9 @@ def drop_missing(x: Tensor, y: Tensor, **row_arguments: Tensor | float) -> RowsW
         >>> x, y, row_arguments, num_dropped = drop_missing(x, y, offset=offset)
         >>> mll(model(x), y, **row_arguments)
     """
-    for name, value in (("x", x), ("y", y)):
-        if not torch.is_tensor(value):
-            raise TypeError(f"{name} must be a torch.Tensor, got {type(value).__name__}")
-    if x.dim() != 2:
+    if checks.tensor("x", x).dim() != 2:
         raise ValueError(f"x must have shape (n, D), got {tuple(x.shape)}")
-    if y.dim() not in (1, 2) or len(y) != len(x):
+    if checks.tensor("y", y).dim() not in (1, 2) or len(y) != len(x):
         raise ValueError(
             f"y must have shape ({len(x)},) or ({len(x)}, k) beside {len(x)} rows of x, got {tuple(y.shape)}"
         )

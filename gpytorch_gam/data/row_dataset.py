@@ -10,12 +10,12 @@ from torch.utils.data import Dataset
 class RowDataset(Dataset[tuple[Tensor, Tensor, dict[str, Tensor]]]):
     """
     Inputs, responses, and row-wise arguments of the likelihood: offsets, weights, exposures, numbers of trials. A
-    ``DataLoader`` makes triples ``(x, y, {"exposure": ...})`` of them, which ``fit`` and ``polish`` in
-    ``gpytorch_gam.optim`` take.
+    ``DataLoader`` makes triples ``(x, y, {"exposure": ...})`` of them, which all of ``gpytorch_gam.training`` takes.
 
     :param x: Inputs ``(n, D)``.
     :param y: Responses ``(n)``.
     :param row_arguments: Tensors with n rows.
+    :ivar row_arguments: The same by name.
     :raises TypeError: If one is not a tensor with rows.
     :raises ValueError: If their numbers of rows differ.
 

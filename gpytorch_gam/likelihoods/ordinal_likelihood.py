@@ -101,7 +101,7 @@ class OrdinalLikelihood(OnePredictorLikelihood):
         return self._interval_log_prob(y, f, torch.ones_like(f), values["cutpoints"])
 
     def _interval_log_prob(self, y: Tensor, mean: Tensor, scale: Tensor, cutpoints: Tensor) -> Tensor:
-        """The log-probability of class y for a latent response with this mean and inverse standard deviation."""
+        """The log-probability of class y for a latent response of this mean and inverse standard deviation."""
         lower, upper = self._limits(y, cutpoints)
         return _log_normal_interval(scale * (lower - mean), scale * (upper - mean))
 

@@ -62,11 +62,7 @@ class PoissonLikelihood(OnePredictorLikelihood):
 
 def poisson_log_prob(y: Tensor, log_rate: Tensor, rate: Tensor, exposure: Tensor) -> Tensor:
     r"""
-    :math:`y (a + \log E) - E b - \log y!`, which is linear in the two so that expectations can be put in.
-
-    :param y: Counts.
-    :param log_rate: :math:`a`, the log rate or its expectation.
-    :param rate: :math:`b`, the rate or its expectation.
-    :param exposure: :math:`E`.
+    :math:`y (a + \log E) - E b - \log y!` of counts y and exposures E. It is linear in the log rate :math:`a` and the
+    rate :math:`b`, so that their expectations can be put in.
     """
     return y * (log_rate + exposure.log()) - exposure * rate - torch.lgamma(y + 1)

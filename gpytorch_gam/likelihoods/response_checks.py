@@ -43,7 +43,7 @@ def refuse_rows(owner: str, y: Tensor, is_bad: Callable[[Tensor], Tensor], what:
 
     :param owner: Name of the likelihood's class.
     :param y: Responses.
-    :param is_bad: From responses to booleans of the same shape.
+    :param is_bad: Marks the bad ones among responses.
     :param what: What the bad ones are, for "y has ... in 3 of 10 rows".
     :param remedy: What to do, or what the likelihood takes.
     :raises ValueError: If there is one.

@@ -104,7 +104,7 @@ class RowArgumentsLikelihood(Likelihood, ABC):
 
         :param function_dist: Distribution of the predictor or predictors.
         :param offset: Added to the predictor.
-        :param weights: Without effect.
+        :param weights: They have no effect.
         :param row_arguments: Further row-wise arguments.
         :return: A distribution of batch shape ``(*batch, n)``.
         """
@@ -124,7 +124,7 @@ class RowArgumentsLikelihood(Likelihood, ABC):
 
         :param function_samples: ``(*sample, *batch, n)``, or of P predictors ``(*sample, *batch, n, P)``.
         :param offset: Added to them.
-        :param weights: Without effect.
+        :param weights: They have no effect.
         :param row_arguments: Further row-wise arguments.
         :return: A distribution of batch shape ``(*sample, *batch, n)``.
         """

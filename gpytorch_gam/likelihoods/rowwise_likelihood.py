@@ -18,13 +18,9 @@ from .row_arguments_likelihood import RowArgumentsLikelihood, with_offset
 
 class RowwiseLikelihood(RowArgumentsLikelihood):
     """
-    One of GPyTorch's likelihoods, or one of your own, with row-wise arguments ``offset`` and ``weights``, given by
-    keyword to the objective (``mll(model(x), y, weights=weights)``), the likelihood and its methods.
-
-    - ``offset`` is added to the mean of the predictor before the likelihood sees it. With P predictors, ``(*batch, n)``
-      is for the first one, ``(*batch, n, P)`` for each.
-    - ``weights``, not negative, multiply the rows' (expected) log-probabilities. With ``num_data`` the number of rows,
-      integer weights give the bound of repeated rows in total nats. Predictions do not depend on them.
+    One of GPyTorch's likelihoods, or one of your own, with row-wise arguments ``offset``, which is added to the mean of
+    the predictor before the likelihood sees it, and ``weights``, which multiply the rows' (expected) log-probabilities;
+    see :class:`~gpytorch_gam.likelihoods.row_arguments_likelihood.RowArgumentsLikelihood`.
 
     All else is the likelihood's: how accurate its expectations are, and what it makes of further arguments, which are
     passed on if it reads them: ``noise`` by GPyTorch's Gaussian ones, and whatever the methods of your own name. Others

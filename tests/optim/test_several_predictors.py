@@ -319,13 +319,13 @@ def test_rows_that_are_joined_or_cut_keep_their_arguments() -> None:
 def test_bad_row_wise_arguments_are_refused() -> None:
     x, y = location_scale_problem(10)
     model, likelihood = make_model(num_predictors=1), RowwiseLikelihood(GaussianLikelihood()).double()
-    for bad, message in (
-        ([(x, y, y)], "third entry of a batch must map names"),
-        ([(x, y, {"weights": y[:5]})], "weights must be a tensor with one entry for each of the 10 rows"),
-        ([(x, y, {"weights": 2.0})], "weights must be a tensor"),
-        ([(x, y, {}, {})], "pairs .* or triples"),
+    for bad, error, message in (
+        ([(x, y, y)], TypeError, "third entry of a batch must map names"),
+        ([(x, y, {"weights": y[:5]})], ValueError, "weights must be a tensor with one entry for each of the 10 rows"),
+        ([(x, y, {"weights": 2.0})], TypeError, "weights must be a tensor"),
+        ([(x, y, {}, {})], ValueError, "pairs .* or triples"),
     ):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(error, match=message):
             polish(model, likelihood, bad)
     with pytest.raises(ValueError, match="exposure has 5 rows, but x has 10"):
         RowDataset(x, y, exposure=y[:5])

@@ -241,14 +241,16 @@ def _check_responses(likelihood: Likelihood | None, y: Tensor, x: Tensor) -> Non
 
 def _checked_arguments(row_arguments: Any, x: Tensor) -> dict[str, Tensor]:
     if not isinstance(row_arguments, Mapping):
-        raise ValueError(
+        raise TypeError(
             f"the third entry of a batch must map names to row-wise arguments of the likelihood, such as "
             f'{{"weights": w}}, got {type(row_arguments).__name__}'
         )
     for name, value in row_arguments.items():
         if not torch.is_tensor(value) or value.dim() == 0 or len(value) != len(x):
-            shape = f"shape {tuple(value.shape)}" if torch.is_tensor(value) else type(value).__name__
-            raise ValueError(f"{name} must be a tensor with one entry for each of the {len(x)} rows, got {shape}")
+            kind = ValueError if torch.is_tensor(value) else TypeError
+            raise kind(
+                f"{name} must be a tensor with one entry for each of the {len(x)} rows, got {checks.shown(value)}"
+            )
         if value.device != x.device:
             raise ValueError(f"{name} is on {value.device}, but x is on {x.device}: move it with .to(...)")
     return dict(row_arguments)
