@@ -136,6 +136,9 @@ def call(name: str, **keywords: Any) -> Any:
         return call_likelihood(owner, method, **keywords)
     if owner in kernels.__all__:
         return call_kernel(owner, method, **keywords)
+    if owner == "CollapsedELBO":
+        objective = mlls.CollapsedELBO(GaussianLikelihood().double(), model())
+        return getattr(objective, method)(X, Y, **dict.fromkeys(keywords, Y))
     return getattr(model() if owner == "AdditiveGP" else model().variational_strategy, method)(X, **keywords)
 
 
