@@ -12,7 +12,7 @@ from torch import Tensor
 
 def without_autocast(method: Callable[..., Any]) -> Callable[..., Any]:
     """
-    A method that computes in the dtype of its first argument x: half precision ruins variances, small differences.
+    Make a method compute in the dtype of its first argument x: half precision ruins variances and small differences.
     """
 
     @functools.wraps(method)

@@ -1,4 +1,5 @@
-"""Tensor functions for the identity plus a low-rank term, ``I + W W'`` with ``W`` of shape ``(*batch, Q, R)``.
+"""
+Tensor functions for the identity plus a low-rank term, ``I + W W'`` with ``W`` of shape ``(*batch, Q, R)``.
 
 Everything goes through the capacitance ``A = I + W' W`` of size ``R x R`` and its Cholesky factor ``A = L L'``. With
 
@@ -8,9 +9,9 @@ Everything goes through the capacitance ``A = I + W' W`` of size ``R x R`` and i
     \\qquad
     \\mathbf F^{-\\top} = \\mathbf I - \\mathbf W \\mathbf L^{-\\top} (\\mathbf I + \\mathbf L)^{-1} \\mathbf W^\\top ,
 
-one has ``F F' = I + W W'`` and ``F^-T F^-1 = (I + W W')^-1``: insert ``W' W = L L' - I``. ``I + L`` is lower
-triangular with a diagonal of at least two, so these roots need no eigendecomposition (whose gradient does not exist
-where eigenvalues repeat, and here ``Q - R`` of them always do).
+one has ``F F' = I + W W'`` and ``F^-T F^-1 = (I + W W')^-1``: insert ``W' W = L L' - I``. ``I + L`` is lower triangular
+with a diagonal of at least two, so these roots need no eigendecomposition (whose gradient does not exist where
+eigenvalues repeat, and here ``Q - R`` of them always do).
 
 All functions broadcast over leading dimensions, are differentiable and allow ``R = 0`` and ``R > Q``. The cost is
 ``O(Q R^2 + R^3)`` for :func:`capacitance_cholesky` and ``O(Q R k + R^2 k)`` for a product with ``k`` columns.
@@ -34,9 +35,7 @@ def capacitance_log_determinant(capacitance_root: Tensor) -> Tensor:
 
 
 def explained_factor(low_rank: Tensor, capacitance_root: Tensor) -> Tensor:
-    """
-    ``H = W L^-T``, ``(*batch, Q, R)``, by which the inverse falls below the identity: ``(I + W W')^-1 = I - H H'``.
-    """
+    """``H = W L^-T``, ``(*batch, Q, R)``, whose square the inverse subtracts: ``(I + W W')^-1 = I - H H'``."""
     if capacitance_root.shape[-1] == 1:
         return low_rank / capacitance_root
     return torch.linalg.solve_triangular(capacitance_root.mT, low_rank, upper=True, left=False)

@@ -11,22 +11,18 @@ from torch import Tensor
 
 @contextmanager
 def gradients_on() -> Iterator[None]:
-    """Gradients inside of ``torch.no_grad()`` and ``torch.inference_mode()``."""
+    """Switch gradients on inside of ``torch.no_grad()`` and ``torch.inference_mode()``."""
     with torch.inference_mode(False), torch.enable_grad():
         yield
 
 
 def trainable(data: Tensor) -> Tensor:
-    """Data that backward passes may keep, which those that were made in ``torch.inference_mode()`` are not."""
+    """Data that backward passes may keep; tensors made in ``torch.inference_mode()`` are copied for that."""
     return data.clone() if data.is_inference() else data
 
 
 def check_trainable(*modules: torch.nn.Module) -> None:
-    """
-    Refuse to train modules that were made in ``torch.inference_mode()``.
-
-    :raises ValueError: If one of them was.
-    """
+    """Raise a ValueError for modules that were made in ``torch.inference_mode()``, which cannot be trained."""
     for module in modules:
         if any(parameter.is_inference() for parameter in module.parameters()):
             raise ValueError(

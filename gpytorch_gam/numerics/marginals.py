@@ -1,4 +1,6 @@
-"""Moments of Gaussian processes in single rows, from what a posterior takes from the prior and couples."""
+"""
+Moments of Gaussian processes in single rows: the prior's, without what the data explain and with what couples them.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +11,12 @@ from torch import Tensor
 
 
 class Marginals(NamedTuple):
-    """
-    Moments of k processes in each of n rows.
+    """Moments of k processes in each of n rows."""
 
-    :ivar mean: ``(*batch, k, n)``.
-    :ivar variance: ``(*batch, k, n)``, positive.
-    :ivar shared: the coupled parts of the processes, ``(*batch, k, R, n)``.
-    :ivar sign: of products of coupled parts in covariances, -1 or 1.
-    """
-
-    mean: Tensor
-    variance: Tensor
-    shared: Tensor
-    sign: int
+    mean: Tensor  # (*batch, k, n)
+    variance: Tensor  # (*batch, k, n), positive
+    shared: Tensor  # coupled parts, (*batch, k, R, n)
+    sign: int  # sign of the products of coupled parts in covariances, -1 or 1
 
     def covariance_in_rows(self) -> Tensor:
         """Covariance between the processes in each row, ``(*batch, n, k, k)``, with the variances on its diagonal."""
@@ -36,17 +31,12 @@ def marginal_moments(
     mean: Tensor, prior_variance: Tensor, own_squares: Tensor | None, shared: Tensor, sign: int
 ) -> Marginals:
     r"""
-    The posterior variance of each process is that of the prior without the squares of what is known of it alone, and
-    with those of what couples it to the others,
+    The posterior variance of each process: the prior variance k, ``(*batch, k, n)``, without the squares that the
+    process explains by itself (``own_squares``, of the same shape, None for zero), and plus or minus the squares of its
+    coupled part :math:`F^\top \phi` (``shared``, ``(*batch, k, R, n)``),
 
     .. math::
         \mathrm{var} f = k - \| V^\top \phi \|^2 + s\, \| F^\top \phi \|^2 .
-
-    :param mean: ``(*batch, k, n)``.
-    :param prior_variance: :math:`k`, ``(*batch, k, n)``.
-    :param own_squares: :math:`\| V^\top \phi \|^2`, ``(*batch, k, n)``, or None for zero.
-    :param shared: :math:`F^\top \phi`, ``(*batch, k, R, n)``.
-    :param sign: :math:`s`, -1 or 1.
     """
     own = prior_variance if own_squares is None else prior_variance - own_squares
     variance = keep_positive(own + sign * shared.square().sum(-2), prior_variance)
@@ -56,9 +46,6 @@ def marginal_moments(
 
 def keep_positive(variance: Tensor, prior_variance: Tensor) -> Tensor:
     """
-    Rounding can carry a variance that is tiny beside the prior's below zero: hold it at the size of rounding.
-
-    :param variance: Posterior variances, any shape.
-    :param prior_variance: Prior variances, the same shape.
+    Hold a variance at the size of rounding, which can carry one that is tiny beside the prior variance below zero.
     """
     return torch.maximum(variance, torch.finfo(variance.dtype).eps * prior_variance)

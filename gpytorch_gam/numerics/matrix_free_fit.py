@@ -3,9 +3,9 @@ Fits of the structured precision to :math:`I + G`, of which only products :math:
 
 The Gaussian of precision :math:`D + BB^\top` with the least divergence to one of precision P is the maximum likelihood
 factor analysis of P: given :math:`D = LL^\top`, the best B consists of the leading eigenvectors of
-:math:`L^{-1} P L^{-\top}`, multiplied by L. So B is sought in coordinates in which *D* is the identity. There the
-directions that only coupling explains stand out, and a precision that already has the form is fitted by itself. (In
-coordinates in which the diagonal blocks of *P* are the identity neither is true, and the fits of successive minibatches
+:math:`L^{-1} P L^{-\top}`, multiplied by L. So B is sought in coordinates in which D is the identity. There the
+directions that only coupling explains stand out, and a precision that already has the form is reproduced exactly. (In
+coordinates in which the diagonal blocks of P are the identity neither is true, and the fits of successive minibatches
 drift away.)
 
 A round brings :math:`G = \mathrm{blockdiag}(O_c) + S`, with :math:`O_c` and S positive semidefinite, back to the
@@ -28,7 +28,7 @@ from .triangular import cholesky, triangular_solve
 
 Apply = Callable[[Tensor], Tensor]
 
-# Relative size of the shifts that keep Cholesky factors of semidefinite matrices from failing on rounding.
+# Relative size of the shifts by which Cholesky factors of semidefinite matrices survive rounding.
 _SHIFT = 2e-14
 _NUM_SHIFTS = 5
 
@@ -37,15 +37,10 @@ _WEIGHTS = (0.5, 0.5, 0.4, 0.3, 0.2)
 
 
 class StreamingFit(NamedTuple):
-    r"""
-    Factors with :math:`\mathrm{blockdiag}(E_c E_c^\top) + BB^\top \approx G`, the diagonal blocks being equal.
+    r"""Factors with :math:`\mathrm{blockdiag}(E_c E_c^\top) + BB^\top \approx G`, the diagonal blocks being equal."""
 
-    :ivar directions: ``(Q, k)``, k >= R: B in the first R columns, then the directions that come next; None for rank 0.
-    :ivar block_factors: :math:`E_c`, ``(count, size, size)`` for each group, lower triangular.
-    """
-
-    directions: Tensor | None
-    block_factors: list[Tensor]
+    directions: Tensor | None  # (Q, k), k >= R: B, then the directions that come next; None for rank 0
+    block_factors: list[Tensor]  # E_c, (count, size, size) for each group, lower triangular
 
 
 def fit_round(
@@ -57,17 +52,12 @@ def fit_round(
     num_iterations: int,
 ) -> StreamingFit:
     r"""
-    One round: :math:`G = \mathrm{blockdiag}(O_c) + S`, back to the family.
-
-    Cost :math:`O(\sum_c M_c^3 + Qk^2)` and the products with S.
-
-    :param apply: Maps ``(Q, k)`` to :math:`SX`.
-    :param own: :math:`O_c`, positive semidefinite, ``(count, size, size)`` for each group: B is sought in
-        coordinates in which :math:`I + O_c` is the identity. None for coordinates as they are.
-    :param totals: Diagonal blocks of G, or more.
-    :param start: ``(Q, k)`` of full column rank, where the subspace iteration starts.
-    :param rank: Columns R of B.
-    :param num_iterations: Products with S, at least 1.
+    One round, which brings :math:`G = \mathrm{blockdiag}(O_c) + S` back to the family with a B of ``rank`` columns.
+    ``apply`` maps X, ``(Q, k)``, to :math:`SX`, and is called ``num_iterations`` times (at least once) in a subspace
+    iteration from ``start``, ``(Q, k)`` of full column rank. ``own`` are the positive semidefinite :math:`O_c`,
+    ``(count, size, size)`` a group: B is sought in coordinates in which :math:`I + O_c` is the identity, or, if ``own``
+    is None, in the given ones. ``totals`` are the diagonal blocks of G, or larger ones. Cost
+    :math:`O(\sum_c M_c^3 + Qk^2)` and the products with S.
     """
     if own is None:
         directions, shift = leading_factor(apply, start, num_iterations)
@@ -79,7 +69,7 @@ def fit_round(
             num_iterations,
         )
         directions = multiply_blocks(choleskys, directions)
-    # By rounding, the remainder may lie below zero by so much in the coordinates of the iteration.
+    # Rounding may carry the remainder below zero by up to the shift, in the coordinates of the iteration.
     base = [torch.zeros_like(total) for total in totals] if own is None else own
     padded = [total + 2 * shift * add_identity(block) for total, block in zip(totals, base, strict=True)]
     return StreamingFit(directions, remainder_factors(padded, directions[:, :rank]))
@@ -90,10 +80,11 @@ def factor_analysis_round(
 ) -> StreamingFit:
     r"""
     One round of the factor analysis of :math:`I + G`, see :mod:`gpytorch_gam.numerics.precision_fit`: with
-    :math:`I + O_c = L_c L_c^\top` for the present blocks, B from the leading eigenvectors of
-    :math:`L^{-1} (G - \mathrm{blockdiag}(O_c)) L^{-\top}`, and the blocks that it leaves. The matrix is indefinite, so
-    the eigenvectors are those of its compression to the subspace (Rayleigh and Ritz), which has to be a good one.
-    Arguments are those of :func:`fit_round`, ``apply`` being the product with :math:`G - \mathrm{blockdiag}(O_c)`.
+    :math:`I + O_c = L_c L_c^\top` for the present blocks, B consists of the leading eigenvectors of
+    :math:`L^{-1} (G - \mathrm{blockdiag}(O_c)) L^{-\top}`, and the new blocks are what B leaves. The matrix is
+    indefinite, so the eigenvectors are those of its compression to the subspace (Rayleigh-Ritz), which therefore has to
+    be a good one. Arguments are those of :func:`fit_round`, except that ``apply`` is the product with
+    :math:`G - \mathrm{blockdiag}(O_c)`.
     """
     choleskys = [cholesky(add_identity(block) + _rounding(block)) for block in own]
     product = solve_blocks(choleskys, start)
@@ -102,7 +93,7 @@ def factor_analysis_round(
         product = solve_blocks(choleskys, apply(solve_blocks(choleskys, basis, transpose=True)))
     core = basis.mT @ product
     values, vectors = torch.linalg.eigh(0.5 * (core + core.mT))
-    # Next directions are kept at their size, unless they explain nothing: a subspace iteration needs them all.
+    # The next directions keep their size, or a small one if they explain nothing: a subspace iteration needs them all.
     sizes = values.flip(-1).clamp_min(1e-6 * (1 + values[-1].clamp_min(0))).sqrt()
     directions = multiply_blocks(choleskys, basis @ vectors.flip(-1) * sizes)
     return StreamingFit(directions, positive_remainder_factors(totals, directions[:, :rank]))
@@ -112,9 +103,9 @@ def fit_from_scratch(
     apply: Apply, totals: Sequence[Tensor], start: Tensor, rank: int, num_iterations: int
 ) -> StreamingFit:
     """
-    Fit G without a starting fit: a round in coordinates in which the blocks of :math:`I + G` are the identity, then
-    rounds that each mix the last fit with G, the diagonal blocks being those of G all the time. Never worse than the
-    mean-field fit, :math:`B = 0`. Arguments are those of :func:`fit_round`, with G in the place of S.
+    Fit G without a starting fit: one round in coordinates in which the blocks of :math:`I + G` are the identity, then
+    rounds that each mix the last fit with G and keep the diagonal blocks of G. Never worse than the mean-field fit,
+    :math:`B = 0`. Arguments are those of :func:`fit_round`, with G in the place of S.
     """
     fit = fit_round(apply, totals, totals, start, rank, num_iterations)
     for weight in _WEIGHTS:
@@ -127,8 +118,8 @@ def fit_from_scratch(
 
 def _unless_worse_than_blocks(fit: StreamingFit, apply: Apply, totals: Sequence[Tensor], rank: int) -> StreamingFit:
     """
-    The fit, or the mean-field one where that has the smaller divergence (weak coupling, and a rank that is too small
-    for it): then B is scaled to nothing, and goes on serving as the start of the next fit.
+    The fit, or the mean-field one where that has the smaller divergence (weak coupling that a small rank cannot hold):
+    B is then scaled to nearly nothing, so that it still serves as the start of the next fit.
     """
     assert fit.directions is not None
     factor = fit.directions[:, :rank]
@@ -141,22 +132,22 @@ def _unless_worse_than_blocks(fit: StreamingFit, apply: Apply, totals: Sequence[
 
 
 def mixed_product(apply: Apply, factor: Tensor, weight: Tensor | float) -> Apply:
-    r"""The product with :math:`(1 - w) BB^\top + w H`, from that with H and B, ``(Q, R)``."""
+    r"""
+    The product with :math:`(1 - w) BB^\top + w H`, given the product with H (``apply``) and B (``factor``, ``(Q, R)``).
+    """
     return lambda columns: (1 - weight) * (factor @ (factor.mT @ columns)) + weight * apply(columns)
 
 
 def leading_factor(apply: Apply, start: Tensor, num_iterations: int) -> tuple[Tensor, Tensor]:
     r"""
     Columns :math:`F`, ``(Q, k)``, leading directions first, with :math:`FF^\top \approx N` and :math:`N - FF^\top`
-    positive semidefinite (also for some of the columns), and how far below zero an eigenvalue of that may lie by
-    rounding.
+    positive semidefinite (also for some of the columns), and a bound on how far rounding may carry its eigenvalues
+    below zero.
 
-    Subspace iteration, finished in Nyström form: with orthonormal :math:`X` and :math:`Y = NX`, :math:`N - Y (X^\top
-    Y)^{-1} Y^\top` is a Schur complement, hence positive semidefinite however poor the subspace is.
-
-    :param apply: Maps ``(Q, k)`` to :math:`NX`.
-    :param start: ``(Q, k)``, of full column rank.
-    :param num_iterations: Products with N, at least 1.
+    Subspace iteration with ``num_iterations`` (at least one) products :math:`X \mapsto NX` (``apply``) from ``start``,
+    ``(Q, k)`` of full column rank, finished in Nyström form: with orthonormal :math:`X` and :math:`Y = NX`,
+    :math:`N - Y (X^\top Y)^{-1} Y^\top` is a Schur complement, hence positive semidefinite however poor the subspace
+    is.
     """
     product = start
     for _ in range(num_iterations):
@@ -172,9 +163,9 @@ def leading_factor(apply: Apply, start: Tensor, num_iterations: int) -> tuple[Te
 
 def remainder_factors(totals: Sequence[Tensor], factor: Tensor | None) -> list[Tensor]:
     r"""
-    Lower triangular roots of what B, ``(Q, R)``, leaves of the diagonal blocks :math:`T_c`, ``(count, size, size)`` for
-    each group: :math:`E_c E_c^\top = T_c - B_c B_c^\top`, taken in coordinates in which :math:`I + T_c` is the
-    identity, so that rounding is relative to that.
+    Lower triangular roots :math:`E_c E_c^\top = T_c - B_c B_c^\top` of what B, ``(Q, R)``, leaves of the diagonal
+    blocks :math:`T_c`, ``(count, size, size)`` a group, computed in coordinates in which :math:`I + T_c` is the
+    identity, so that rounding errors are relative to that.
     """
     remainders = list(totals)
     if factor is not None:
@@ -189,9 +180,7 @@ def remainder_factors(totals: Sequence[Tensor], factor: Tensor | None) -> list[T
 
 
 def positive_remainder_factors(totals: Sequence[Tensor], factor: Tensor) -> list[Tensor]:
-    r"""
-    Roots of the positive parts of :math:`T_c - B_c B_c^\top`, for a B that may explain more than the blocks hold.
-    """
+    r"""Roots of the positive parts of :math:`T_c - B_c B_c^\top`; B may explain more than the blocks hold."""
     parts = split_groups(factor, block_shapes(totals))
     return [leading_root(total - part @ part.mT, total.shape[-1]) for total, part in zip(totals, parts, strict=True)]
 
@@ -200,9 +189,7 @@ def shifted_cholesky(matrix: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
     """
     Cholesky factor of a positive semidefinite matrix, ``(*batch, k, k)``, plus the first of ``shift``, ``100 * shift``,
     ... times the identity that makes it positive definite (rounding errors depend on more than the matrix), and that
-    shift.
-
-    :raises torch.linalg.LinAlgError: If the matrix is indefinite by more than rounding, or not finite.
+    shift. A matrix that is not finite, or indefinite by more than rounding, raises ``torch.linalg.LinAlgError``.
     """
     eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
     for _ in range(_NUM_SHIFTS - 1):

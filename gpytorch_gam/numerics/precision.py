@@ -1,6 +1,5 @@
 r"""
-Small tensor functions behind the structured precision :math:`P = D + BB^\top`, :math:`D = I + \mathrm{blockdiag}(E_c
-E_c^\top)`.
+Tensor functions for the structured precision :math:`P = D + BB^\top`, :math:`D = I + \mathrm{blockdiag}(E_c E_c^\top)`.
 
 The covariance is never formed, and :math:`P^{-1} - I` is never obtained by subtraction. It is written as
 
@@ -28,17 +27,12 @@ class CovarianceFactors(NamedTuple):
     r"""
     A whitened Gaussian :math:`N(m, I - \mathrm{blockdiag}(V_c V_c^\top) + s F F^\top)`, the one form in which the
     strategy reads every variational distribution.
-
-    :ivar mean: :math:`m`, ``(*batch, Q)``.
-    :ivar explained_blocks: for each group :math:`V_c`, ``(*batch, C_g, M_g, r_g)``; None if there are none.
-    :ivar explained_shared: :math:`F`, ``(*batch, Q, R)``; None if there is none.
-    :ivar shared_sign: :math:`s`, which is -1 or 1.
     """
 
-    mean: Tensor
-    explained_blocks: tuple[Tensor, ...] | None
-    explained_shared: Tensor | None
-    shared_sign: int
+    mean: Tensor  # m, (*batch, Q)
+    explained_blocks: tuple[Tensor, ...] | None  # V_c, (*batch, C_g, M_g, r_g) for each group
+    explained_shared: Tensor | None  # F, (*batch, Q, R)
+    shared_sign: int  # s, -1 or 1
 
 
 def explained_block(block_factor: Tensor) -> tuple[Tensor, Tensor]:
@@ -51,7 +45,7 @@ def explained_block(block_factor: Tensor) -> tuple[Tensor, Tensor]:
 
 def apply_block_inverse(explained_blocks: Sequence[Tensor], factor: Tensor) -> Tensor:
     r"""
-    :math:`D^{-1} B = B - V V^\top B`, ``(*batch, Q, R)``, with :math:`V_c`, ``(*batch, C_g, M_g, r_g)``, of each group.
+    :math:`D^{-1} B = B - V V^\top B`, ``(*batch, Q, R)``, given :math:`V_c`, ``(*batch, C_g, M_g, r_g)`` a group.
     """
     parts = split_groups(factor, block_shapes(explained_blocks))
     return join_groups([part - root @ (root.mT @ part) for root, part in zip(explained_blocks, parts, strict=True)])
@@ -61,14 +55,9 @@ def precision_covariance_factors(
     mean: Tensor, shared_factor: Tensor | None, block_factors: Sequence[Tensor] | None
 ) -> tuple[CovarianceFactors, Tensor]:
     r"""
-    Covariance factors of :math:`N(m, (D + BB^\top)^{-1})` and :math:`\log|D + BB^\top|`.
-
-    Cost :math:`O(QR^2 + Q r R)` and :math:`O(\sum_c M_c r_c^2)`.
-
-    :param mean: ``(*batch, Q)``.
-    :param shared_factor: :math:`B`, ``(*batch, Q, R)``, or None for :math:`B = 0`.
-    :param block_factors: :math:`E_c` of each group, ``(*batch, C_g, M_g, r_g)``, or None for :math:`D = I`.
-    :return: The factors, and the log determinant ``(*batch)``.
+    Covariance factors of :math:`N(m, (D + BB^\top)^{-1})` and :math:`\log|D + BB^\top|`, ``(*batch)``, from m,
+    ``(*batch, Q)``, B, ``(*batch, Q, R)`` (None for zero), and :math:`E_c`, ``(*batch, C_g, M_g, r_g)`` a group (None
+    for :math:`D = I`). Cost :math:`O(QR^2 + Q r R)` and :math:`O(\sum_c M_c r_c^2)`.
     """
     logdet = mean.new_zeros(mean.shape[:-1])
     explained_blocks = None
@@ -87,13 +76,9 @@ def precision_covariance_factors(
 
 def kl_from_standard_normal(factors: CovarianceFactors, logdet_precision: Tensor) -> Tensor:
     r"""
-    :math:`\mathrm{KL}(N(m, P^{-1}) \,\|\, N(0, I)) = \tfrac12 [m^\top m - \|V\|_F^2 - \|F\|_F^2 + \log|P|]`.
-
-    (The paper's equation (2) has the sign of this term reversed.)
-
-    :param factors: Factors with ``shared_sign`` -1.
-    :param logdet_precision: :math:`\log|P|`, ``(*batch)``.
-    :return: ``(*batch)``.
+    :math:`\mathrm{KL}(N(m, P^{-1}) \,\|\, N(0, I)) = \tfrac12 [m^\top m - \|V\|_F^2 - \|F\|_F^2 + \log|P|]`,
+    ``(*batch)``, from factors with ``shared_sign`` -1. (The paper's equation (2) has the sign of the last term
+    reversed.)
     """
     trace = factors.mean.square().sum(-1)
     for root in factors.explained_blocks or ():

@@ -9,8 +9,8 @@ analysis of P, with blocks in the place of unique variances:
   by the roots of their eigenvalues and multiplied by L;
 - at the optimum the diagonal blocks of :math:`D + BB^\top` are those of P.
 
-Iterating the two from the mean-field fit, D the diagonal blocks of P, the blocks shrink and the divergence falls with
-every round (the iteration of Lawley, 1940): to a local optimum, as in all factor analysis.
+The two are iterated from the mean-field fit, in which D holds the diagonal blocks of P (Lawley, 1940). The blocks
+shrink and the divergence falls with every round, to a local optimum as in all factor analysis.
 """
 
 from __future__ import annotations
@@ -26,20 +26,18 @@ from .capacitance import add_identity
 from .precision import precision_covariance_factors
 from .triangular import cholesky
 
-# Rounds of a fit: at most so many, and none that would gain less than this many nats.
+# The largest number of rounds of a fit, and the gain in nats below which no further round is worthwhile.
 _NUM_ROUNDS, _WORTHWHILE = 50, 5e-3
 
-# Rounds beyond the first from the fit of a similar precision.
+# Rounds beyond the first when a fit starts from that of a similar precision.
 _NUM_WARM_ROUNDS = 2
 
-# Candidates for an automatic rank: steps of a half, rounded to multiples of 4.
+# Candidates for an automatic rank grow by half of the last, rounded to multiples of 4.
 _SMALLEST_RANK, _GROWTH = 4, 1.5
 
 
 def leading_root(matrix: Tensor, rank: int) -> Tensor:
-    r"""
-    The best ``(*batch, k, rank)`` factor :math:`B` of a symmetric matrix, :math:`BB^\top` being positive semidefinite.
-    """
+    r"""The best ``(*batch, k, rank)`` factor B of a symmetric matrix: :math:`BB^\top` is positive semidefinite."""
     if matrix.shape[-1] == 1:
         return matrix.clamp_min(0).sqrt()[..., :rank]  # LAPACK is called for each matrix
     values, vectors = torch.linalg.eigh(matrix)
@@ -48,9 +46,8 @@ def leading_root(matrix: Tensor, rank: int) -> Tensor:
 
 def inverse_cholesky(precision: Tensor) -> Tensor:
     """
-    The lower Cholesky factor of the inverse of a positive definite matrix ``(*batch, k, k)``.
-
-    With rows and columns reversed, the inverse of a lower triangular factor becomes lower triangular again.
+    The lower Cholesky factor of the inverse of a positive definite matrix ``(*batch, k, k)``: with rows and columns
+    reversed, the inverse of a lower triangular factor becomes lower triangular again.
     """
     reversed_cholesky = torch.linalg.cholesky(precision.flip(-2, -1))
     eye = torch.eye(precision.shape[-1], dtype=precision.dtype, device=precision.device)
@@ -59,7 +56,7 @@ def inverse_cholesky(precision: Tensor) -> Tensor:
 
 def truncation_gap(excess: Tensor, rank: int) -> Tensor:
     r"""
-    What the low-rank family loses against the optimum: :math:`\tfrac12 \sum_{i > R} (g_i - \log(1 + g_i))` nats,
+    The divergence of the low-rank family from the optimum: :math:`\tfrac12 \sum_{i > R} (g_i - \log(1 + g_i))` nats,
     ``(*batch)``, over the eigenvalues of :math:`G`, ``(*batch, Q, Q)``, that R columns leave out.
     """
     left_out = torch.linalg.eigvalsh(excess)[..., : excess.shape[-1] - rank].clamp_min(0)
@@ -74,16 +71,14 @@ def fit_block_low_rank(
     start: Sequence[Tensor] | None = None,
 ) -> tuple[list[Tensor], Tensor]:
     r"""
-    Factors with :math:`\mathrm{blockdiag}(E_c E_c^\top) + BB^\top \approx G`, the diagonal blocks being equal (up to
-    ``block_ranks``). The divergence is never above that of the mean-field fit. Cost :math:`O(Q^3)` a round.
+    Factors :math:`E_c`, ``(*batch, count, size, r)`` a group, and B, ``(*batch, Q, rank)``, with
+    :math:`\mathrm{blockdiag}(E_c E_c^\top) + BB^\top \approx G`, the diagonal blocks being equal (up to the
+    ``block_ranks``, the columns r of each group). ``excess`` is the positive semidefinite G, ``(*batch, Q, Q)``;
+    ``shapes`` has the ``(count, size)`` of each group.
 
-    :param excess: :math:`G`, positive semidefinite, ``(*batch, Q, Q)``.
-    :param shapes: ``(count, size)`` of each group of equal blocks.
-    :param rank: Columns of B.
-    :param block_ranks: Columns of the :math:`E_c` of each group.
-    :param start: :math:`D - I` of the fit of a similar precision, ``(*batch, count, size, size)`` for each group: a few
-        rounds from there instead of many from the mean-field fit.
-    :return: For each group ``(*batch, count, size, r)``, and ``(*batch, Q, rank)``.
+    The divergence is never above that of the mean-field fit. Cost :math:`O(Q^3)` a round: many rounds from the
+    mean-field fit, or a few from ``start``, the :math:`D - I` of the fit of a similar precision,
+    ``(*batch, count, size, size)`` a group.
     """
     targets = diagonal_blocks(excess, shapes)
     best = _Fit.of(excess, targets, torch.zeros_like(excess[..., :rank]), targets)
@@ -99,7 +94,7 @@ def fit_block_low_rank(
 
 
 class _Fit(NamedTuple):
-    """Factor, blocks D - I and relative divergence, each with leading batch dimensions."""
+    """Factor B, blocks D - I and relative divergence of a fit, each with leading batch dimensions."""
 
     factor: Tensor
     blocks: list[Tensor]
@@ -112,7 +107,9 @@ class _Fit(NamedTuple):
         return cls(factor, blocks, relative_divergence(excess.matmul, targets, factor, roots))
 
     def better(self, other: _Fit, where: Tensor | bool = True) -> _Fit:
-        """The one with the smaller divergence, in each element of a batch; only there where ``other`` may win."""
+        """
+        In each element of a batch the fit with the smaller divergence; ``other`` may win only where ``where`` is true.
+        """
         wins = (other.divergence < self.divergence) & where
         return _Fit(
             torch.where(wins[..., None, None], other.factor, self.factor),
@@ -160,13 +157,10 @@ def relative_divergence(
     block_factors: Sequence[Tensor],
 ) -> Tensor:
     r"""
-    :math:`\mathrm{KL}\big(N(0, (D + BB^\top)^{-1}) \,\|\, N(0, (I + G)^{-1})\big) + \tfrac12 \log|I + G|` in nats.
-
-    :param apply: Maps ``(*batch, Q, k)`` to :math:`GX`.
-    :param targets: The diagonal blocks of G, ``(*batch, count, size, size)`` for each group.
-    :param factor: :math:`B`, ``(*batch, Q, R)``, or None.
-    :param block_factors: :math:`E_c`, ``(*batch, count, size, r)`` for each group.
-    :return: ``(*batch)``.
+    :math:`\mathrm{KL}\big(N(0, (D + BB^\top)^{-1}) \,\|\, N(0, (I + G)^{-1})\big) + \tfrac12 \log|I + G|` in nats,
+    ``(*batch)``. ``apply`` maps X, ``(*batch, Q, k)``, to :math:`GX`, the targets are the diagonal blocks of G,
+    ``(*batch, count, size, size)`` a group, and the factors are B, ``(*batch, Q, R)``, and :math:`E_c`,
+    ``(*batch, count, size, r)`` a group.
     """
     diagonal = torch.cat([target.diagonal(dim1=-2, dim2=-1).flatten(-2) for target in targets], dim=-1)
     factors, logdet = precision_covariance_factors(diagonal, factor, block_factors)
@@ -183,13 +177,10 @@ def relative_divergence(
 def rank_for_tolerance(
     excess: Tensor, shapes: Sequence[tuple[int, int]] | None, tolerance: float, least: int = 1
 ) -> int:
-    r"""
-    The smallest rank (of a few candidates) that loses at most so much against the optimum.
-
-    :param excess: :math:`G`, ``(*batch, Q, Q)``.
-    :param shapes: ``(count, size)`` of each group of equal blocks; None for the low-rank family.
-    :param tolerance: Nats.
-    :param least: Smaller ranks are not wanted.
+    """
+    The smallest rank among a few candidates, no less than ``least``, that loses at most ``tolerance`` nats against the
+    optimum, for G, ``(*batch, Q, Q)``, and the ``(count, size)`` of each group of blocks, or None for the low-rank
+    family.
     """
     size = excess.shape[-1]
     if shapes is None:
@@ -210,7 +201,7 @@ def rank_for_tolerance(
 
 
 def candidate_ranks(size: int) -> list[int]:
-    """Ranks from small to ``size``."""
+    """The ranks that are tried, ascending up to ``size``."""
     ranks = [min(_SMALLEST_RANK, size)]
     while ranks[-1] < size:
         ranks.append(min(size, 4 * round(ranks[-1] * _GROWTH / 4 + 0.25)))
@@ -218,6 +209,6 @@ def candidate_ranks(size: int) -> list[int]:
 
 
 def _positive_part(block: Tensor) -> Tensor:
-    """Without the negative eigenvalues that rounding leaves."""
+    """The matrices without the negative eigenvalues that rounding leaves."""
     root = leading_root(block, block.shape[-1])
     return root @ root.mT

@@ -17,13 +17,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# Standard deviations that the nodes reach out to; the normal mass beyond is 2e-19.
+# Range of the nodes in standard deviations; the normal mass beyond is 2e-19.
 REACH = 9.0
 
-# Exponents above this grow on linearly, so that float32 values, gradients and their squares stay finite.
+# Above this exponent the exponential is continued linearly: float32 values, gradients and their squares stay finite.
 LARGEST_EXPONENT = 32.0
 
-# Up to here the mean of an exponential grows exponentially with half of the variance.
+# Above this half variance the mean of an exponential is continued linearly.
 LARGEST_HALF_VARIANCE = 8.0
 
 # The search for the mode of a product: iterations, longest step, step of differences.
@@ -31,15 +31,10 @@ _NUM_STEPS, _LONGEST_STEP, _DIFFERENCE = 20, 2.0, 1e-3
 
 
 class NormalRule(NamedTuple):
-    """
-    Nodes for expectations under the standard normal distribution.
+    """Nodes and weights for expectations under the standard normal distribution."""
 
-    :ivar nodes: ``(K, *shape)``, float64.
-    :ivar log_weights: ``(K, *shape)``.
-    """
-
-    nodes: Tensor
-    log_weights: Tensor
+    nodes: Tensor  # (K, *shape), float64
+    log_weights: Tensor  # (K, *shape)
 
 
 @torch.no_grad()
@@ -52,13 +47,10 @@ def equispaced_rule(num_nodes: int, like: Tensor) -> NormalRule:
 @torch.no_grad()
 def focused_rule(centre: Tensor, width: Tensor, num_nodes: int) -> NormalRule:
     """
-    Nodes that are dense around a point, and reach all of the normal distribution and of that point's surroundings.
-
-    :param centre: Where the function bends, in standard deviations from the mean, ``(*shape)``.
-    :param width: Over what distance it bends, ``(*shape)``.
-    :param num_nodes: K.
+    Nodes that are dense around a centre, ``(*shape)`` in standard deviations from the mean, over a width, ``(*shape)``,
+    and cover the normal distribution and the surroundings of the centre.
     """
-    # What happens far out has no mass, and must not take the nodes from where the mass is.
+    # A bend far out has no mass, and must not draw the nodes away from where the mass is.
     centre = centre.clamp(-30.0, 30.0)
     width = torch.maximum(width, 0.0025 * centre.abs() ** 3).clamp(1e-6, 1e4)
     return _sinh_rule(centre, width, torch.full_like(centre, REACH), num_nodes)
@@ -76,12 +68,8 @@ def _sinh_rule(centre: Tensor, width: Tensor, reach: Tensor, num_nodes: int) -> 
 
 def expectation(function: Callable[[Tensor], Tensor], mean: Tensor, variance: Tensor, rule: NormalRule) -> Tensor:
     """
-    The expectation of a function under normal distributions, ``(*batch, n)``.
-
-    :param function: Maps ``(K, *batch, n)`` elementwise.
-    :param mean: ``(*batch, n)``, float64.
-    :param variance: ``(*batch, n)``, float64.
-    :param rule: A rule for the standard normal distribution.
+    The expectation of an elementwise function of ``(K, *batch, n)`` under normal distributions: ``(*batch, n)``, as are
+    their means and variances, which must be float64.
     """
     nodes, log_weights = aligned(rule, mean.dim())
     return (log_weights.exp() * function(mean + variance.sqrt() * nodes)).sum(0)
@@ -99,7 +87,7 @@ def log_expectation(
 def product_rule(log_density: Callable[[Tensor], Tensor], mean: Tensor, variance: Tensor, num_nodes: int) -> NormalRule:
     """
     Nodes for the expectation of a log-concave density, however sharp: dense around the mode of its product with the
-    normal density, which is found by Newton's method with differences. Arguments as in :func:`expectation`.
+    normal density, which Newton's method finds by differences. Arguments as in :func:`expectation`.
     """
     steps = _DIFFERENCE * torch.arange(-1, 2, dtype=mean.dtype, device=mean.device).view(-1, *(1,) * mean.dim())
     mode = mean
@@ -117,8 +105,8 @@ def product_rule(log_density: Callable[[Tensor], Tensor], mean: Tensor, variance
 
 def aligned(rule: NormalRule, num_dims: int) -> NormalRule:
     """
-    A rule of shape ``(K,)`` or ``(K, *shape)`` that broadcasts with functions of ``num_dims`` dimensions behind that of
-    the nodes.
+    A rule of shape ``(K,)`` or ``(K, *shape)``, viewed to broadcast with ``num_dims`` dimensions after that of the
+    nodes.
     """
     missing = num_dims + 1 - rule.nodes.dim()
     return NormalRule(*(part.view(len(part), *(1,) * missing, *part.shape[1:]) for part in rule))
@@ -132,9 +120,9 @@ def bounded_exp(exponent: Tensor) -> Tensor:
 
 def mean_of_exp(mean: Tensor, variance: Tensor) -> Tensor:
     r"""
-    :math:`\mathrm E e^f = e^{m + v / 2}` of a normal f, for variances up to 16: beyond that it is continued linearly in
-    the variance, so that fits can start from wide priors. (A fitted predictor of a log rate has no standard deviation
-    above 4, a factor of 3000 between the mean of the rate and its median.)
+    :math:`\mathrm E e^f = e^{m + v / 2}` of a normal f, continued linearly in the variance above 16, so that fits can
+    start from wide priors. (A fitted predictor of a log rate has no standard deviation above 4, which is a factor of
+    3000 between the mean of the rate and its median.)
     """
     half = 0.5 * variance
     bounded = half.clamp_max(LARGEST_HALF_VARIANCE)

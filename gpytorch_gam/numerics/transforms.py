@@ -34,8 +34,8 @@ else:
 
 def is_transformed(*tensors: Tensor) -> bool:
     """
-    Whether this runs inside of a transformation, which functions with a backward pass of their own do not serve, or on
-    batches that look like single tensors.
+    Whether this runs inside of a transformation, which functions with a backward pass of their own do not support, or
+    on tensors that stand for a batch.
     """
     if not CAN_TELL or maybe_current_level() is not None:
         return True
@@ -43,8 +43,8 @@ def is_transformed(*tensors: Tensor) -> bool:
 
 
 def is_vmapped(tensor: Tensor) -> bool:
-    """Whether the values of a tensor cannot be looked at, because ``vmap`` stands for a batch of them."""
-    # The compiler does not know how to ask, and does not trace what vmap wraps.
+    """Whether a tensor stands for a batch inside of ``vmap``, so that its values cannot be read."""
+    # The compiler cannot trace the question, and does not trace what vmap wraps.
     if not CAN_TELL or torch.compiler.is_compiling():
         return False
     while is_functorch_wrapped_tensor(tensor):
@@ -56,15 +56,15 @@ def is_vmapped(tensor: Tensor) -> bool:
 
 @contextmanager
 def for_transforms() -> Iterator[None]:
-    """Kernels leave out functions with a backward pass of their own, and do not look at values."""
+    """Kernels called in this context use no functions with a backward pass of their own, and do not look at values."""
     with trace_mode(), debug(False), _BatchesDiffer():
         yield
 
 
 class _BatchesDiffer(TorchFunctionMode):
     """
-    GPyTorch's kernels ask whether their inputs are the same numbers, to save work. Where ``vmap`` stands for the
-    numbers, inputs are taken to be the same if they are the same tensor.
+    GPyTorch's kernels ask whether their inputs hold the same numbers, to save work. Inside of ``vmap``, where the
+    numbers cannot be read, inputs are taken to be the same if they are the same tensor.
     """
 
     def __torch_function__(

@@ -1,4 +1,4 @@
-"""Cholesky factors on the path of a training step, where a GPU must not be waited for."""
+"""Cholesky factors and triangular solves that do not wait for a GPU in a training step."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from .transforms import is_vmapped
 
 def cholesky(matrix: Tensor) -> Tensor:
     """
-    The lower Cholesky factor of ``(*batch, k, k)`` that have one but for rounding, such as the identity plus a square.
-    On a GPU, and inside of ``torch.vmap``, a matrix that has no factor gives NaN instead of an error.
+    The lower Cholesky factor of matrices, ``(*batch, k, k)``, that are positive definite but for rounding, such as the
+    identity plus a square. On a GPU, and inside of ``torch.vmap``, a matrix without a factor gives NaN instead of an
+    error.
     """
     if matrix.device.type != "cpu" or is_vmapped(matrix):
         return cholesky_or_nan(matrix)
@@ -23,10 +24,9 @@ def cholesky(matrix: Tensor) -> Tensor:
 
 def safe_cholesky(matrix: Tensor) -> Tensor:
     """
-    The lower Cholesky factor of ``(*batch, k, k)``, with ever more jitter if need be.
-
-    Whether there is need is known only after a wait for the device. With gradients on a GPU, that is in a training
-    step, the matrix must do without.
+    The lower Cholesky factor of ``(*batch, k, k)``, with as much jitter as it needs. To know that takes waiting for the
+    device: with gradients on a GPU, that is in a training step, no jitter is added, and NaN stands where there is no
+    factor.
     """
     on_hot_path = matrix.device.type != "cpu" and torch.is_grad_enabled()
     if on_hot_path or is_vmapped(matrix):
@@ -37,7 +37,7 @@ def safe_cholesky(matrix: Tensor) -> Tensor:
 
 
 def _holds_positive_numbers(matrix: Tensor) -> bool:
-    """Whether matrices are positive numbers. A graph that is compiled cannot depend on values."""
+    """Whether the matrices are ``1 x 1`` and positive. A compiled graph cannot depend on values."""
     return matrix.shape[-1] == 1 and not torch.compiler.is_compiling() and bool((matrix > 0).all())
 
 
@@ -58,10 +58,8 @@ def triangular_solve(lower: Tensor, columns: Tensor, transpose: bool = False) ->
 
 def solve_in_blocks(cholesky: Tensor, columns: Tensor, transpose: bool = False) -> Tensor:
     """
-    :func:`triangular_solve` with the blocks of block-diagonal matrices.
-
-    :param cholesky: All blocks of all matrices, ``(*batch, num_blocks, size, size)``.
-    :param columns: ``(*batch, C, M, m)`` with C M equal to ``num_blocks`` times ``size``.
+    :func:`triangular_solve` for columns ``(*batch, C, M, m)`` and block-diagonal matrices given as all their blocks,
+    ``(*batch, num_blocks, size, size)``, with C M equal to ``num_blocks`` times ``size``.
     """
     shape = columns.shape[-3:-1]
     if shape == cholesky.shape[-3:-1]:

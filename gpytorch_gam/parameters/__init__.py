@@ -1,1 +1,1 @@
-"""Hyperparameters: their constraint, where they start, how optimisers see them, and what their values belong to."""
+"""Hyperparameters: their constraint, initial values, coordinates for optimisers, and the structure they belong to."""

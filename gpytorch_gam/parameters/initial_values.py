@@ -1,4 +1,4 @@
-"""Hyperparameters whose value nobody has chosen."""
+"""Hyperparameters whose value has been chosen by nobody."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ from .log_scale import is_softplus
 
 
 def note_initial_value(module: Module, name: str) -> None:
-    """Note that a raw parameter of a module has a value which stands in for one that fits the data."""
+    """
+    Note that the value of a raw parameter is only a placeholder, which a fit may replace by one that suits the data.
+    """
     noted = module.__dict__.setdefault("_initial_values", {})
     parameter = getattr(module, name)
     noted[name] = parameter.detach().double().cpu().clone(), parameter.requires_grad
 
 
 def forget_initial_value(module: Module, name: str) -> None:
-    """Note that somebody has chosen the value of a raw parameter of a module."""
+    """Note that somebody has chosen the value of a raw parameter."""
     module.__dict__.get("_initial_values", {}).pop(name, None)
 
 
 def has_initial_value(module: Module, name: str) -> bool:
     """
-    Whether a raw parameter of a module has a value which nobody has chosen: one that was noted, or the raw zero that
-    GPyTorch's modules start from. Loaded and trained values are none, as they are others; nor are parameters that were
-    fixed or released since.
+    Whether nobody has chosen the value of a raw parameter: it is the one that was noted, or the raw zero that
+    GPyTorch's modules start from. A value that was loaded or trained since differs from it; a parameter that was fixed
+    or released since counts as chosen.
     """
     raw = getattr(module, name)
     noted = module.__dict__.get("_initial_values", {}).get(name)

@@ -1,4 +1,4 @@
-"""Coordinates in which optimisers move hyperparameters, whatever the units of the responses."""
+"""Coordinates in which optimisers move hyperparameters, so that steps mean the same in all units of the responses."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from gpytorch import Module
 from gpytorch.constraints import GreaterThan, Interval
 from torch import Tensor
 
-# Below it softplus(r) is exp(r) to all digits of float64, and its logarithm r.
+# For raw values below this, softplus(r) is exp(r) to all digits of float64, and its logarithm is r.
 _LINEAR = -36.0
 
 
 def is_softplus(constraint: Interval) -> bool:
-    """Whether a parameter is the softplus of its raw form above a lower bound, as GPyTorch's positive ones are."""
+    """Whether a parameter is a softplus plus a lower bound, as GPyTorch's positive ones are."""
     return isinstance(constraint, GreaterThan) and isinstance(constraint._transform, torch.nn.Softplus)
 
 
@@ -36,7 +36,7 @@ def slope_of_log_softplus(raw: Tensor) -> Tensor:
 
 
 class _Coordinate(NamedTuple):
-    """How one parameter is seen by an optimiser."""
+    """One parameter as an optimiser sees it: by its logarithm if it is a softplus, otherwise in a unit."""
 
     parameter: Tensor
     is_softplus: bool
@@ -58,13 +58,10 @@ class _Coordinate(NamedTuple):
 
 class Coordinates:
     """
-    Coordinates of hyperparameters in which steps have the same meaning in all units of the responses: the logarithms of
-    what GPyTorch makes positive by a softplus, which is linear for large values, parameters of the predictor's mean in
-    units of the predictor, and all others as they are.
-
-    :param parameters: The parameters that an optimiser moves.
-    :param modules: The modules that own them.
-    :param units: A unit for the ``id`` of a parameter; default 1.
+    Coordinates of the parameters that an optimiser moves, whose steps have the same meaning in all units of the
+    responses: the logarithms of what GPyTorch makes positive by a softplus (linear for large values), parameters with a
+    unit in that unit (those of the predictor's mean in units of the predictor), and all others as they are. ``modules``
+    own the parameters; ``units`` maps the ``id`` of a parameter to its unit, 1 by default.
     """
 
     def __init__(
@@ -80,26 +77,28 @@ class Coordinates:
         self._all = [_Coordinate(p, id(p) in positive, units.get(id(p), 1.0)) for p in parameters]
 
     def changed(self) -> list[_Coordinate]:
-        """Those of the parameters that are not seen as they are."""
+        """The coordinates that differ from the parameters themselves."""
         return [coordinate for coordinate in self._all if coordinate.is_changed]
 
     def read(self) -> list[Tensor]:
-        """Positions of all parameters, detached."""
+        """The positions of all parameters, detached."""
         return [coordinate.of(coordinate.parameter.detach()) for coordinate in self._all]
 
     @torch.no_grad()
     def write(self, positions: Sequence[Tensor]) -> None:
-        """Move all parameters to positions in any floating dtype."""
+        """Move all parameters to these positions, which may have any floating dtype."""
         for coordinate, position in zip(self._all, positions, strict=True):
             coordinate.parameter.copy_(coordinate.raw(position))
 
     def gradients(self, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """Gradients in the positions, from those in the raw parameters at their present values."""
+        """
+        Gradients with respect to the positions, from those with respect to the raw parameters at their present values.
+        """
         return [c.gradient(c.parameter.detach(), g) for c, g in zip(self._all, gradients, strict=True)]
 
 
 class Adam(torch.optim.Adam):
-    """torch's Adam, moving in other coordinates than those of its parameters."""
+    """torch's Adam, taking its steps in the given coordinates instead of the raw parameters."""
 
     def __init__(self, parameters: Sequence[Tensor], coordinates: Coordinates, lr: float) -> None:
         super().__init__(parameters, lr=lr)
@@ -107,7 +106,7 @@ class Adam(torch.optim.Adam):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """A step, as of any optimiser of torch."""
+        """Take a step; see :meth:`torch.optim.Optimizer.step`."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -19,21 +19,17 @@ from torch import Tensor
 
 Structure = dict[str, Any]
 
-# Where torch puts what get_extra_state returns.
+# The key under which torch saves what get_extra_state returns.
 STATE_KEY = "_extra_state"
 
 
 def as_bytes(structure: Structure) -> Tensor:
-    """A structure of numbers, strings, lists and dictionaries as it is saved, uint8 on the CPU."""
+    """A structure of numbers, strings, lists and dictionaries in the form in which it is saved: uint8 on the CPU."""
     return torch.frombuffer(bytearray(json.dumps(structure).encode()), dtype=torch.uint8)
 
 
 def from_bytes(saved: Any) -> Structure:
-    """
-    A structure that :func:`as_bytes` made, on any device.
-
-    :raises ValueError: If it is something else.
-    """
+    """The structure that :func:`as_bytes` saved, from any device. Anything else raises a ValueError."""
     try:
         structure = json.loads(bytes(saved.detach().cpu().tolist()))
     except (AttributeError, TypeError, ValueError) as error:
@@ -47,15 +43,12 @@ def from_bytes(saved: Any) -> Structure:
 
 
 def kernel_structure(kernel: Kernel) -> Structure:
-    """
-    The modules of a group's kernel by name: their classes, and those of their settings that no parameter or buffer
-    holds.
-    """
+    """The modules of a group's kernel by name: their classes, and those settings that no parameter or buffer holds."""
     return dict(_parts(kernel, ""))
 
 
 def _parts(module: torch.nn.Module, path: str) -> Iterator[tuple[str, Structure]]:
-    """Priors have no part in a prediction; constraints share the modules of their transforms, or do not."""
+    """Priors are left out, as no prediction depends on them; so are the modules inside of constraints."""
     yield path, _module_structure(module)
     if not isinstance(module, Interval):
         for name, child in module.named_children():
@@ -76,9 +69,9 @@ def _is_setting(name: str, value: Any) -> bool:
 
 def difference(saved: Structure, own: Structure) -> str | None:
     """
-    One difference, in words, between a group whose structure was saved and that into which its state should go; None if
-    there is none. Entries that only one of them has come from another version of this package, or of GPyTorch, and are
-    left out.
+    One difference, in words, between the structure of a saved group and that of the group to load it into; None if
+    there is none. Entries that only one of them has come from another version of this package or of GPyTorch, and are
+    skipped.
     """
     for name in own:
         if name == "kernel" or name not in saved or _is_same(saved[name], own[name]):
