@@ -1,4 +1,4 @@
-"""Kernels for additive models: covariances without a constant part, and those of categories and straight lines."""
+"""Kernels for additive models: those without a constant part, and those of categories and straight lines."""
 
 from .anova_kernel import ANOVAKernel
 from .centred_kernel import CentredKernel

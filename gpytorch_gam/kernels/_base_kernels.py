@@ -1,4 +1,4 @@
-"""What kernels have in common that are made of another one, or that read one column."""
+"""Checks that kernels share: of a base kernel, of inputs with one column, and of the arguments of a call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpytorch_gam import _checks as checks
 
 
 def check_base_kernel(owner: str, kernel: Any, probe: Tensor, normalize_cancels_scale: bool) -> None:
-    """Raise an error for what is no kernel of one output, or has an output scale that ``owner`` would cancel."""
+    """Raise an error if an argument is no kernel of one output, or has an output scale that ``owner`` would cancel."""
     if not isinstance(kernel, Kernel):
         raise TypeError(f"base_kernel must be a gpytorch Kernel, got {type(kernel).__name__}")
     name = type(kernel).__name__
@@ -29,7 +29,7 @@ def check_base_kernel(owner: str, kernel: Any, probe: Tensor, normalize_cancels_
 
 
 def one_column(kernel: Kernel, x: Tensor, params: Mapping[str, Any]) -> Tensor:
-    """The only column ``(*batch, n)`` of the inputs ``(*batch, n, 1)`` in a call of a kernel."""
+    """The only column ``(*batch, n)`` of the inputs ``(*batch, n, 1)`` of a kernel; more columns are a ValueError."""
     check_call(kernel, params)
     if x.size(-1) != 1:
         raise ValueError(
@@ -41,9 +41,8 @@ def one_column(kernel: Kernel, x: Tensor, params: Mapping[str, Any]) -> Tensor:
 
 def check_call(kernel: Kernel, keywords: Mapping[str, Any]) -> None:
     """
-    Refuse arguments, beside the inputs and ``diag``, that a kernel does not read.
-
-    GPyTorch passes ``last_dim_is_batch``, which it has deprecated.
+    Refuse arguments, beside the inputs and ``diag``, that a kernel does not read. (GPyTorch passes
+    ``last_dim_is_batch``, which it has deprecated.)
     """
     name = type(kernel).__name__
     unknown = sorted(keywords.keys() - {"last_dim_is_batch"})
@@ -56,7 +55,7 @@ def check_call(kernel: Kernel, keywords: Mapping[str, Any]) -> None:
 
 
 def keywords_of_kernels(name: str, keywords: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of a constructor that it hands on to GPyTorch's, which passes over unknown ones without a word."""
+    """Refuse arguments of a constructor that GPyTorch's, to which it hands them on, would silently ignore."""
     known = inspect.signature(Kernel.__init__).parameters.keys() - {"self", "kwargs"}
     for keyword in keywords:
         if keyword not in known:
@@ -65,7 +64,7 @@ def keywords_of_kernels(name: str, keywords: dict[str, Any]) -> dict[str, Any]:
 
 
 def result_dtype(x1: Tensor, x2: Tensor, base_kernel: Kernel | None = None) -> torch.dtype:
-    """The common dtype of two inputs, the default one for integers, and of the parameters of a kernel."""
+    """The common dtype of two inputs (the default one if they are integers) and of the parameters of a kernel."""
     dtype = torch.promote_types(x1.dtype, x2.dtype)
     dtype = dtype if dtype.is_floating_point else torch.get_default_dtype()
     parameters = () if base_kernel is None else base_kernel.parameters()

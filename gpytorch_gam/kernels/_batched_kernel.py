@@ -1,4 +1,4 @@
-"""Kernels that hold more with batch dimensions than GPyTorch's expand and index."""
+"""Kernels with tensors of batch dimensions that GPyTorch's methods would neither expand nor index."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ from .batch_shapes import index_kernel
 
 class BatchedKernel(Kernel):
     """
-    A kernel whose tensors and base kernel are expanded and indexed together.
-
-    Its parameters and buffers with batch dimensions stand in :attr:`batched_tensors`, each with the number of its other
-    dimensions.
+    A kernel whose tensors and base kernel are expanded and indexed together. Its parameters and buffers with batch
+    dimensions are named in :attr:`batched_tensors`, each with the number of its other dimensions.
     """
 
     batched_tensors: tuple[tuple[str, int], ...] = ()
@@ -32,24 +30,16 @@ class BatchedKernel(Kernel):
         self._batch_shape = value
 
     def _part_shapes(self) -> tuple[torch.Size, ...]:
-        """Batch shapes of the parts, beside the one that was given."""
+        """The batch shapes of the parts, without the batch shape that was given to the constructor."""
         return ()
 
     def expand_batch(self, *sizes: Any) -> Kernel:
-        """
-        A copy of the kernel with a larger batch shape; see :meth:`gpytorch.kernels.Kernel.expand_batch`.
-
-        :param sizes: The new batch shape, or its entries, to which the present one must broadcast.
-        """
+        """A copy of the kernel with a larger batch shape; see :meth:`gpytorch.kernels.Kernel.expand_batch`."""
         batch_shape = torch.Size(sizes[0] if len(sizes) == 1 and not isinstance(sizes[0], int) else sizes)
         return self if batch_shape == self.batch_shape else self._with_batch(batch_shape, ())
 
     def __getitem__(self, index: Any) -> Kernel:
-        """
-        A copy of the kernel with its batch dimensions indexed; see :meth:`gpytorch.kernels.Kernel.__getitem__`.
-
-        :param index: An index, or a tuple of them, into the batch dimensions.
-        """
+        """A copy of the kernel with its batch dimensions indexed; see :meth:`gpytorch.kernels.Kernel.__getitem__`."""
         batch_shape = self.batch_shape
         return self._with_batch(batch_shape, _batch_index(index, len(batch_shape))) if batch_shape else self
 
@@ -70,7 +60,7 @@ class BatchedKernel(Kernel):
 
 
 def _batch_index(index: Any, num_batch_dims: int) -> tuple[Any, ...]:
-    """An index into batch dimensions that means the same for tensors with more dimensions behind them."""
+    """The same index into batch dimensions for tensors with further dimensions behind them."""
     index = tuple(index) if isinstance(index, tuple | list) else (index,)
     is_ellipsis = [part is Ellipsis for part in index]
     if not any(is_ellipsis):

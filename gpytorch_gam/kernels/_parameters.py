@@ -1,4 +1,4 @@
-"""Numbers that kernels and measures are made with."""
+"""Checks of the numbers with which kernels and measures are made."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpytorch_gam import _checks as checks
 
 
 def as_parameter(owner: str, name: str, value: Any) -> Tensor:
-    """An argument as a floating-point tensor of finite numbers that carries no gradient; messages name its owner."""
+    """An argument as a floating-point tensor of finite numbers without a gradient; messages name its owner."""
     try:
         tensor = torch.as_tensor(value, dtype=None if torch.is_tensor(value) else torch.float64).detach().clone()
     except (TypeError, ValueError, RuntimeError) as error:
@@ -24,7 +24,7 @@ def as_parameter(owner: str, name: str, value: Any) -> Tensor:
 
 
 def broadcast_parameters(owner: str, **tensors: Tensor) -> list[Tensor]:
-    """Arguments by name, broadcast to one shape; messages name their owner."""
+    """Arguments, given by name, broadcast to one shape; messages name their owner."""
     try:
         return [tensor.contiguous() for tensor in torch.broadcast_tensors(*tensors.values())]
     except RuntimeError:
@@ -35,7 +35,7 @@ def broadcast_parameters(owner: str, **tensors: Tensor) -> list[Tensor]:
 
 
 def checked_weights(owner: str, weights: Any, values: Tensor, what: str) -> Tensor:
-    """Weights of values, both ``(*batch, m)``, not negative; messages name their owner and what is weighted."""
+    """Nonnegative weights of values, both ``(*batch, m)``; messages name their owner and ``what`` is weighted."""
     weights = as_parameter(owner, "weights", weights).to(values.device)
     if weights.dim() == 0 or weights.shape[-1] != values.shape[-1]:
         raise ValueError(

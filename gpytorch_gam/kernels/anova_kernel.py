@@ -27,18 +27,18 @@ from .bounded_kernels import MATERN_KERNELS
 from .measures import Measure
 from .measures.measure import largest_scaled_offset, rbf_without_factor
 
-# Where a Matern kernel has fallen to 1e-19, and its polynomial is still small enough to be subtracted from itself.
+# At this distance a Matern kernel has fallen to 1e-19, while its polynomial can still be subtracted from itself.
 _LARGEST_MATERN_DISTANCE = 50.0
 
-# Gives errors of 1e-6 in a mean embedding, for a PeriodicKernel at lengthscale .5. The harmonics of shorter ones reach
-# further, in proportion to its root.
+# This leaves errors of 1e-6 in the mean embedding of a PeriodicKernel of lengthscale .5. The harmonics of shorter
+# lengthscales reach further, in proportion to the root.
 _NODES_PER_PERIOD = 12
 _SMOOTH_PERIODIC_LENGTHSCALE = 0.5
 
 
 class ANOVAKernel(BatchedKernel):
     r"""
-    Makes a stationary kernel of one input orthogonal to constants under a measure of that input.
+    A stationary kernel of one input, made orthogonal to constants under a measure of that input.
 
     For a base kernel :math:`k` and independent :math:`s, t` with the given measure,
 
@@ -47,27 +47,27 @@ class ANOVAKernel(BatchedKernel):
         k_0(x, y) = k(x, y) - \frac{\mu(x) \mu(y)}{\nu}, \qquad \mu(x) = E_s\, k(x, s), \qquad \nu = E_{st}\, k(s, t).
 
     A Gaussian process with covariance :math:`k_0` is one with covariance :math:`k`, conditioned on
-    :math:`E_s f(s) = 0`: the component has mean zero under the measure, and the additive model's constant takes up
+    :math:`E_s f(s) = 0`: the component has mean zero under the measure, and the constant of the additive model takes up
     the mean. A product of such kernels on different columns is an interaction orthogonal to both main effects:
     ``ANOVAKernel(..., active_dims=[0]) * ANOVAKernel(..., active_dims=[1])``.
 
-    By default the kernel is also divided by :math:`E_s\, k_0(s, s)`, so that the prior variance is one on average
-    over the measure and the ``outputscale`` of a :class:`~gpytorch.kernels.ScaleKernel` *around* it is the variance
-    of the component. Without that, :math:`k_0` falls to zero like :math:`\ell^{-2}` as the lengthscale :math:`\ell`
-    grows, and training on a nearly linear effect runs away along a ridge of ever longer lengthscales and larger
-    scales. With it, the component tends to a linear function and the likelihood becomes flat instead. Bound the
-    lengthscale in any case, at something like ten times the range of the input::
+    By default the kernel is also divided by :math:`E_s\, k_0(s, s)`, so that the prior variance is one on average over
+    the measure and the ``outputscale`` of a :class:`~gpytorch.kernels.ScaleKernel` *around* it is the variance of the
+    component. Without that, :math:`k_0` falls to zero like :math:`\ell^{-2}` as the lengthscale :math:`\ell` grows, and
+    training on a nearly linear effect runs away along a ridge of ever longer lengthscales and larger scales. With it,
+    the component tends to a linear function and the likelihood becomes flat instead. Bound the lengthscale in any case,
+    at something like ten times the range of the input::
 
         RBFKernel(batch_shape=torch.Size([6]), lengthscale_constraint=Interval(0.01, 10.0))
 
     **Accuracy.** An :class:`~gpytorch.kernels.RBFKernel` takes a path of its own, without cancellation at long
-    lengthscales or overflow far from the measure: all vectors and constants are float64, and the kernel matrix has
-    the dtype that the base kernel would give (the common one of inputs and parameters). For lengthscales of .01 to
-    100 times the range of the input, float32 errors are below 1e-5 of :math:`\sqrt{k_0(x, x) k_0(y, y)}`, and the
-    diagonal is positive without clamping.
+    lengthscales or overflow far from the measure: all vectors and constants are float64, and the kernel matrix has the
+    dtype that the base kernel would give (the common one of inputs and parameters). For lengthscales of .01 to 100
+    times the range of the input, float32 errors are below 1e-5 of :math:`\sqrt{k_0(x, x) k_0(y, y)}`, and the diagonal
+    is positive without clamping.
 
-    **Other stationary kernels** (Matern, RQ, periodic, cosine, sums and products of them, ...) are evaluated in
-    float64 throughout and rounded at the end. A Matern kernel under a uniform measure has closed forms. For all others
+    **Other stationary kernels** (Matern, RQ, periodic, cosine, sums and products of them, ...) are evaluated in float64
+    throughout and rounded at the end. A Matern kernel under a uniform measure has closed forms. For all others
     embeddings are by quadrature at ``num_quadrature_nodes`` nodes on each side of x: a call at n and m inputs takes
     about ``n m + 2 (n + m) num_quadrature_nodes`` evaluations of the base kernel a component. Periodic kernels need at
     least twelve nodes for each period in the range of the measure (in 17 standard deviations of a normal one) and raise
@@ -85,9 +85,9 @@ class ANOVAKernel(BatchedKernel):
     :param num_quadrature_nodes: The number of quadrature nodes a panel. (Default: 48.)
     :param kwargs: Passed to :class:`~gpytorch.kernels.Kernel`: ``active_dims``, one column of the input.
     :raises TypeError: If ``base_kernel`` is not a kernel or ``measure`` not a measure.
-    :raises ValueError: If the base kernel is not stationary, has more than one input or output, or has an output
-        scale that ``normalize=True`` would cancel; if the batch shape of the measure does not cover the base kernel's;
-        or, when called, if x has more than one column, or there are too few nodes for a periodic kernel.
+    :raises ValueError: If the base kernel is not stationary, has more than one input or output, or has an output scale
+        that ``normalize=True`` would cancel; if the batch shape of the measure does not cover the base kernel's; or,
+        when called, if x has more than one column, or there are too few nodes for a periodic kernel.
 
     Example:
         >>> base_kernel = RBFKernel(batch_shape=torch.Size([6]))
@@ -140,7 +140,7 @@ class ANOVAKernel(BatchedKernel):
         kernel, outputscale = _unwrap_scale(self.base_kernel)
         dtype = result_dtype(x1, x2, self.base_kernel)
         column1 = one_column(self, x1, params)
-        # The same object where the inputs are, which is how the methods below know.
+        # Equal inputs become the same object, by which the methods below recognise them.
         is_same = x2 is x1 or (diag and _hold_the_same(x1, x2))
         column2 = column1 if is_same else one_column(self, x2, params)
         arguments = (column1, column2, outputscale, dtype, diag)
@@ -177,11 +177,8 @@ class ANOVAKernel(BatchedKernel):
 
     def centred_parts(self, x1: Tensor, x2: Tensor, dtype: torch.dtype) -> CentredParts:
         """
-        The kernel as a local part and products of functions of one input, in float64.
-
-        :param x1: The first inputs ``(*batch, n)``.
-        :param x2: The second inputs ``(*batch, m)``.
-        :param dtype: The precision in which the local part will be evaluated.
+        The kernel of inputs ``(*batch, n)`` and ``(*batch, m)`` as a local part, which will be evaluated in ``dtype``,
+        and products of functions of one input, in float64.
         """
         kernel, outputscale = _unwrap_scale(self.base_kernel)
         if _is_plain_rbf(kernel):
@@ -212,8 +209,8 @@ class ANOVAKernel(BatchedKernel):
     ) -> tuple[_RBFFactors, _RBFFactors, Tensor | None]:
         """
         The factors at both inputs, and the mean of the RBF diagonal under the measure ``(*batch, 1)`` if normalized.
-
-        All points go through one evaluation: it is a hundred operations on short vectors, whose number is what costs.
+        All points go through one evaluation: it is a hundred operations on short vectors, and their number determines
+        the cost.
         """
         points = [x1.double()] if x2 is x1 else [x1.double(), x2.double()]
         if self.normalize:
@@ -281,25 +278,16 @@ class ANOVAKernel(BatchedKernel):
 
 class CentredParts(NamedTuple):
     r"""
-    A centred kernel as :math:`\mathrm{local}(x, y) + a(x)^\top b(y)`, in float64.
-
-    The local part is that of an RBF kernel, :math:`-s e^{-(x - y)^2 / 2 \ell^2} (e^{-o(x) o(y)} - 1)`, or
-    :math:`s (k(x - y) / k(0) - 1)` of any other.
-
-    :ivar log_scale: log s ``(*batch, 1)``.
-    :ivar offset1: o at the first inputs ``(*batch, n)``; None for kernels other than RBF.
-    :ivar offset2: o at the second inputs ``(*batch, m)``; None for kernels other than RBF.
-    :ivar left: a at the first inputs ``(*batch, n, 2)``.
-    :ivar right: b at the second inputs ``(*batch, 2, m)``.
-    :ivar variance2: the diagonal at the second inputs ``(*batch, m)``.
+    A centred kernel as :math:`\mathrm{local}(x, y) + a(x)^\top b(y)`, in float64. The local part of an RBF kernel is
+    :math:`-s e^{-(x - y)^2 / 2 \ell^2} (e^{-o(x) o(y)} - 1)`, that of any other :math:`s (k(x - y) / k(0) - 1)`.
     """
 
-    log_scale: Tensor
-    offset1: Tensor | None
-    offset2: Tensor | None
-    left: Tensor
-    right: Tensor
-    variance2: Tensor
+    log_scale: Tensor  # log s, (*batch, 1)
+    offset1: Tensor | None  # o at the first inputs, (*batch, n); None for kernels other than RBF
+    offset2: Tensor | None  # o at the second inputs, (*batch, m); None for kernels other than RBF
+    left: Tensor  # a at the first inputs, (*batch, n, 2)
+    right: Tensor  # b at the second inputs, (*batch, 2, m)
+    variance2: Tensor  # the diagonal at the second inputs, (*batch, m)
 
 
 class _RBFFactors(NamedTuple):
@@ -311,7 +299,7 @@ class _RBFFactors(NamedTuple):
 
 
 def _hold_the_same(x1: Tensor, x2: Tensor) -> bool:
-    """Whether inputs are equal, as copies of a column are that a product kernel has chosen. A GPU is not waited for."""
+    """Whether inputs are equal, as the copies of a column are that product kernels select. A GPU is not waited for."""
     may_look = x1.device.type == "cpu" and not (x1.requires_grad or x2.requires_grad) and not is_transformed()
     return may_look and not torch.compiler.is_compiling() and torch.equal(x1, x2)
 
@@ -325,7 +313,7 @@ def _rbf_factors(
     r"""
     Split the ANOVA kernel of an RBF kernel into a local part and two products.
 
-    At short lengthscales, :math:`k_0 = k - (\mu / \sqrt\nu)(\mu' / \sqrt\nu)`. At long ones, in the words of
+    At short lengthscales, :math:`k_0 = k - (\mu / \sqrt\nu)(\mu' / \sqrt\nu)`. At long ones, in the notation of
     :mod:`~gpytorch_gam.kernels.measures.measure` and with :math:`m = \mu - G \alpha`, the square is completed in
 
     .. math::
@@ -370,10 +358,8 @@ def rbf_anova_matrix(
 
 class _RBFANOVAMatrix(torch.autograd.Function):
     """
-    :func:`rbf_anova_matrix` with a backward pass by hand.
-
-    Autograd would keep seven matrices and sweep about thirty times over them; this keeps two and sweeps about ten
-    times. Gradients of the gradient go through the plain function.
+    :func:`rbf_anova_matrix` with a backward pass by hand. Autograd would keep seven matrices and sweep about thirty
+    times over them; this keeps two and sweeps about ten times. Gradients of gradients go through the plain function.
     """
 
     @staticmethod
@@ -443,8 +429,7 @@ def _deviation(kernel: Kernel, difference: Tensor, num_data_dims: int) -> Tensor
         phase = math.pi * flat / kernel.period_length.double().squeeze(-1)
         deviation = torch.expm1(-2 * phase.sin().square() / kernel.lengthscale.double().squeeze(-1))
     else:
-        # As pairs with the origin, on the diagonal: a kernel matrix would come from an expanded square, with errors
-        # of 1e-8.
+        # The diagonal of pairs with the origin: a matrix would come from an expanded square, with errors of 1e-8.
         pairs = flat.unsqueeze(-1)
         deviation = kernel.forward(pairs, torch.zeros_like(pairs), diag=True) / _variance(kernel) - 1
     return deviation.unflatten(-1, shape[len(shape) - num_data_dims :])
@@ -468,7 +453,7 @@ def _variance(kernel: Kernel) -> Tensor:
 
 
 def _log_scale(mean_variance: Tensor | None, outputscale: Tensor | None, like: Tensor) -> Tensor:
-    """log(outputscale / mean_variance), either of which may be left out, of shape ``(*batch, 1)``."""
+    """log(outputscale / mean_variance), of shape ``(*batch, 1)``; None stands for one in either place."""
     log_scale = torch.zeros_like(like)
     if mean_variance is not None:
         log_scale = log_scale - mean_variance.log()
@@ -479,9 +464,8 @@ def _log_scale(mean_variance: Tensor | None, outputscale: Tensor | None, like: T
 
 def _check_nodes_per_period(kernel: Kernel, measure: Measure, num_nodes: int) -> None:
     """
-    Refuse a periodic kernel that quadrature would alias: its result would not be a covariance.
-
-    The comparison reads values back from the device, hence only with ``gpytorch.settings.debug``, and these kernels.
+    Refuse a periodic kernel that quadrature would alias, because its result would not be a covariance. The comparison
+    reads values back from the device, so it is made for these kernels only, and only with ``gpytorch.settings.debug``.
     """
     for part in [kernel, *kernel.sub_kernels()]:
         if not isinstance(part, (CosineKernel, PeriodicKernel)):

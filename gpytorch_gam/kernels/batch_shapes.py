@@ -1,4 +1,4 @@
-"""Batch dimensions and states of kernels that hold more than parameters."""
+"""Batch dimensions of kernels, and states of modules whose buffers depend on the data."""
 
 from __future__ import annotations
 
@@ -13,14 +13,9 @@ from gpytorch.kernels import Kernel
 
 def index_kernel(kernel: Kernel, batch_shape: torch.Size, index: tuple[Any, ...] = ()) -> Kernel:
     """
-    A copy of a kernel, expanded to a batch shape and then indexed.
-
-    GPyTorch's ``expand_batch`` and ``__getitem__`` take ``active_dims`` for a tensor with batch dimensions, and do not
-    expand the parts of sums and products.
-
-    :param kernel: The kernel, which is not modified.
-    :param batch_shape: The batch shape, to which that of each part must broadcast.
-    :param index: An index into these dimensions, without an ellipsis. Default: everything.
+    A copy of a kernel, expanded to a batch shape to which all of its parts must broadcast, and then indexed (without an
+    ellipsis; by default not at all). GPyTorch's ``expand_batch`` and ``__getitem__`` treat ``active_dims`` as a tensor
+    with batch dimensions, and do not expand the parts of sums and products.
     """
     if type(kernel).expand_batch is not Kernel.expand_batch:
         new_kernel = kernel.expand_batch(batch_shape)
@@ -40,12 +35,7 @@ def index_kernel(kernel: Kernel, batch_shape: torch.Size, index: tuple[Any, ...]
 
 
 def expanded(kernel: Kernel, batch_shape: torch.Size) -> Kernel:
-    """
-    A copy of a kernel with a larger batch shape, each entry with hyperparameters of its own.
-
-    :param kernel: The kernel, which is not modified.
-    :param batch_shape: The batch shape, to which the present one must broadcast.
-    """
+    """A copy of a kernel with a larger batch shape, each entry with hyperparameters of its own."""
     new_kernel = index_kernel(kernel, batch_shape)
     for tensor in (*new_kernel.parameters(), *new_kernel.buffers()):
         tensor.data = tensor.data.contiguous()  # expanded tensors share their memory, and cannot be trained or loaded
@@ -54,12 +44,8 @@ def expanded(kernel: Kernel, batch_shape: torch.Size) -> Kernel:
 
 def resize_for_state(module: torch.nn.Module, dims: dict[str, int], state_dict: dict[str, Any], prefix: str) -> None:
     """
-    Make room in buffers for as many points as a state has of them: their number may depend on the data.
-
-    :param module: That owns the buffers.
-    :param dims: The dimension of each buffer that counts the points.
-    :param state_dict: The state.
-    :param prefix: Of the names of the module's entries.
+    Resize the buffers of a module to the number of points in a state, which may depend on the data. ``dims`` has, for
+    each buffer, the dimension that counts the points; names in the state begin with ``prefix``.
     """
     for name, dim in dims.items():
         buffer, saved = getattr(module, name), state_dict.get(prefix + name)
@@ -70,7 +56,7 @@ def resize_for_state(module: torch.nn.Module, dims: dict[str, int], state_dict: 
 
 
 def _children(kernel: Kernel) -> Iterator[tuple[torch.nn.Module, str, Kernel]]:
-    """The kernels directly inside of another, and where they stand: as attributes, or in a list."""
+    """The kernels directly inside of another, as attributes or in a list, each with its owner and name there."""
     for owner in [kernel, *(child for child in kernel.children() if isinstance(child, torch.nn.ModuleList))]:
         for name, part in list(owner.named_children()):
             if isinstance(part, Kernel):

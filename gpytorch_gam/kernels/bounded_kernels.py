@@ -1,4 +1,4 @@
-"""Kernels whose lengthscale has bounds of each component's own."""
+"""Kernels in whose batch each component has its own bounds of the lengthscale."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from ._batched_kernel import BatchedKernel
 
 class _BoundedLengthscale(BatchedKernel):
     """
-    A kernel of one lengthscale in an interval whose ends have the kernel's batch shape, ``(*batch, 1, 1)``.
-
-    GPyTorch indexes and expands the parameters of a kernel, but not the bounds of their constraints.
+    A kernel of one lengthscale in an interval whose ends have the kernel's batch shape, ``(*batch, 1, 1)``. GPyTorch
+    indexes and expands the parameters of a kernel, but not the bounds of their constraints.
     """
 
     batched_tensors = (("raw_lengthscale", 2),)
@@ -29,21 +28,21 @@ class _BoundedLengthscale(BatchedKernel):
 
 
 class BoundedRBFKernel(_BoundedLengthscale, RBFKernel):
-    """GPyTorch's RBF kernel with bounds of each component's own."""
+    """GPyTorch's RBF kernel with separate bounds for each component."""
 
 
 class BoundedMaternKernel(_BoundedLengthscale, MaternKernel):
-    """GPyTorch's Matern kernel with bounds of each component's own."""
+    """GPyTorch's Matern kernel with separate bounds for each component."""
 
 
 class PrintableInterval(Interval):
-    """GPyTorch's interval, which prints its ends where there are several, too."""
+    """GPyTorch's interval, whose ends can also be printed if there are several."""
 
     def __repr__(self) -> str:
         lower, upper = ([float(f"{end:.3e}") for end in bound.flatten().tolist()] for bound in self)
         return f"Interval({lower}, {upper})"
 
 
-# Whatever the bounds: GPyTorch's own class or the one above, but none of a user's, which may compute something else.
+# GPyTorch's own classes and those above, but no subclass of a user, which may compute something else.
 RBF_KERNELS = (RBFKernel, BoundedRBFKernel)
 MATERN_KERNELS = (MaternKernel, BoundedMaternKernel)

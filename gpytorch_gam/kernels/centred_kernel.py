@@ -36,33 +36,33 @@ class CentredKernel(BatchedKernel):
         k_0(x, y) = k(x, y) - \frac{\bar k(x) \bar k(y)}{\bar{\bar k}}, \qquad
         \bar k(x) = \sum_i w_i k(x, p_i), \qquad \bar{\bar k} = \sum_{ij} w_i w_j k(p_i, p_j).
 
-    So :math:`\sum_i w_i k_0(p_i, x) = 0` for every x: the additive model's constant takes up the mean. It serves
-    where :class:`~gpytorch_gam.kernels.ANOVAKernel` does not: for any number of columns, without a product measure, and
-    for categories. With a :class:`~gpytorch_gam.kernels.LevelKernel` and all L levels as points it is the factor whose
-    effects sum to zero, :math:`k_0 = (\delta - 1/L) \cdot L / (L - 1)`, which is determined by any L - 1 of them. A
-    product with kernels of other columns centred in the same way is an interaction without main effects:
+    So :math:`\sum_i w_i k_0(p_i, x) = 0` for every x: the constant of the additive model takes up the mean. Use it
+    where :class:`~gpytorch_gam.kernels.ANOVAKernel` cannot be used: for any number of columns, without a product
+    measure, and for categories. With a :class:`~gpytorch_gam.kernels.LevelKernel` and all L levels as points it is the
+    factor whose effects sum to zero, :math:`k_0 = (\delta - 1/L) \cdot L / (L - 1)`, which is determined by any L - 1
+    of them. A product with kernels of other columns centred in the same way is an interaction without main effects:
     ``ANOVAKernel(..., active_dims=[0]) * CentredKernel(LevelKernel(), levels, active_dims=[1])``.
 
     By default the kernel is also divided by the mean :math:`\sum_i w_i k_0(p_i, p_i)`, so that the ``outputscale`` of a
     :class:`~gpytorch.kernels.ScaleKernel` *around* it is the weighted mean of the prior variance over the points.
-    (For the reason see :class:`~gpytorch_gam.kernels.ANOVAKernel`; bound lengthscales at something like ten times the
-    range of the input here, too.)
+    (:class:`~gpytorch_gam.kernels.ANOVAKernel` explains why; bound lengthscales at something like ten times the range
+    of the input here, too.)
 
     **Accuracy.** The base kernel is evaluated in float64, and the result rounded to the common dtype of inputs and
     parameters. Differences of nearly equal numbers lose :math:`(\ell / \mathrm{range})^2` at long lengthscales, which
     leaves errors of 1e-10 of the mean variance at a hundred times the range. Where the mean is zero already, the base
-    kernel stays as it is; where the mean determines the function, as with a line, nothing is left, and the result is
-    zero.
+    kernel stays as it is. Where the mean determines the function, as with a line, the result is zero.
 
     **Cost.** A call at n and m' inputs takes n m' evaluations of the base kernel, (n + m') m for the means, and
-    :math:`m^2` for the mean of the means, whatever is called; all are kept for the gradient. Keep m at a few hundred at
-    most, by a sample of the rows or by k-means with weights.
+    :math:`m^2` for the mean of the means, whether or not ``diag`` is asked for; all are kept for the gradient. Keep m
+    at a few hundred at most, by a sample of the rows or by k-means with weights.
 
     :param base_kernel: A kernel with one output, of any number of columns. It is not modified. Its ``active_dims``
         count the columns of the points.
-    :param points: Where the mean is taken (``(m, d)``, or ``(*batch, m, d)``, or ``m`` for one column).
-    :param weights: Their weights, nonnegative (``m`` or ``(*batch, m)``); normalised to sum to one. (Default: equal
-        weights.)
+    :param points: The points over which the mean is taken, ``(m, d)`` or ``(*batch, m, d)``, or ``(m,)`` for one
+        column.
+    :param weights: The weights of the points, nonnegative, ``(m,)`` or ``(*batch, m)``; normalised to sum to one.
+        (Default: equal weights.)
     :param normalize: Whether to divide by the mean prior variance over the points. (Default: True.)
     :param active_dims: The columns of the input to read, as many as the points have.
     :raises TypeError: If ``base_kernel`` is not a kernel.
@@ -128,12 +128,12 @@ class CentredKernel(BatchedKernel):
         double_mean = (weights * point_mean).sum(-1, keepdim=True)  # (*batch, 1)
         point_variance = _evaluate(self.base_kernel, points, points, diag=True)
         mean_variance = (weights * point_variance).sum(-1, keepdim=True)
-        # A mean that is zero but for rounding would be divided by its own variance, which is rounding, too.
+        # A mean that is zero but for rounding would be divided by its own variance, which is also mere rounding.
         is_centred = double_mean <= 4 * _EPSILON * mean_variance
         inverse = torch.where(is_centred, 0.0, 1 / torch.where(is_centred, 1.0, double_mean))
         if self.normalize:
             variance = mean_variance - inverse * (weights * point_mean.square()).sum(-1, keepdim=True)
-            # A function that the mean determines is zero, and its variance rounding, possibly negative.
+            # A function that the mean determines is zero, and its variance is rounding, possibly negative.
             is_zero = variance <= _rounding(points) * mean_variance
             scale = torch.where(is_zero, 0.0, 1 / torch.where(is_zero, 1.0, variance))
         else:
@@ -157,7 +157,7 @@ class CentredKernel(BatchedKernel):
         return (weights.unsqueeze(-2) @ _evaluate(self.base_kernel, points, x)).squeeze(-2)
 
     def num_outputs_per_input(self, x1: Tensor, x2: Tensor) -> int:
-        """One."""
+        """The number of outputs, which is one."""
         return 1
 
 
@@ -166,7 +166,7 @@ def _evaluate(kernel: Kernel, x1: Tensor, x2: Tensor, diag: bool = False) -> Ten
 
 
 def _rounding(points: Tensor) -> float:
-    """The relative error of a sum over the points, at most."""
+    """A bound on the relative rounding error of a sum over the points."""
     return (points.shape[-2] + 8) * _EPSILON
 
 
@@ -186,7 +186,7 @@ def _checked_weights(weights: Any, points: Tensor) -> Tensor:
     if weights is None:
         weights = torch.ones(points.shape[-2], dtype=torch.float64)
     weights = checked_weights("CentredKernel", weights, points[..., 0], "points")
-    # One distinct point among those with weight, and the function would be zero there and nowhere be averaged.
+    # With a single distinct point of positive weight, the function would be zero there and averaged nowhere else.
     used = (weights > 0).unsqueeze(-1)
     low = torch.where(used, points, torch.inf).amin(-2)
     high = torch.where(used, points, -torch.inf).amax(-2)

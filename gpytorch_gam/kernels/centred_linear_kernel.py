@@ -14,7 +14,7 @@ from ._parameters import as_parameter, broadcast_parameters
 
 class CentredLinearKernel(BatchedKernel):
     r"""
-    A straight line that is zero at a centre, with a normal slope:
+    The kernel of a straight line that is zero at a centre, with a normally distributed slope:
 
     .. math::
 
@@ -25,12 +25,13 @@ class CentredLinearKernel(BatchedKernel):
     :class:`~gpytorch.kernels.ScaleKernel` around it is the variance of the component. The kernel has rank one: one
     inducing point away from the centre determines the component everywhere.
 
-    Centre and scale are buffers, given as numbers kept in float64. Inputs are centred in float64; the result has
-    their dtype. A tensor of C values makes a kernel of batch shape ``(C)``, one component each.
+    Centre and scale are buffers, kept in float64 if they are given as numbers. Inputs are centred in float64; the
+    result has their dtype. A tensor of C values makes a kernel of batch shape ``(C)``, with one component for each
+    value.
 
     :param centre: Where the line is zero (a number, or a tensor of shape ``batch_shape``).
     :param scale: The distance from the centre at which the prior standard deviation is one, above zero (same shapes).
-    :param active_dims: The one column of the input to read, where it has more.
+    :param active_dims: The column of the input that the kernel reads, if the input has several.
     :raises ValueError: If a value is not finite, a scale not above zero, or the shapes do not broadcast; or, when
         called, if x has more than one column.
 

@@ -1,4 +1,4 @@
-"""Kernels of GPyTorch evaluated to plain tensors, and what they are made of."""
+"""Evaluation of GPyTorch's kernels to plain tensors, and the factors of products of kernels."""
 
 from __future__ import annotations
 
@@ -13,13 +13,8 @@ from torch import Tensor
 
 def evaluate(kernel: Kernel, x1: Tensor, x2: Tensor | None = None, diag: bool = False) -> Tensor:
     """
-    A kernel matrix in the dtype of the inputs, whatever that of the hyperparameters.
-
-    :param kernel: The kernel.
-    :param x1: The first inputs ``(*batch, n, d)``.
-    :param x2: The second inputs ``(*batch, m, d)`` of the same dtype; default the first ones.
-    :param diag: Whether to return only the covariances of corresponding inputs (then ``n = m``).
-    :return: The matrix ``(*batch, n, m)``, or the diagonal ``(*batch, n)``.
+    The kernel matrix ``(*batch, n, m)`` of inputs ``(*batch, n, d)`` and ``(*batch, m, d)`` (by default the first ones)
+    in their dtype, whatever that of the hyperparameters; or with ``diag``, for n = m, its diagonal ``(*batch, n)``.
     """
     if diag:
         # GPyTorch takes a batch of diagonals for a matrix where there are as many as rows, unless the inputs have all
@@ -32,7 +27,7 @@ def evaluate(kernel: Kernel, x1: Tensor, x2: Tensor | None = None, diag: bool = 
         return to_dense(kernel(x1, x2, diag=diag)).to(x1.dtype)
     except RuntimeError:
         # Most kernels promote their hyperparameters to the dtype of the inputs; those with matrix products inside
-        # (random features, neural networks) do not, and are called with hyperparameters that were.
+        # (random features, neural networks) do not, and are called with promoted hyperparameters.
         plain = _PlainKernel(kernel)
         tensors = dict(itertools.chain(plain.named_parameters(), plain.named_buffers()))
         others = {name: t for name, t in tensors.items() if t.is_floating_point() and t.dtype != x1.dtype}
@@ -43,7 +38,7 @@ def evaluate(kernel: Kernel, x1: Tensor, x2: Tensor | None = None, diag: bool = 
 
 
 class _PlainKernel(torch.nn.Module):
-    """A kernel whose call returns a plain matrix: a lazy one would forget the hyperparameters it was called with."""
+    """A kernel whose call returns a plain matrix: a lazy one would forget the hyperparameters of its call."""
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__()
@@ -56,10 +51,8 @@ class _PlainKernel(torch.nn.Module):
 
 def factors(kernel: Kernel, num_columns: int) -> list[tuple[Kernel, list[int]]]:
     """
-    The factors of a product of kernels, scales left out, each with the columns that it reads.
-
-    :param kernel: Any kernel; one that is no product is its only factor.
-    :param num_columns: The number of columns that it is called with.
+    The factors of a product of kernels called with ``num_columns`` columns, scales left out, each with the columns that
+    it reads. A kernel that is no product is its only factor.
     """
     return list(_factors(kernel, list(range(num_columns))))
 

@@ -12,13 +12,14 @@ from torch import Tensor
 
 from ._base_kernels import one_column, result_dtype
 
-# Whole numbers up to it are told apart in float32.
+# Whole numbers up to this one are told apart in float32.
 LARGEST_CODE = 2.0**24
 
 
 class LevelKernel(Kernel):
     r"""
-    Independent and identically distributed levels of a category, which are numbers in one column of the input:
+    The kernel of independent and identically distributed levels of a category, which are numbers in one column of the
+    input:
 
     .. math::
 
@@ -26,8 +27,8 @@ class LevelKernel(Kernel):
 
     Inside a :class:`~gpytorch.kernels.ScaleKernel` it is a random intercept with a learnt variance; times a kernel of
     another column, one function a level with hyperparameters in common; inside a
-    :class:`~gpytorch_gam.kernels.CentredKernel` over all levels, a factor whose effects sum to zero. The levels are
-    any numbers, and those met first at prediction are independent of all others, with the prior's variance.
+    :class:`~gpytorch_gam.kernels.CentredKernel` over all levels, a factor whose effects sum to zero. The levels are any
+    numbers. Levels that occur only at prediction are independent of all others and have the prior variance.
 
     Numbers are compared in single precision, so that .1 is one level in float32 and float64 alike. Whole numbers beyond
     :math:`2^{24}` would run into one another and need new codes (with :class:`gpytorch.settings.debug`, and on the CPU,
@@ -37,8 +38,8 @@ class LevelKernel(Kernel):
     There are no parameters, so the batch shape is always ``()`` and the result has the batch shape and the dtype of the
     inputs. As levels are names, the kernel does not count as stationary.
 
-    :param active_dims: The one column of the input to read, where it has more.
-    :raises ValueError: When called, if x has more than one column, or numbers beyond :math:`2^{24}`.
+    :param active_dims: The column of the input that the kernel reads, if the input has several.
+    :raises ValueError: When called, if x has more than one column, or contains numbers beyond :math:`2^{24}`.
 
     Example:
         >>> kernel = ScaleKernel(LevelKernel())
@@ -69,9 +70,8 @@ class LevelKernel(Kernel):
 
 def level_column(kernel: Kernel, x: Tensor, params: Mapping[str, Any]) -> Tensor:
     """
-    The only column ``(*batch, n)`` of the inputs ``(*batch, n, 1)`` of a kernel, in float32, as levels are compared.
-
-    :raises ValueError: If there is not exactly one column, or a number is too large to be told from its neighbours.
+    The only column ``(*batch, n)`` of the inputs ``(*batch, n, 1)`` of a kernel, in float32, in which levels are
+    compared; more columns, and numbers too large to be told from their neighbours, are a ValueError.
     """
     column = one_column(kernel, x, params)
     if debug.on() and column.device.type == "cpu" and bool((column.abs() > LARGEST_CODE).any()):
@@ -84,9 +84,8 @@ def level_column(kernel: Kernel, x: Tensor, params: Mapping[str, Any]) -> Tensor
 
 def same_level(x1: Tensor, x2: Tensor, diag: bool, x1_is_x2: bool) -> Tensor:
     """
-    Whether levels ``(*batch, n)`` and ``(*batch, m)`` are the same: ``(*batch, n, m)``, or their diagonal.
-
-    NaN is equal to NaN on the diagonal, and equal to itself where the two are the same rows.
+    Whether levels ``(*batch, n)`` and ``(*batch, m)`` are the same: ``(*batch, n, m)``, or the diagonal. NaN is equal
+    to NaN on the diagonal, and equal to itself where the two are the same rows.
     """
     if diag:
         return (x1 == x2) | (x1.isnan() & x2.isnan())

@@ -13,34 +13,37 @@ from ._batched_kernel import BatchedKernel
 from ._parameters import as_parameter
 from .level_kernel import LARGEST_CODE, level_column, same_level
 
-# Correlations at smaller lengthscales are zero in every precision: exp(-1000).
+# At smaller lengthscales the correlation of neighbours, exp(-1000), is zero in every precision.
 _SMALLEST_LENGTHSCALE = 1e-3
 
 
 class OrdinalKernel(BatchedKernel):
     r"""
-    Ordered levels of a category, whose effects form a stationary first-order autoregression along the order:
+    The kernel of ordered levels of a category, whose effects form a stationary first-order autoregression along the
+    order:
 
     .. math::
 
         k(a, b) = \exp(-|\mathrm{rank}(a) - \mathrm{rank}(b)| / \ell), \qquad
         \rho = e^{-1 / \ell} \text{ between neighbours}.
 
-    It shrinks neighbours towards each other; at a short lengthscale it is a
-    :class:`~gpytorch_gam.kernels.LevelKernel`. The precision matrix over the levels is tridiagonal, and the condition
-    number of the kernel matrix at most :math:`((1 + \rho) / (1 - \rho))^2`.
+    It shrinks neighbours towards each other; at a short lengthscale it is a :class:`~gpytorch_gam.kernels.LevelKernel`.
+    The precision matrix over the levels is tridiagonal, and the condition number of the kernel matrix at most
+    :math:`((1 + \rho) / (1 - \rho))^2`.
 
     Levels are numbers in one column of the input, compared as in :class:`~gpytorch_gam.kernels.LevelKernel`. The rank
-    of a level is its position in ``levels``, whatever the numbers. A number that is none of them is independent of all
-    others, with variance 1.
+    of a level is its position in ``levels``, whatever the numbers. A number that is not one of the levels is
+    independent of all others, with variance 1.
 
-    The ``lengthscale`` is in units of levels, ``(*batch, 1, 1)``. In the numbers the kernel is not stationary.
+    The ``lengthscale``, ``(*batch, 1, 1)``, is in units of levels. As a function of the numbers the kernel is not
+    stationary.
 
     :param levels: The levels in their order, two or more distinct finite numbers.
     :param kwargs: Passed to :class:`~gpytorch.kernels.Kernel`: ``batch_shape``, ``active_dims`` (one column of the
         input), ``lengthscale_prior``, ``lengthscale_constraint``.
     :raises ValueError: If there are fewer than two levels, or they are not finite, or not distinct in single precision,
-        or beyond :math:`2^{24}`; or, when called, if x has more than one column, or numbers beyond :math:`2^{24}`.
+        or beyond :math:`2^{24}`; or, when called, if x has more than one column, or contains numbers beyond
+        :math:`2^{24}`.
 
     Example:
         >>> kernel = ScaleKernel(OrdinalKernel([3.0, 1.0, 2.0]))  # 1 and 2 are neighbours, 3 and 2 are not
@@ -62,7 +65,7 @@ class OrdinalKernel(BatchedKernel):
 
     @property
     def is_stationary(self) -> bool:
-        """False: the numbers of the levels say nothing of their distance."""
+        """False, because the numbers of the levels say nothing about their distance."""
         return False
 
     def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Tensor:
@@ -81,7 +84,10 @@ class OrdinalKernel(BatchedKernel):
         return torch.where(is_known1 & is_known2, correlation, same)
 
     def _ranks(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The rank of each number, 0 to L - 1 and without meaning for those that are no level; whether it is one."""
+        """
+        The rank of each number, from 0 to L - 1, and whether it is a level at all; without that its rank has no
+        meaning.
+        """
         codes, ranks = self.levels.float().sort()
         position = torch.searchsorted(codes, x.contiguous()).clamp(max=codes.numel() - 1)
         return ranks[position], codes[position] == x

@@ -1,4 +1,4 @@
-"""Nodes, weights and tables of numbers for the integrals under measures."""
+"""Nodes, weights and series for the integrals under measures."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from torch import Tensor
 
 def constant(values: tuple[Any, ...], device: torch.device) -> Tensor:
     """
-    Numbers, or tuples of them, as a float64 tensor, not to be changed.
-
-    A copy to a GPU makes the processor wait, and cannot be recorded in a CUDA graph: each table is copied once.
+    Numbers, or tuples of them, as a float64 tensor that must not be changed. A copy to a GPU makes the processor wait,
+    and cannot be recorded in a CUDA graph, so each table is copied once.
     """
     if device.type == "cpu" or torch.compiler.is_compiling():
         return torch.tensor(values, dtype=torch.float64, device=device)
@@ -47,10 +46,8 @@ def _cached_gauss_legendre_table(num_nodes: int) -> tuple[tuple[float, ...], tup
 
 def panels(edges: tuple[Tensor, ...], num_nodes: int) -> tuple[Tensor, Tensor]:
     """
-    Nodes and weights for the integral over adjacent intervals, each ``(*shape, (len(edges) - 1) * num_nodes)``.
-
-    The edges are their end points in ascending order, each of shape ``(*shape)``, float64; the nodes are those of Gauss
-    and Legendre, ``num_nodes`` an interval.
+    Gauss-Legendre nodes, ``num_nodes`` an interval, and weights, each ``(*shape, (len(edges) - 1) * num_nodes)``, for
+    the integral over adjacent intervals with the ascending end points ``edges``, each ``(*shape)`` in float64.
     """
     nodes, weights = gauss_legendre(num_nodes, edges[0].device)
     starts = torch.stack(torch.broadcast_tensors(*edges[:-1]), -1).unsqueeze(-1)  # (*shape, intervals, 1)
@@ -59,15 +56,14 @@ def panels(edges: tuple[Tensor, ...], num_nodes: int) -> tuple[Tensor, Tensor]:
 
 
 def power_series(x: Tensor, coefficients: Tensor) -> Tensor:
-    """The sum over k = 1, ..., K of c_k x^k at ``x`` ``(*batch, n)`` with coefficients ``(*batch, K)``."""
+    """The sum over k = 1, ..., K of c_k x^k at ``x``, ``(*batch, n)``, with coefficients ``(*batch, K)``."""
     return (integer_powers(x, coefficients.shape[-1]) @ coefficients.unsqueeze(-1)).squeeze(-1)
 
 
 def integer_powers(x: Tensor, count: int) -> Tensor:
     """
-    The powers x, x^2, ..., x^count of ``x`` ``(*shape)``: ``(*shape, count)``, by products alone.
-
-    Doubling the number of powers takes few operations on short vectors, and no elementwise ``pow`` on long ones.
+    The powers x, x^2, ..., x^count of ``x``, ``(*shape)``: ``(*shape, count)``, by products alone. Doubling the number
+    of powers takes few operations on short vectors, and no elementwise ``pow`` on long ones.
     """
     powers = x.unsqueeze(-1)
     while powers.shape[-1] < count:

@@ -18,20 +18,20 @@ class Empirical(Measure):
     r"""
     The discrete distribution with the given atoms, for instance the observed values of an input.
 
-    Components then have mean zero over the data themselves, as in mgcv's sum-to-zero constraint. Means are float64
-    sums over all J atoms: a kernel evaluation at n inputs costs O(n J + J^2) a component beside the kernel matrix
-    itself. Keep J in the tens or low hundreds; :meth:`from_data` thins a column of data to that.
+    Components then have mean zero over the data themselves, as in mgcv's sum-to-zero constraint. Means are float64 sums
+    over all J atoms: a kernel evaluation at n inputs costs O(n J + J^2) a component beside the kernel matrix itself.
+    Keep J in the tens or low hundreds; :meth:`from_data` thins a column of data to that.
 
     Where a few atoms lie a hundred times further out than the rest, the standard deviation says little about the rest,
     and float32 errors of an RBF kernel rise to some 2e-4: transform such an input, or clip the atoms. In a long tail
-    the prior of a component is also far wider than on average, from where fits with a log link may not find back: take
-    a uniform measure there, or the logarithm of the input.
+    the prior of a component is also far wider than on average, so that fits with a log link may fail to converge
+    there: take a uniform measure in this case, or the logarithm of the input.
 
     :param atoms: The atoms ``(*batch, J)``, at least two of them distinct.
-    :param weights: Their weights, nonnegative (``J`` or ``(*batch, J)``); normalised to sum to one. (Default: equal
-        weights.)
-    :raises ValueError: If a value is not finite, a weight is negative, all weights are zero, the shapes do not fit,
-        or the whole weight lies on one value (every component would be zero).
+    :param weights: The weights of the atoms, nonnegative, ``(J,)`` or ``(*batch, J)``; normalised to sum to one.
+        (Default: equal weights.)
+    :raises ValueError: If a value is not finite, a weight is negative, all weights are zero, the shapes do not fit, or
+        the whole weight lies on one value (every component would be zero).
 
     Example:
         >>> measure = Empirical.from_data(train_x.mT, num_atoms=64)  # train_x is N x C: one measure a column

@@ -31,26 +31,19 @@ from ._quadrature import constant, power_series
 _NUM_TERMS = 24
 _LARGEST_PRODUCT = 3.0
 
-# The nodes a panel that the default RBF integrals use.
+# The number of nodes a panel in the default RBF integrals.
 _NUM_NODES = 64
 
-# exp() of the square of this is finite in float64, and exp(-x) is 0 to working precision for any such square.
+# exp of the square of this is finite in float64, and exp of minus the square is zero to working precision.
 _LARGEST_SCALED_OFFSET = 25.0
 
 
 class RBFConstants(NamedTuple):
-    r"""
-    Integrals of an RBF kernel under a measure, each of shape ``(*batch, 1)``, float64.
+    """Integrals of an RBF kernel under a measure, each of shape ``(*batch, 1)``, float64."""
 
-    :ivar double_mean: :math:`\nu = E_{st} k(s, t)`.
-    :ivar factor_mean: :math:`G = E_s \alpha(s)`.
-    :ivar remainder: :math:`P = E_{st} \alpha(s) \alpha(t) h(s, t) = \nu - G^2 > 0`, without the subtraction.
-        Only meaningful where :meth:`Measure.is_long` holds.
-    """
-
-    double_mean: Tensor
-    factor_mean: Tensor
-    remainder: Tensor
+    double_mean: Tensor  # nu = E_st k(s, t)
+    factor_mean: Tensor  # G = E_s alpha(s)
+    remainder: Tensor  # P = nu - G^2 > 0 without the subtraction, only meaningful where Measure.is_long holds
 
 
 class Measure(torch.nn.Module, ABC):
@@ -109,7 +102,9 @@ class Measure(torch.nn.Module, ABC):
 
     @property
     def panel_width(self) -> Tensor:
-        """Length of input that the panels of :meth:`split_quadrature` cover, ``(*batch)``; zero where it is exact."""
+        """
+        The length of input that the panels of :meth:`split_quadrature` cover, ``(*batch)``; zero where it is exact.
+        """
         return torch.zeros_like(self.mean)
 
     def is_long(self, lengthscale: Tensor) -> Tensor:
@@ -210,10 +205,9 @@ class Measure(torch.nn.Module, ABC):
 
     def _moments(self, lengthscale: Tensor) -> tuple[Tensor, Tensor]:
         r"""
-        :math:`E \alpha(s) ((s - c) / \ell)^k` for k = 0, ..., K ``(*batch, (K + 1))``, and where to use them.
-
-        Where the nodes reach too far for the series, long lengthscales still are only a few times the spread, and the
-        differences that it replaces are harmless in float64.
+        :math:`E \alpha(s) ((s - c) / \ell)^k` for k = 0, ..., K, ``(*batch, (K + 1))``, and where to use them. Where
+        the nodes reach too far for the series, long lengthscales are still only a few times the spread, and the
+        differences that the series replaces are harmless in float64.
         """
         nodes, weights = self.quadrature(_NUM_NODES)
         reach = self._reach()
@@ -238,11 +232,9 @@ def _inverse_factorials(like: Tensor) -> Tensor:
 
 def rbf_without_factor(squared_distance: Tensor, product: Tensor) -> Tensor:
     r"""
-    :math:`\alpha(x) \alpha(y) h(x, y)` as :math:`-k(x, y) (e^{-xy / \ell^2} - 1)`: no cancellation, no overflow.
-
-    :param squared_distance: :math:`(x - y)^2 / 2 \ell^2`.
-    :param product: :math:`(x - c) (y - c) / \ell^2` of offsets cut off at :func:`largest_scaled_offset`; the kernel
-        vanishes wherever that makes a difference.
+    :math:`\alpha(x) \alpha(y) h(x, y)` as :math:`-k(x, y) (e^{-xy / \ell^2} - 1)`, without cancellation or overflow,
+    from :math:`(x - y)^2 / 2 \ell^2` and the product :math:`(x - c) (y - c) / \ell^2` of offsets that are cut off at
+    :func:`largest_scaled_offset`; the kernel vanishes wherever that makes a difference.
     """
     return -torch.exp(-squared_distance) * torch.expm1(-product)
 

@@ -20,8 +20,8 @@ class Normal(Measure):
     The normal distribution with mean ``mean`` and standard deviation ``sd``.
 
     The integrals of an RBF kernel are closed forms, with :math:`r = s^2 / \ell^2` for a standard deviation :math:`s`:
-    :math:`G^2 = (1 + r)^{-1}`, :math:`\nu = (1 + 2r)^{-1/2}`, and :math:`P = G^2 (\sqrt{1 + r^2 / (1 + 2r)} - 1)` by
-    ``expm1``.
+    :math:`G^2 = (1 + r)^{-1}`, :math:`\nu = (1 + 2r)^{-1/2}`, and :math:`P = G^2 (\sqrt{1 + r^2 / (1 + 2r)} - 1)`,
+    which is computed by ``expm1``.
 
     :param mean: The mean (a number, or a tensor of shape ``batch_shape``).
     :param sd: The standard deviation, positive (same shapes).
@@ -56,14 +56,12 @@ class Normal(Measure):
 
     @property
     def panel_width(self) -> Tensor:
-        """Seventeen standard deviations."""
+        """Seventeen standard deviations, ``(*batch)``."""
         return 2 * _NUM_STANDARD_DEVIATIONS * self.standard_deviation
 
     def quadrature(self, num_nodes: int) -> tuple[Tensor, Tensor]:
         """
-        Gauss-Legendre nodes weighted by the density, as many each side of the mean.
-
-        See :meth:`Measure.quadrature`.
+        Gauss-Legendre nodes weighted by the density, as many on each side of the mean; see :meth:`Measure.quadrature`.
         """
         reach = _NUM_STANDARD_DEVIATIONS * self.standard_deviation
         nodes, weights = panels((self.mean - reach, self.mean, self.mean + reach), num_nodes)
@@ -71,9 +69,8 @@ class Normal(Measure):
 
     def split_quadrature(self, x: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
         """
-        Gauss-Legendre nodes weighted by the density, as many each side of ``x``.
-
-        See :meth:`Measure.split_quadrature`.
+        Gauss-Legendre nodes weighted by the density, as many on each side of ``x``; see
+        :meth:`Measure.split_quadrature`.
         """
         mean, reach = self.mean.unsqueeze(-1), _NUM_STANDARD_DEVIATIONS * self.standard_deviation.unsqueeze(-1)
         low, high = mean - reach, mean + reach

@@ -21,7 +21,7 @@ _NUM_MOMENT_NODES = 24
 # Where the integral of a Matern kernel is summed as a series; the first term left out is below 1e-15.
 _LARGEST_SERIES_DISTANCE, _NUM_SERIES_TERMS = 0.3, 12
 
-# exp(-x) is zero beyond, to working precision, and polynomials still finite.
+# Beyond this, exp(-x) is zero to working precision, and polynomials are still finite.
 _LARGEST_EXPONENT = 700.0
 
 
@@ -62,12 +62,12 @@ class Uniform(Measure):
 
     @property
     def half_width(self) -> Tensor:
-        """Half the length of the interval, of shape ``(*batch)``, float64."""
+        """Half of the length of the interval, of shape ``(*batch)``, float64."""
         return 0.5 * (self.high.double() - self.low.double())
 
     @property
     def standard_deviation(self) -> Tensor:
-        """The half width divided by the root of three."""
+        """The half width divided by the square root of three."""
         return self.half_width / math.sqrt(3.0)
 
     @property
@@ -118,7 +118,7 @@ class Uniform(Measure):
         low, high = self.low.double().unsqueeze(-1), self.high.double().unsqueeze(-1)
         from_low, to_high = rate * (x - low), rate * (high - x)
         width = rate * (high - low)
-        # Odd functions: outside of the interval the two integrals are subtracted.
+        # The integrals are odd functions: outside of the interval the two are subtracted.
         near = (_matern_integral(from_low, nu) + _matern_integral(to_high, nu)) / width
         # Far outside the kernel itself is what is left, and not its difference from 1.
         is_far = torch.minimum(from_low, to_high) < -_LARGEST_SERIES_DISTANCE
@@ -127,7 +127,7 @@ class Uniform(Measure):
         return torch.where(is_far, far, near)
 
     def _long_lengthscale(self, lengthscale: Tensor) -> Tensor:
-        """The lengthscale where the expansion is used, and a harmless one elsewhere."""
+        """The lengthscale where the expansion is used, and a harmless number elsewhere."""
         return torch.where(self.is_long(lengthscale), lengthscale, self.half_width.unsqueeze(-1))
 
     def _even_moments(self, lengthscale: Tensor) -> Tensor:
@@ -165,7 +165,7 @@ def _matern_tail(t: Tensor, nu: float) -> Tensor:
 
 @functools.lru_cache(maxsize=3)
 def _matern_series(nu: float) -> tuple[float, ...]:
-    """Coefficients of t, t^2, ... in the integral."""
+    """Coefficients of t, t^2, ... in the series of the integral."""
     polynomial = {0.5: (1.0, 0.0, 0.0), 1.5: (1.0, 1.0, 0.0), 2.5: (1.0, 1.0, 1.0 / 3.0)}[nu]
     coefficients = [0.0]
     for power in range(1, _NUM_SERIES_TERMS):
