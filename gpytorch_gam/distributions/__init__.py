@@ -1,4 +1,4 @@
-"""Distributions that GPyTorch and torch lack: of the predictors in each row, and of responses."""
+"""Distributions that GPyTorch and torch lack: those of the predictors in each row, and those of responses."""
 
 from .predictor_distribution import PredictorDistribution, PredictorMoments, row_moments
 from .quantiles import predictive_quantiles

@@ -12,11 +12,8 @@ from torch.distributions import Distribution, constraints
 
 class AsymmetricLaplace(Distribution):
     r"""
-    The density :math:`\tau (1 - \tau) / s \cdot \exp(-\rho_\tau(y - f) / s)`, whose :math:`\tau`-quantile is f.
-
-    :param loc: f, any shape.
-    :param scale: s, a shape that broadcasts.
-    :param quantile: :math:`\tau`.
+    The density :math:`\tau (1 - \tau) / s \cdot \exp(-\rho_\tau(y - f) / s)`, whose :math:`\tau`-quantile
+    (``quantile``) is the location f; the scale s broadcasts with it.
     """
 
     arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {
@@ -55,7 +52,7 @@ class AsymmetricLaplace(Distribution):
         return torch.where(residual < 0, below, above)
 
     def rsample(self, sample_shape: Any = torch.Size()) -> Tensor:  # noqa: B008
-        """Samples with gradients: the difference of two exponential variables."""
+        """Samples with gradients, as the difference of two exponential variables."""
         shape = torch.Size(sample_shape) + self.batch_shape
         above, below = (torch.empty(shape).to(self.loc).exponential_() for _ in range(2))
         return self.loc + self.scale * (above / self.quantile - below / (1 - self.quantile))

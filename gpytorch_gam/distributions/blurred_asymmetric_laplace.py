@@ -1,4 +1,4 @@
-"""The asymmetric Laplace distribution with a normal location."""
+"""The asymmetric Laplace distribution with a normally distributed location."""
 
 from __future__ import annotations
 
@@ -12,13 +12,9 @@ from .asymmetric_laplace import AsymmetricLaplace
 
 
 class BlurredAsymmetricLaplace(AsymmetricLaplace):
-    r"""
-    The sum of a normal and an asymmetric Laplace variable.
-
-    :param loc: Mean of the normal one, any shape.
-    :param location_variance: Its variance, a shape that broadcasts.
-    :param scale: s, a shape that broadcasts.
-    :param quantile: :math:`\tau`.
+    """
+    The sum of a normal variable, of mean ``loc`` and variance ``location_variance``, and an :class:`AsymmetricLaplace`
+    variable around zero. Shapes broadcast to that of ``loc``.
     """
 
     def __init__(self, loc: Tensor, location_variance: Tensor, scale: Tensor, quantile: float) -> None:
@@ -64,7 +60,7 @@ def blurred_log_prob(y: Tensor, mean: Tensor, variance: Tensor, scale: Tensor, q
 
 
 def _sides(y: Tensor, mean: Tensor, variance: Tensor, scale: Tensor, quantile: float) -> tuple[Tensor, Tensor]:
-    """Log integrals of the exponentials over locations below and above y."""
+    """Logarithms of the integrals of the exponentials over locations below and above y."""
     deviation = variance.sqrt()
     above = _one_side((y - mean) / deviation, quantile * deviation / scale)
     return above, _one_side((mean - y) / deviation, (1 - quantile) * deviation / scale)

@@ -9,9 +9,9 @@ from torch import Tensor
 
 class MarginalNormal(MultivariateNormal):
     """
-    A multivariate normal whose variances are held at ``gpytorch.settings.min_variance`` without a look at whether one
-    is below. GPyTorch looks, waits for a GPU to do so, and warns of negative variances; these ones are positive, and in
-    training it is no matter whether one is a millionth or less.
+    A multivariate normal whose variances are held at ``gpytorch.settings.min_variance`` without checking whether one is
+    below. GPyTorch checks, waits for a GPU to do so, and warns of negative variances; here they are positive, and
+    training does not depend on whether one is a millionth or less.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""The negative binomial distribution by the logs of its mean and dispersion."""
+"""The negative binomial distribution, given the logarithms of its mean and dispersion."""
 
 from __future__ import annotations
 
@@ -10,22 +10,17 @@ from torch.distributions import NegativeBinomial
 
 from gpytorch_gam.numerics.quadrature import bounded_exp
 
-# Beyond these dispersions the distribution does not change any more (below: Poisson) or is degenerate (above).
+# Log dispersions below these bounds give a Poisson distribution; above them the distribution is degenerate.
 _LOG_DISPERSION_BOUND = 30.0
-# Sizes 1 / dispersion from which Stirling's series is exact to 1e-12.
+# From this size 1 / dispersion on, Stirling's series is exact to 1e-12.
 _LEAST_STIRLING_SIZE = 10.0
 
 
 def negative_binomial_log_prob(counts: Tensor, log_mean: Tensor, log_dispersion: Tensor) -> Tensor:
     r"""
-    Log-probability of counts with mean :math:`\mu` and variance :math:`\mu + \alpha\mu^2`.
-
-    Near the Poisson limit, where :math:`\log\Gamma(y + 1/\alpha) - \log\Gamma(1/\alpha)` cancels, its difference is
-    taken by Stirling's series. Arguments broadcast.
-
-    :param counts: :math:`y`.
-    :param log_mean: :math:`\log\mu`.
-    :param log_dispersion: :math:`\log\alpha`; held between -30 and 30.
+    Log-probability of counts y with mean :math:`\mu` and variance :math:`\mu + \alpha\mu^2`, given :math:`\log\mu` and
+    :math:`\log\alpha`, which is held between -30 and 30. Near the Poisson limit, where
+    :math:`\log\Gamma(y + 1/\alpha) - \log\Gamma(1/\alpha)` cancels, the difference is taken by Stirling's series.
     """
     return log_prob_given_rate(counts, log_dispersion, log_rate(log_mean, log_dispersion)) + counts * log_mean
 
@@ -37,11 +32,8 @@ def log_rate(log_mean: Tensor, log_dispersion: Tensor) -> Tensor:
 
 def log_prob_given_rate(counts: Tensor, log_dispersion: Tensor, log_rates: Tensor) -> Tensor:
     r"""
-    The log-probability without its term :math:`y \log\mu`; linear in :math:`\log(1 + \alpha\mu)`.
-
-    :param counts: :math:`y`.
-    :param log_dispersion: :math:`\log\alpha`; held between -30 and 30.
-    :param log_rates: :math:`\log(1 + \alpha\mu)`, or its expectation.
+    The log-probability without its term :math:`y \log\mu`, which is linear in :math:`\log(1 + \alpha\mu)`:
+    ``log_rates`` may be that or its expectation. :math:`\log\alpha` is held between -30 and 30.
     """
     bounded = _bounded(log_dispersion)
     size = (-bounded).exp()
@@ -63,7 +55,7 @@ def _log_rising_factorial(counts: Tensor, size: Tensor, log_dispersion: Tensor) 
 
 
 def _stirling_tail(z: Tensor) -> Tensor:
-    r"""What Stirling's formula leaves of :math:`\log\Gamma(z)`, for z of 10 and more."""
+    r"""The remainder of Stirling's formula for :math:`\log\Gamma(z)`, for z of at least 10."""
     inverse = 1 / z
     square = inverse.square()
     return inverse * (1 / 12 - square * (1 / 360 - square * (1 / 1260 - square / 1680)))
@@ -71,12 +63,9 @@ def _stirling_tail(z: Tensor) -> Tensor:
 
 class MeanDispersionNegativeBinomial(NegativeBinomial):
     r"""
-    Torch's negative binomial distribution with mean :math:`\mu = E e^f` and variance :math:`\mu + \alpha\mu^2`, whose
-    log-probability is right close to the Poisson limit as well.
-
-    :param log_rate: :math:`f`, any shape.
-    :param log_dispersion: :math:`\log\alpha`, a shape that broadcasts; held between -30 and 30.
-    :param exposure: :math:`E`, a shape that broadcasts; default 1. The mean is proportional to it exactly.
+    Torch's negative binomial distribution with mean :math:`\mu = E e^f` and variance :math:`\mu + \alpha\mu^2`, given
+    the log rate f, :math:`\log\alpha` (held between -30 and 30) and the exposure E, to which the mean is exactly
+    proportional. Unlike torch's, its log-probability is accurate close to the Poisson limit, too.
     """
 
     def __init__(self, log_rate: Tensor, log_dispersion: Tensor, exposure: Tensor | None = None) -> None:
@@ -102,5 +91,5 @@ class MeanDispersionNegativeBinomial(NegativeBinomial):
         return self.mean + self.log_dispersion.exp() * self.mean.square()
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log-probability of counts."""
+        """The log-probability of counts."""
         return negative_binomial_log_prob(value, self.log_mean, self.log_dispersion)

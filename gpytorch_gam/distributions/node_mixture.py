@@ -1,4 +1,4 @@
-"""Mixtures over the nodes of an expectation."""
+"""Mixtures over the nodes of a quadrature rule."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ from torch.distributions import Categorical, Distribution, MixtureSameFamily
 
 class NodeMixture(MixtureSameFamily):
     """
-    Torch's mixture of distributions of one family, built from their parameters, so that a sample draws from one
-    component a row: torch's own draws from all of them.
-
-    :param log_weights: ``(K,)``, or for each row ``(*batch, n, K)``; the weights sum to one.
-    :param build: Makes a distribution from the parameters; pickled with the mixture.
-    :param parameters: Parameters of the components, ``(*batch, n, K)`` each.
+    Torch's mixture of distributions of one family, except that a sample draws from one component a row, where torch's
+    draws from all of them. ``build``, which is pickled with the mixture, makes the components from their
+    ``parameters``, ``(*batch, n, K)`` each; the weights of log ``log_weights``, ``(K,)`` or ``(*batch, n, K)``, sum to
+    one.
     """
 
     def __init__(self, log_weights: Tensor, build: Callable[..., Distribution], *parameters: Tensor) -> None:
@@ -34,7 +32,7 @@ class NodeMixture(MixtureSameFamily):
 
     @torch.no_grad()
     def sample(self, sample_shape: Any = ()) -> Tensor:
-        """Draws of every row, ``(*sample_shape, *batch, n)``."""
+        """Draws for every row, ``(*sample_shape, *batch, n)``."""
         index = self.mixture_distribution.sample(torch.Size(sample_shape)).unsqueeze(-1)
         shape = index.shape[:-1] + self._parameters[0].shape[-1:]
         return self._build(*(value.expand(shape).gather(-1, index).squeeze(-1) for value in self._parameters)).sample()

@@ -1,4 +1,4 @@
-"""Several predictors at the rows of the data: their joint distribution, and its moments within each row."""
+"""The joint distribution of several predictors at the rows of the data, and its moments within each row."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PredictorMoments(NamedTuple):
     """
     Moments of the predictors in each row.
 
-    :ivar mean: ``(*batch, n, P)``.
+    :ivar mean: means of the predictors, ``(*batch, n, P)``.
     :ivar covariance: covariance between the predictors of one row, ``(*batch, n, P, P)``.
     """
 
@@ -34,24 +34,26 @@ class PredictorMoments(NamedTuple):
 
     @classmethod
     def of(cls, marginals: Marginals, dtype: torch.dtype) -> PredictorMoments:
-        """The moments of P predictors in some dtype."""
+        """The moments of P predictors as a tuple of tensors in a given dtype."""
         return cls(marginals.mean.mT.to(dtype), marginals.covariance_in_rows().to(dtype))
 
 
 class PredictorDistribution(MultitaskMultivariateNormal):
     """
-    The joint distribution of P predictors at n rows that also holds the covariance within each row, which is all that
-    an expected log-probability needs: the joint covariance need not be evaluated for it.
+    The joint distribution of P predictors at n rows. It also holds the covariance within each row, which is all that an
+    expected log-probability needs, so that the joint covariance need not be evaluated for it.
 
-    An ordinary :class:`~gpytorch.distributions.MultitaskMultivariateNormal` otherwise. Shifts and scalings by a number,
-    jitter and expansion keep the covariance within rows; other operations give GPyTorch's class.
+    Otherwise it is an ordinary :class:`~gpytorch.distributions.MultitaskMultivariateNormal`. Shifts and scalings by a
+    number, jitter and expansion keep the covariance within rows; other operations give GPyTorch's class.
 
-    :param mean: ``(*batch, n, P)``.
+    :param mean: Means of the predictors, ``(*batch, n, P)``.
     :param covariance_matrix: Covariance of all predictors at all rows, ``(*batch, n P, n P)``, lazy or dense.
-    :param interleaved: Whether its rows run over (row, predictor) or, if False, over (predictor, row).
-    :param row_covariance: The blocks of it that belong to single rows, ``(*batch, n, P, P)``; default: they are read
-        from the joint covariance when they are asked for, as in distributions that GPyTorch derives from this one.
-    :raises ValueError: If the shape of ``row_covariance`` is another.
+    :param interleaved: Whether the rows of the covariance run over (row, predictor) or, if False, over (predictor,
+        row).
+    :param row_covariance: The blocks of the covariance that belong to single rows, ``(*batch, n, P, P)``. By default
+        they are read from the joint covariance when they are needed, as in distributions that GPyTorch derives from
+        this one.
+    :raises ValueError: If ``row_covariance`` has another shape.
     """
 
     def __init__(
@@ -82,7 +84,7 @@ class PredictorDistribution(MultitaskMultivariateNormal):
     @property
     def variance(self) -> Tensor:
         """
-        The variances, ``(*batch, n, P)``, held at ``gpytorch.settings.min_variance`` without a look at whether one is
+        The variances, ``(*batch, n, P)``, held at ``gpytorch.settings.min_variance`` without checking whether one is
         below, for which a GPU would have to be waited for.
         """
         variance = self.row_covariance.diagonal(dim1=-2, dim2=-1)
@@ -104,7 +106,7 @@ class PredictorDistribution(MultitaskMultivariateNormal):
         )
 
     def add_jitter(self, noise: float = 1e-4) -> PredictorDistribution:
-        """Add a number to all variances."""
+        """The distribution with a number added to all variances."""
         identity = torch.eye(self._output_shape[-1], dtype=self.mean.dtype, device=self.mean.device)
         covariance = self.lazy_covariance_matrix.add_jitter(noise)
         rows = self.row_covariance + noise * identity
@@ -142,8 +144,8 @@ class PredictorDistribution(MultitaskMultivariateNormal):
 
 def independent_rows(moments: PredictorMoments) -> MultivariateNormal:
     """
-    The distribution of predictors with given moments in each row that are independent between rows: over n rows, with
-    several predictors a multitask one over n x P.
+    The distribution of n rows that are independent of each other, with the given moments of the predictors in each; a
+    multitask one over n x P if there are several predictors.
     """
     mean, covariance = moments
     if mean.shape[-1] == 1:
@@ -156,11 +158,12 @@ def row_moments(distribution: MultivariateNormal) -> PredictorMoments:
     """
     Mean and covariance of the predictors within each row.
 
-    Free for a :class:`PredictorDistribution`, for distributions of independent rows (block-diagonal covariance, rows
-    as blocks) and of independent predictors; otherwise the joint covariance is evaluated, ``O((n P)^2)`` numbers.
+    This costs nothing for a :class:`PredictorDistribution`, for distributions of independent rows (block-diagonal
+    covariance, rows as blocks) and of independent predictors; otherwise the joint covariance is evaluated,
+    ``O((n P)^2)`` numbers.
 
-    :param distribution: A distribution of P predictors at n rows; GPyTorch's of one variable count as P = 1.
-    :raises TypeError: If it is not a multivariate normal.
+    :param distribution: A distribution of P predictors at n rows; a normal that is not multitask has P = 1.
+    :raises TypeError: If the distribution is not a multivariate normal.
     """
     if isinstance(distribution, PredictorDistribution):
         return PredictorMoments(distribution.mean, distribution.row_covariance)
@@ -181,7 +184,7 @@ def row_moments(distribution: MultivariateNormal) -> PredictorMoments:
 
 def _row_blocks(covariance: LinearOperator, interleaved: bool, num_rows: int, num_predictors: int) -> Tensor:
     """The blocks ``(*batch, n, P, P)`` of a joint covariance that belong to single rows."""
-    # Which of the two block structures have rows as blocks, and which predictors, depends on the order.
+    # Depending on the order, the blocks of a block-diagonal covariance are rows or predictors.
     coupled_rows, independent = (
         (BlockDiagLinearOperator, BlockInterleavedLinearOperator)
         if interleaved

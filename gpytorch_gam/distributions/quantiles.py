@@ -1,4 +1,4 @@
-"""Quantiles of predictive distributions, those without a quantile function included."""
+"""Quantiles of predictive distributions, including those without a quantile function."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch.distributions import Distribution, MixtureSameFamily, Normal, constra
 
 from gpytorch_gam import _checks as checks
 
-# Halvings of a bracket; more change nothing in float64.
+# Number of halvings of a bracket; more would change nothing in float64.
 _BISECTIONS, _DOUBLINGS = 60, 200
-# Probabilities of counts are summed as far as this count, and no more than so many probabilities in all or at a time.
+# Probabilities of counts are summed up to this count, with limits on their number in all and at a time.
 _MOST_COUNTS, _MOST_PROBABILITIES, _PROBABILITIES_AT_A_TIME = 8192, 2**24, 2**21
 _SEED = 0
 
@@ -23,22 +23,24 @@ def predictive_quantiles(
     distribution: Distribution, probabilities: Sequence[float] | Tensor | float, num_samples: int = 10000
 ) -> Tensor:
     """
-    Quantiles of every row of a predictive distribution, such as ``likelihood(model(x))``. Without gradients.
+    Quantiles of every row of a predictive distribution, such as ``likelihood(model(x))``, without gradients.
 
-    - A distribution with a ``cdf``, mixtures included, and a multivariate normal (row by row): by bisection, to
-      rounding.
-    - A distribution of counts or classes: the least value whose cumulated probability is no less than the one asked
-      for. Where that takes too long (counts above 8192, fewer with many rows), they are drawn instead, as below.
-    - Any other: those of ``num_samples`` draws with a fixed seed, which leaves the global random numbers alone.
+    - Those of a distribution with a ``cdf``, mixtures included, and of a multivariate normal (row by row) are found by
+      bisection, to rounding.
+    - For a distribution of counts or classes the quantile is the least value whose cumulated probability is no less
+      than the one asked for. Where that takes too long (counts above 8192, fewer with many rows), samples are drawn
+      instead, as below.
+    - For any other they are the quantiles of ``num_samples`` draws with a fixed seed, which leaves the global random
+      numbers alone.
 
     Predictive distributions that are themselves a stack of draws, as GPyTorch's generic ones are, give quantiles of
-    each draw: they should be made a mixture first.
+    each draw: turn them into a mixture first.
 
     :param distribution: A distribution of one number in each row, with batch shape ``(*batch, n)``.
-    :param probabilities: One or several, between 0 and 1 exclusively.
-    :param num_samples: Draws, where they are needed.
-    :return: ``(*probabilities.shape, *batch, n)``.
-    :raises ValueError: If a probability is not between 0 and 1, or an event of the distribution is more than a number.
+    :param probabilities: One or several probabilities, strictly between 0 and 1.
+    :param num_samples: The number of draws, where they are needed.
+    :return: The quantiles, ``(*probabilities.shape, *batch, n)``.
+    :raises ValueError: If a probability is not between 0 and 1, or the distribution is not one of single numbers.
 
     Example:
         >>> low, high = predictive_quantiles(likelihood(model(x)), [0.1, 0.9])
@@ -71,7 +73,7 @@ def predictive_quantiles(
 
 
 def _anchor(distribution: Distribution) -> Tensor:
-    """A point to start from in each row, also where the mean does not exist."""
+    """A starting point in each row, also where the mean does not exist."""
     try:
         mean = distribution.mean
     except NotImplementedError:
@@ -93,7 +95,7 @@ def _has_cdf(distribution: Distribution, start: Tensor) -> bool:
 
 
 def _cdf(distribution: Distribution, values: Tensor) -> Tensor:
-    """The cumulative distribution function on the whole line: torch's objects to values outside of the support."""
+    """The cumulative distribution function on the whole line: torch's refuses values outside of the support."""
     lower, upper = _bounds(distribution, values)
     inside = values.clamp(min=torch.nextafter(lower, upper), max=torch.nextafter(upper, lower))
     probability = distribution.cdf(inside)
@@ -127,7 +129,7 @@ def _count_quantiles(distribution: Distribution, wanted: Tensor, like: Tensor, n
     shape = torch.broadcast_shapes(wanted.shape, like.shape)
     total = like.new_zeros(like.shape, dtype=torch.float64)
     result = like.new_zeros(shape)
-    # Rounding in the sum must not carry a probability that is reached past it.
+    # Rounding in the sum must not make a probability that is just reached appear as missed.
     targets = wanted.double() - 1e-12 if like.dtype == torch.float64 else wanted.double() - 1e-6
     is_below = torch.ones(shape, dtype=torch.bool, device=like.device)
     for first in range(0, most, block):
@@ -145,7 +147,7 @@ def _count_quantiles(distribution: Distribution, wanted: Tensor, like: Tensor, n
 
 
 def _bounds(distribution: Distribution, like: Tensor) -> tuple[Tensor, Tensor]:
-    """The least and largest possible values of each row, infinite where there is none, in the shape of ``like``."""
+    """The least and the largest possible value in each row, infinite if there is none, in the shape of ``like``."""
     support = distribution.support
     if isinstance(support, constraints._Boolean):
         return torch.zeros_like(like), torch.ones_like(like)

@@ -14,20 +14,14 @@ from gpytorch_gam.numerics.quadrature import NormalRule
 
 class ResponseMixture(MixtureSameFamily):
     r"""
-    :math:`p(y) = \int p(y | f) \mathcal N(f; m, v)\, df`, rows independent.
+    :math:`p(y) = \int p(y | f) \mathcal N(f; m, v)\, df` in independent rows, for predictors of mean and variance
+    ``(*batch, n)``. ``conditional(f, values)`` is the distribution of y given f, with values that broadcast to
+    ``(*batch, n)``; ``log_marginal(y, mean, variance)`` is the log of the integral, in float64.
 
-    Mean and variance are those of the mixture of :math:`p(y | f)` over quadrature nodes. Samples are drawn through the
-    predictor, and log-probabilities are integrals of their own, because the mixture itself is a row of spikes where the
-    predictor is less certain than the response.
-
-    :param mean: Mean of the predictor, ``(*batch, n)``.
-    :param variance: Variance of the predictor, ``(*batch, n)``.
-    :param conditional: ``conditional(f, values)`` is the distribution of y given f.
-    :param values: Tensors that broadcast to ``(*batch, n)``.
-    :param rule: A rule of shape ``(K,)`` for the standard normal distribution.
-    :param log_marginal: ``log_marginal(y, mean, variance)`` in float64.
-    :param marginal_cdf: The distribution function in the same way; default that of the mixture over nodes, which has
-        steps where the predictor is less certain than the response.
+    Mean and variance are those of the mixture of :math:`p(y | f)` over the nodes of ``rule``, ``(K,)``. Samples are
+    drawn through the predictor, and log-probabilities are separate integrals, because the mixture itself is a row of
+    spikes where the predictor is less certain than the response. So is the distribution function, if
+    ``marginal_cdf(y, mean, variance)`` is given; that of the mixture has steps in these places.
     """
 
     def __init__(
@@ -45,7 +39,7 @@ class ResponseMixture(MixtureSameFamily):
         self._rule, self._log_marginal, self._marginal_cdf = rule, log_marginal, marginal_cdf
         nodes = mean.unsqueeze(-1) + variance.sqrt().unsqueeze(-1) * rule.nodes.to(mean.dtype)  # (*batch, n, K)
         components = conditional(nodes, {name: value.unsqueeze(-1) for name, value in values.items()})
-        # By logits: probabilities below the resolution of the dtype would be rounded up to it.
+        # Weights are given by logits: probabilities below the resolution of the dtype would be rounded up to it.
         logits = rule.log_weights.to(mean.dtype).expand(components.batch_shape)
         super().__init__(Categorical(logits=logits, validate_args=False), components)
 
@@ -65,7 +59,7 @@ class ResponseMixture(MixtureSameFamily):
 
     @torch.no_grad()
     def sample(self, sample_shape: Any = torch.Size()) -> Tensor:  # noqa: B008
-        """Draw a predictor and then a response, for each row by itself."""
+        """Draw a predictor and then a response, independently for each row."""
         shape = torch.Size(sample_shape) + self.batch_shape
         mean, variance = self._predictor_mean, self._predictor_variance
         f = mean + variance.sqrt() * torch.randn(shape, dtype=mean.dtype, device=mean.device)

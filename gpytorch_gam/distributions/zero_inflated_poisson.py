@@ -11,10 +11,7 @@ from torch.distributions import Distribution, constraints
 
 class ZeroInflatedPoisson(Distribution):
     """
-    Zero with a probability of its own, otherwise Poisson.
-
-    :param rate: Rate of the Poisson distribution, any shape.
-    :param inflation: The probability of zeros of the other kind, a shape that broadcasts.
+    A count that is zero with probability ``inflation``, and otherwise Poisson with rate ``rate``. Shapes broadcast.
     """
 
     arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {
@@ -46,7 +43,7 @@ class ZeroInflatedPoisson(Distribution):
 
     @torch.no_grad()
     def sample(self, sample_shape: Any = torch.Size()) -> Tensor:  # noqa: B008
-        """Counts."""
+        """Samples of counts."""
         shape = torch.Size(sample_shape) + self.batch_shape
         rate, inflation = self.rate.expand(shape), self.inflation.expand(shape)
         return torch.poisson(rate) * (torch.rand_like(rate) >= inflation)

@@ -1,4 +1,4 @@
-"""Positive definite operators with an exact root, and that root."""
+"""Positive definite operators with an exact root, and the operator that is that root."""
 
 from __future__ import annotations
 
@@ -26,14 +26,12 @@ class _PlainLinearOperator(LinearOperator):
 
     def matmul(self, other: Tensor | LinearOperator) -> Tensor | LinearOperator:
         r"""
-        :math:`\mathbf A \mathbf X`.
-
-        :param other: ``(*batch, Q, k)`` or ``(Q)``; a :class:`~linear_operator.LinearOperator` gives a lazy product.
+        :math:`\mathbf A \mathbf X` for ``(*batch, Q, k)`` or ``(Q)``; a lazy product if ``other`` is an operator.
         """
         return super().matmul(other) if isinstance(other, LinearOperator) else self._matmul(other)
 
     def evaluate_kernel(self) -> LinearOperator:
-        """The operator itself: it holds no lazy kernel, and a copy would factorise again."""
+        """The operator itself: it holds no lazy kernel, and a copy would have to be factorised again."""
         return self
 
     def _get_indices(self, row_index: Tensor, col_index: Tensor, *batch_indices: Tensor) -> Tensor:
@@ -55,7 +53,7 @@ class _PlainLinearOperator(LinearOperator):
 
 class PositiveDefiniteLinearOperator(_PlainLinearOperator):
     r"""
-    Common ground of this package's operators: symmetric positive definite, with an exact and cheap root.
+    The base class of this package's operators: symmetric positive definite, with an exact and cheap root.
 
     A subclass describes its matrix :math:`\mathbf A = \mathbf T \mathbf T^\top` by the abstract methods below, all in
     one dtype; this class turns them into the interface of :class:`~linear_operator.LinearOperator`:
@@ -63,14 +61,14 @@ class PositiveDefiniteLinearOperator(_PlainLinearOperator):
     - nothing switches to conjugate gradients, Lanczos or a stochastic log-determinant at any size;
     - everything is computed in the larger of the operator's dtype and
       ``linear_operator.settings._linalg_dtype_cholesky`` (double by default) and cast back, so that float32 variances
-      do not cancel to zero. Wrap the call in ``linear_operator.settings.linalg_dtypes(default=torch.float)`` to stay
-      in float32;
+      do not cancel to zero. Wrap the call in ``linear_operator.settings.linalg_dtypes(default=torch.float)`` to stay in
+      float32;
     - every result is a plain differentiable expression in the operator's tensors.
 
     The factorisation is memoised in the operator, so make a new one after changing its tensors in place.
 
-    What has no structured form (``cholesky``, ``eigh``, ``svd``, ``sqrt_inv_matmul``, sums with operators other than a
-    positive diagonal) is upstream's.
+    Methods without a structured form (``cholesky``, ``eigh``, ``svd``, ``sqrt_inv_matmul``, sums with operators other
+    than a positive diagonal) are upstream's.
     """
 
     ####
@@ -98,7 +96,7 @@ class PositiveDefiniteLinearOperator(_PlainLinearOperator):
 
     @abstractmethod
     def _exact_diagonal(self) -> Tensor:
-        r"""Diagonal of :math:`\mathbf A`, of shape ``(*batch, Q)``."""
+        r"""The diagonal of :math:`\mathbf A`, of shape ``(*batch, Q)``."""
 
     @abstractmethod
     def _exact_dense(self) -> Tensor:
@@ -132,7 +130,7 @@ class PositiveDefiniteLinearOperator(_PlainLinearOperator):
         return self.to(dtype)
 
     def _tracks_gradients(self) -> bool:
-        # Key of everything memoised: a value cached under no_grad must not serve a call that needs its graph.
+        # The key of all memoised values: one that was cached under no_grad must not serve a call that needs its graph.
         return torch.is_grad_enabled() and self.requires_grad
 
     def _apply(self, name: str, x: Tensor, **kwargs: bool) -> Tensor:
@@ -150,8 +148,8 @@ class PositiveDefiniteLinearOperator(_PlainLinearOperator):
         r"""
         :math:`\mathbf T \mathbf x` for the exact root :math:`\mathbf T`, :math:`\mathbf T \mathbf T^\top = \mathbf A`.
 
-        :param x: ``(*batch, Q, k)``, or ``(Q)``.
-        :return: Same shape, broadcast against the operator's batch.
+        :param x: A matrix ``(*batch, Q, k)`` or a vector ``(Q)``.
+        :return: A tensor of the same shape, broadcast against the operator's batch.
         """
         return self._apply("_exact_root_product", x)
 
@@ -168,11 +166,9 @@ class PositiveDefiniteLinearOperator(_PlainLinearOperator):
         return self._apply("_exact_root_solve", x, transpose=True)
 
     def root_decomposition(self, method: str | None = None) -> LinearOperator:
-        r"""
+        """
         The exact root, lazily: ``operator.root_decomposition().root`` is square and costs as much to apply as
-        :meth:`root_matmul`.
-
-        :param method: ``None`` for the exact root; any of upstream's methods to have that one instead.
+        :meth:`root_matmul`. With a ``method`` the result is upstream's.
         """
         if method is not None:
             return super().root_decomposition(method=method)
@@ -185,11 +181,7 @@ class PositiveDefiniteLinearOperator(_PlainLinearOperator):
         method: str | None = None,
     ) -> LinearOperator:
         r"""
-        The exact root :math:`\mathbf T^{-\top}` of the inverse, lazily.
-
-        :param initial_vectors: Only used by upstream's Lanczos.
-        :param test_vectors: Only used by upstream's Lanczos.
-        :param method: ``None`` for the exact root; any of upstream's methods to have that one instead.
+        The exact root :math:`\mathbf T^{-\top}` of the inverse, lazily. With a ``method`` the result is upstream's.
         """
         if method is not None:
             return super().root_inv_decomposition(initial_vectors, test_vectors, method=method)
@@ -197,10 +189,7 @@ class PositiveDefiniteLinearOperator(_PlainLinearOperator):
 
     def zero_mean_mvn_samples(self, num_samples: int) -> Tensor:
         r"""
-        Draw from :math:`N(\mathbf 0, \mathbf A)` as :math:`\mathbf T \boldsymbol \epsilon`.
-
-        :param num_samples: Number of draws.
-        :return: ``(num_samples, *batch, Q)``; reproducible under :func:`torch.manual_seed`.
+        Samples :math:`\mathbf T \boldsymbol \epsilon` of :math:`N(\mathbf 0, \mathbf A)`, ``(num_samples, *batch, Q)``.
         """
         base_samples = torch.randn(*self.shape[:-1], num_samples, dtype=self.dtype, device=self.device)
         return self.root_matmul(base_samples).movedim(-1, 0).contiguous()
@@ -210,21 +199,16 @@ class PositiveDefiniteLinearOperator(_PlainLinearOperator):
     ####
     def solve(self, right_tensor: Tensor, left_tensor: Tensor | None = None) -> Tensor:
         r"""
-        :math:`\mathbf A^{-1} \mathbf X`, or :math:`\mathbf Y \mathbf A^{-1} \mathbf X`, without iteration.
-
-        :param right_tensor: :math:`\mathbf X`, ``(*batch, Q, k)`` or ``(Q)``.
-        :param left_tensor: :math:`\mathbf Y`, ``(*batch, l, Q)``.
+        :math:`\mathbf A^{-1} \mathbf X`, or :math:`\mathbf Y \mathbf A^{-1} \mathbf X`, without iteration, for
+        :math:`\mathbf X`, ``(*batch, Q, k)`` or ``(Q)``, and :math:`\mathbf Y`, ``(*batch, l, Q)``.
         """
         result = self._apply("_exact_solve", right_tensor)
         return result if left_tensor is None else left_tensor @ result
 
     def inv_quad(self, inv_quad_rhs: Tensor, reduce_inv_quad: bool = True) -> Tensor:
         r"""
-        :math:`\mathbf x^\top \mathbf A^{-1} \mathbf x` for every column of ``inv_quad_rhs``; never negative.
-
-        :param inv_quad_rhs: ``(*batch, Q, k)`` or ``(Q)``.
-        :param reduce_inv_quad: Whether to sum over the columns.
-        :return: ``(*batch)`` if reduced or a vector was given, else ``(*batch, k)``.
+        :math:`\mathbf x^\top \mathbf A^{-1} \mathbf x`, never negative, for each column of ``(*batch, Q, k)``, or for
+        ``(Q)``: ``(*batch, k)``, or ``(*batch)`` for a vector and if the columns are summed (``reduce_inv_quad``).
         """
         _matmul_broadcast_shape(self.shape, inv_quad_rhs.shape)
         operator = self._promoted()
@@ -244,19 +228,12 @@ class PositiveDefiniteLinearOperator(_PlainLinearOperator):
         logdet: bool | None = False,
         reduce_inv_quad: bool | None = True,
     ) -> tuple[Tensor | None, Tensor | None]:
-        """
-        :meth:`inv_quad` and :meth:`logdet`.
-
-        :param inv_quad_rhs: As in :meth:`inv_quad`; ``None`` to leave that term out.
-        :param logdet: Whether to compute the log-determinant.
-        :param reduce_inv_quad: As in :meth:`inv_quad`.
-        :return: The two terms, ``None`` for one that was not asked for.
-        """
+        """:meth:`inv_quad` and :meth:`logdet`, or None in the place of one that was not asked for."""
         inv_quad_term = None if inv_quad_rhs is None else self.inv_quad(inv_quad_rhs, bool(reduce_inv_quad))
         return inv_quad_term, self.logdet() if logdet else None
 
     def trace(self) -> Tensor:
-        r"""Sum of the diagonal; shape ``(*batch)``."""
+        """The sum of the diagonal; shape ``(*batch)``."""
         return self._promoted()._exact_diagonal().sum(-1).to(self.dtype)
 
     def to_dense(self) -> Tensor:
@@ -264,18 +241,12 @@ class PositiveDefiniteLinearOperator(_PlainLinearOperator):
         return self._promoted()._exact_dense().to(self.dtype)
 
     def diagonalization(self, method: str | None = None) -> tuple[Tensor, LinearOperator | None]:
-        """
-        Eigenvalues and eigenvectors; dense and exact unless ``method`` says ``"lanczos"``, whatever the size.
-
-        :param method: ``"symeig"`` (the default) or ``"lanczos"``.
-        """
+        """Eigenvalues and eigenvectors; dense and exact unless ``method`` is ``"lanczos"``, whatever the size."""
         return super().diagonalization(method=method or "symeig")
 
     def add_diagonal(self, diag: Tensor) -> LinearOperator:
         """
-        The sum with a diagonal matrix, of this class and thus exact if the diagonal is positive.
-
-        :param diag: ``(*batch, Q)``, ``(*batch, 1)`` or ``()``.
+        The sum with a diagonal ``(*batch, Q)``, ``(*batch, 1)`` or ``()``; exact, in this class, if that is positive.
         """
         total = super().add_diagonal(diag)  # which looks at the shape
         return self + total._diag_tensor if isinstance(total, AddedDiagLinearOperator) else total
@@ -332,13 +303,11 @@ class PositiveDefiniteLinearOperator(_PlainLinearOperator):
 
 class ExactRootLinearOperator(_PlainLinearOperator):
     r"""
-    The exact root :math:`\mathbf T` of an operator of this package, :math:`\mathbf T \mathbf T^\top = \mathbf A`.
+    The exact root :math:`\mathbf T` of an operator of this package, :math:`\mathbf T \mathbf T^\top = \mathbf A`, or
+    its transpose.
 
-    What ``operator.root_decomposition().root`` gives. Square, neither symmetric nor triangular, and never formed unless
-    :meth:`to_dense` is called.
-
-    :param operator: The operator :math:`\mathbf A`, ``(*batch, Q, Q)``.
-    :param transpose: Whether this is :math:`\mathbf T^\top`.
+    It is what ``operator.root_decomposition().root`` gives: square, neither symmetric nor triangular, and never formed
+    unless :meth:`to_dense` is called.
     """
 
     def __init__(self, operator: PositiveDefiniteLinearOperator, transpose: bool = False) -> None:
@@ -365,12 +334,7 @@ class ExactRootLinearOperator(_PlainLinearOperator):
         return self.to_dense().diagonal(dim1=-2, dim2=-1)
 
     def solve(self, right_tensor: Tensor, left_tensor: Tensor | None = None) -> Tensor:
-        r"""
-        :math:`\mathbf T^{-1} \mathbf X`, or :math:`\mathbf Y \mathbf T^{-1} \mathbf X`.
-
-        :param right_tensor: :math:`\mathbf X`, ``(*batch, Q, k)`` or ``(Q)``.
-        :param left_tensor: :math:`\mathbf Y`, ``(*batch, l, Q)``.
-        """
+        r""":math:`\mathbf T^{-1} \mathbf X`, or :math:`\mathbf Y \mathbf T^{-1} \mathbf X`."""
         solve = self.operator.root_transpose_solve if self.is_transpose else self.operator.root_solve
         result = solve(right_tensor)
         return result if left_tensor is None else left_tensor @ result

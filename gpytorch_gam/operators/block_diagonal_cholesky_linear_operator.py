@@ -23,15 +23,15 @@ class BlockDiagonalCholeskyLinearOperator(PositiveDefiniteLinearOperator):
         \mathbf K^{-1} = \mathrm{blockdiag}_{c = 1, \ldots, C} \, \mathbf L_c^{-\top} \mathbf L_c^{-1}
 
     Blocks may differ in size: each positional argument holds consecutive blocks of one size, and the arguments follow
-    one another along the diagonal. This is the prior over the inducing variables of an additive model (Adam, Durrande
-    & John 2018, section 4), one block a component. The exact root (:meth:`root_matmul` and its kin) is
+    one another along the diagonal. This is the prior over the inducing variables of an additive model (Adam, Durrande &
+    John 2018, section 4), one block a component. The exact root (see :meth:`root_matmul`) is
     :math:`\mathbf T = \mathrm{blockdiag}(\mathbf L_c)`, and :math:`\mathrm{blockdiag}(\mathbf L_c^{-\top})` for the
     inverse, whose blocks are never formed except by :meth:`to_dense`.
 
-    With C blocks of size M, products, solves and samples cost :math:`O(C M^2)` a column, ``logdet`` :math:`O(C M)`,
-    the diagonal :math:`O(C M^2)`, or :math:`O(C M^3)` for the inverse. ``cholesky()`` returns a dense
-    :math:`Q \times Q` factor, computed block by block. A positive diagonal that is added (``add_jitter`` included)
-    stays in the blocks, at :math:`O(C M^3)`; with a low-rank term the sum is a :class:`LowRankPrecisionLinearOperator`.
+    With C blocks of size M, products, solves and samples cost :math:`O(C M^2)` a column, ``logdet`` :math:`O(C M)`, the
+    diagonal :math:`O(C M^2)`, or :math:`O(C M^3)` for the inverse. ``cholesky()`` returns a dense :math:`Q \times Q`
+    factor, computed block by block. A positive diagonal that is added (``add_jitter`` included) stays in the blocks, at
+    :math:`O(C M^3)`; with a low-rank term the sum is a :class:`LowRankPrecisionLinearOperator`.
 
     :param factors: Lower-triangular factors, each ``(*batch, C_g, M_g, M_g)``; batch shapes are broadcast. Entries
         above the diagonal are not read.

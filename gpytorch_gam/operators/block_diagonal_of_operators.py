@@ -1,4 +1,4 @@
-"""Blocks of equal size, each an operator of its own kind, along the diagonal."""
+"""Block-diagonal matrices of blocks of equal size, each an operator of its own kind."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ from torch import Tensor
 
 class BlockDiagonalOfOperators(LinearOperator):
     """
-    The joint covariance of a priori independent predictors, lazily. Rows run over (predictor, row of x).
-
-    Upstream's block-diagonal operator wants one operator with a batch dimension of blocks. Here each predictor has a
-    sum of kernels of its own.
-
-    :param blocks: P operators ``(*batch, n, n)`` with the same batch shape.
+    The joint covariance of a priori independent predictors, lazily, from P operators ``(*batch, n, n)`` with the same
+    batch shape. Its rows run over (predictor, row of x). (Upstream's block-diagonal operator takes one operator with a
+    batch dimension of blocks; here each predictor has a sum of kernels of its own.)
     """
 
     def __init__(self, *blocks: LinearOperator) -> None:

@@ -1,4 +1,4 @@
-"""A symmetric matrix that is formed when it is asked for."""
+"""A symmetric matrix that is formed only when its entries are needed."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from torch import Tensor
 
 class DeferredLinearOperator(LinearOperator):
     """
-    A covariance over many rows of which, as a rule, nothing but the diagonal is ever read.
+    A covariance over many rows of which, as a rule, only the diagonal is ever read.
 
-    :param rows: ``(*batch, n)``: the diagonal if ``is_diagonal``, otherwise any tensor of its shape, dtype and device.
-    :param build: Makes the covariance of the rows in a range, ``(*batch, k, k)``; called each time it is needed.
-    :param selection: Those of the rows that ``build`` knows which are the rows of this matrix; default all.
-    :param is_diagonal: Whether ``rows`` is the diagonal.
+    ``rows``, ``(*batch, n)``, is the diagonal if ``is_diagonal``, otherwise any tensor of its shape, dtype and device.
+    ``build`` makes the covariance, ``(*batch, k, k)``, of the rows in a range, and is called whenever it is needed.
+    ``selection`` is the range of this matrix among the rows that ``build`` knows, by default all.
     """
 
     def __init__(
@@ -34,15 +33,15 @@ class DeferredLinearOperator(LinearOperator):
         self._rows, self._build, self._selection, self._is_diagonal = rows, build, selection, is_diagonal
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A pickle or a copy holds the covariance, formed: a function that forms it cannot be pickled."""
+        """A pickle or a copy holds the covariance in formed state: the function that forms it cannot be pickled."""
         return _itself, (self.evaluate(),)
 
     def evaluate(self) -> LinearOperator:
-        """The covariance, formed."""
+        """Form the covariance."""
         return self._build(self._selection)
 
     def _mapped(self, rows: Tensor, function: Callable[[LinearOperator], LinearOperator]) -> DeferredLinearOperator:
-        """The same rows after something has been done to the diagonal, and will be to the covariance."""
+        """The same rows with the diagonal already mapped, and a function that maps the covariance once it is formed."""
         build = self._build
         return type(self)(rows, lambda chosen: function(build(chosen)), self._selection, self._is_diagonal)
 
@@ -67,11 +66,11 @@ class DeferredLinearOperator(LinearOperator):
         return self.evaluate().to_dense()
 
     def representation(self) -> tuple[Tensor, ...]:
-        """That of the covariance, formed: what autograd sees."""
+        """The representation of the formed covariance, which is what autograd sees."""
         return self.evaluate().representation()
 
     def representation_tree(self) -> LinearOperatorRepresentationTree:
-        """That of the covariance, formed."""
+        """The representation tree of the formed covariance."""
         return self.evaluate().representation_tree()
 
     def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
@@ -103,7 +102,9 @@ class DeferredLinearOperator(LinearOperator):
         return self._mapped(self._rows.unsqueeze(dim), lambda matrix: matrix._unsqueeze_batch(dim))
 
     def repeat(self, *sizes: Any) -> LinearOperator:
-        """As :meth:`torch.Tensor.repeat`, of batch dimensions: the sizes of rows and columns are 1."""
+        """
+        Repeat the batch dimensions, as :meth:`torch.Tensor.repeat` does; the sizes for rows and columns must be 1.
+        """
         return self.evaluate().repeat(*sizes)
 
     def detach(self) -> DeferredLinearOperator:
@@ -111,7 +112,7 @@ class DeferredLinearOperator(LinearOperator):
         return self._mapped(self._rows.detach(), lambda matrix: matrix.detach())
 
     def to(self, *args: Any, **kwargs: Any) -> DeferredLinearOperator:
-        """As :meth:`torch.Tensor.to`."""
+        """The same matrix on another device or in another dtype; arguments are those of :meth:`torch.Tensor.to`."""
         return self._mapped(self._rows.to(*args, **kwargs), lambda matrix: matrix.to(*args, **kwargs))
 
     def type(self, dtype: torch.dtype) -> DeferredLinearOperator:
@@ -119,11 +120,11 @@ class DeferredLinearOperator(LinearOperator):
         return self._mapped(self._rows.to(dtype), lambda matrix: matrix.type(dtype))
 
     def cpu(self) -> DeferredLinearOperator:
-        """On the CPU."""
+        """The same matrix on the CPU."""
         return self.to("cpu")
 
     def cuda(self, device_id: int | None = None) -> DeferredLinearOperator:
-        """On a GPU, the current one or that of a number."""
+        """The same matrix on the current GPU, or on the one with a given number."""
         return self.to(torch.device("cuda", device_id) if device_id is not None else "cuda")
 
 

@@ -31,14 +31,14 @@ class LowRankPrecisionLinearOperator(PositiveDefiniteLinearOperator):
     A base plus a low-rank term, :math:`\mathbf P = \mathbf D + \mathbf B \mathbf B^\top`, or, with ``inverse=True``,
     the inverse :math:`\mathbf S = (\mathbf D + \mathbf B \mathbf B^\top)^{-1}`.
 
-    Precision and covariance of the structured variational posteriors of an additive model (Adam, Durrande & John
-    2018, section 4). In the coordinates of that paper the base is :math:`\mathbf K^{-1}`, i.e.
+    These are precision and covariance of the structured variational posteriors of an additive model (Adam, Durrande &
+    John 2018, section 4). In the coordinates of that paper the base is :math:`\mathbf K^{-1}`, i.e.
     ``BlockDiagonalCholeskyLinearOperator(L, inverse=True)`` with the factors ``L`` of a prior covariance; in whitened
     coordinates it is the identity, or a block-diagonal :math:`\mathbf D`.
 
-    With :math:`\mathbf D = \mathbf T_D \mathbf T_D^\top` and :math:`\mathbf W = \mathbf T_D^{-1} \mathbf B`,
-    everything goes through the :math:`R \times R` capacitance
-    :math:`\mathbf A = \mathbf I + \mathbf W^\top \mathbf W = \mathbf L_A \mathbf L_A^\top`:
+    With :math:`\mathbf D = \mathbf T_D \mathbf T_D^\top` and :math:`\mathbf W = \mathbf T_D^{-1} \mathbf B`, everything
+    goes through the :math:`R \times R` capacitance :math:`\mathbf A = \mathbf I + \mathbf W^\top \mathbf W = \mathbf
+    L_A \mathbf L_A^\top`:
 
     .. math::
 
@@ -48,16 +48,16 @@ class LowRankPrecisionLinearOperator(PositiveDefiniteLinearOperator):
         \mathbf S &= \mathbf D^{-1} - \mathbf G \mathbf G^\top = \mathbf T^{-\top} \mathbf T^{-1}, \qquad
         \mathbf G = \mathbf T_D^{-\top} \mathbf W \mathbf L_A^{-\top}
 
-    Variances are the base's minus squares. Forming the capacitance costs :math:`O(Q R^2 + R^3)` once an operator;
-    products, solves and samples cost :math:`O(Q R)` a column on top of the base's. No :math:`Q \times Q` matrix is
-    factorised, except by ``cholesky`` and ``eigh``, or formed, except by :meth:`to_dense`.
+    Variances are those of the base minus squares. Forming the capacitance costs :math:`O(Q R^2 + R^3)` once an
+    operator; products, solves and samples cost :math:`O(Q R)` a column on top of the base's. No :math:`Q \times Q`
+    matrix is factorised, except by ``cholesky`` and ``eigh``, or formed, except by :meth:`to_dense`.
 
     Positive multiples and a positive diagonal that is added (``add_jitter`` included) stay in this class, and so does
     :meth:`add_low_rank` of a precision. Sums with other operators and negative multiples leave it, and above
     ``linear_operator.settings.max_cholesky_size`` upstream treats those iteratively.
 
-    :param base: :math:`\mathbf D`, ``(*batch, Q, Q)``: an :class:`~linear_operator.operators.IdentityLinearOperator`
-        or a :class:`BlockDiagonalCholeskyLinearOperator`. It is the base of the *precision*, also of the inverse.
+    :param base: :math:`\mathbf D`, ``(*batch, Q, Q)``: an :class:`~linear_operator.operators.IdentityLinearOperator` or
+        a :class:`BlockDiagonalCholeskyLinearOperator`. It is the base of the *precision*, also of the inverse.
     :param factor: :math:`\mathbf B`, ``(*batch, Q, R)``; ``R = 0`` leaves the base, and ``R > Q`` is allowed.
     :param inverse: Whether the operator is :math:`\mathbf S` instead of :math:`\mathbf P`.
     :raises TypeError: If the base is of another class or the factor no tensor.
@@ -122,12 +122,8 @@ class LowRankPrecisionLinearOperator(PositiveDefiniteLinearOperator):
         **root_decomp_kwargs: object,
     ) -> LinearOperator:
         r"""
-        :math:`\mathbf P + \mathbf C \mathbf C^\top`, by appending the columns of :math:`\mathbf C` to the factor; the
-        sum of an inverse and a low-rank term is upstream's.
-
-        :param low_rank_mat: :math:`\mathbf C`, ``(*batch, Q, R')``.
-        :param root_decomp_method: Used for an inverse only, as are the arguments that follow: the sum of a precision
-            and a low-rank term has an exact root of its own.
+        The sum :math:`\mathbf P + \mathbf C \mathbf C^\top` with :math:`\mathbf C`, ``(*batch, Q, R')``, by appending
+        its columns to the factor. For an inverse the sum, and all arguments but the first, are upstream's.
         """
         if self.is_inverse:
             methods = (root_decomp_method, root_inv_decomp_method, generate_roots)
@@ -245,7 +241,7 @@ class LowRankPrecisionLinearOperator(PositiveDefiniteLinearOperator):
         return x if is_identity else self.base._exact_root_solve(x, transpose=transpose)
 
     def _blocks(self) -> BlockDiagonalCholeskyLinearOperator:
-        """The base as blocks, an identity as blocks of size one."""
+        """The base as a block-diagonal operator; an identity has blocks of size one."""
         if not isinstance(self.base, IdentityLinearOperator):
             return self.base
         ones = torch.ones(*self.base.shape[:-1], 1, 1, dtype=self.factor.dtype, device=self.factor.device)

@@ -17,12 +17,10 @@ from gpytorch_gam.numerics.marginals import keep_positive
 
 class PosteriorCovariance(SumLinearOperator):
     r"""
-    :math:`K - G^\top G \pm T^\top T` over n rows, lazily: a prior covariance and products of projections.
-
-    Rounding in the difference can make it slightly indefinite. What reads it (variances, products) gets it as it is; a
-    Cholesky factor, which sampling needs, is that of the matrix with rounding's size added to the diagonal.
-
-    :param linear_ops: The prior covariance ``(*batch, n, n)`` first, then the updates.
+    :math:`K - G^\top G \pm T^\top T` over n rows, lazily: a prior covariance, ``(*batch, n, n)``, and products of
+    projections. Rounding in the difference can make it slightly indefinite. Variances and products are computed as they
+    are; a Cholesky factor, which sampling needs, is that of the matrix with the size of the rounding errors added to
+    the diagonal.
     """
 
     def with_rounding_jitter(self) -> Tensor:
@@ -45,12 +43,8 @@ def posterior_covariance(
     prior: LinearOperator, removed: list[Tensor], coupled: Tensor, sign: int
 ) -> PosteriorCovariance:
     r"""
-    Prior covariance minus :math:`\sum G^\top G`, plus ``sign`` times :math:`T^\top T`.
-
-    :param prior: ``(*batch, n, n)``.
-    :param removed: Factors :math:`G`, each ``(*batch, k, n)``.
-    :param coupled: :math:`T`, ``(*batch, R, n)``.
-    :param sign: -1 or 1.
+    A prior covariance ``(*batch, n, n)`` minus :math:`\sum G^\top G`, the ``removed`` factors ``(*batch, k, n)``, and
+    plus ``sign`` (-1 or 1) times :math:`T^\top T`, the ``coupled`` factor ``(*batch, R, n)``.
     """
     updates = [MatmulLinearOperator(-rows.mT, rows) for rows in removed]
     if coupled.shape[-2] > 0:

@@ -80,14 +80,14 @@ def _polynomial(x, COEFFICIENTS: tl.constexpr, DEGREE: tl.constexpr):
 
 @triton.jit
 def _expm1(x):
-    """exp(x) - 1, to a few units in the last place."""
+    """exp(x) - 1, accurate to a few units in the last place."""
     near = x + x * x * _polynomial(x, _EXPM1, 7)
     return tl.where(tl.abs(x) < 0.5, near, tl.exp(x) - 1)
 
 
 @triton.jit
 def _matern_deviation(SHAPE: tl.constexpr, t):
-    """p(t) exp(-t) - 1, of which short distances leave the second order: from the series there."""
+    """p(t) exp(-t) - 1, by a series at short distances, where only terms of second order remain."""
     if SHAPE == MATERN12_DEVIATION:
         value = _expm1(-t)
     elif SHAPE == MATERN32_DEVIATION:
@@ -99,7 +99,7 @@ def _matern_deviation(SHAPE: tl.constexpr, t):
 
 @triton.jit
 def _remainder(x):
-    """x less the nearest multiple of pi."""
+    """x minus the nearest multiple of pi."""
     multiple = tl.floor(x * _ONE_BY_PI + 0.5)
     return ((x - multiple * _PI_1) - multiple * _PI_2) - multiple * _PI_3
 
@@ -120,7 +120,7 @@ def _sine_of_double(x):
 
 @triton.jit
 def _local(SHAPE: tl.constexpr, difference, offset, log_scale, rate):
-    """Values of the local part of a factor, and the exponential alone; the offset counts for CENTRED_RBF only."""
+    """Values of the local part of a factor, and its exponential alone; the offset is used for CENTRED_RBF only."""
     if SHAPE == RBF or SHAPE == CENTRED_RBF:
         envelope = tl.exp2(difference * difference * (rate * _LOG2_E) + log_scale * _LOG2_E)
         if SHAPE == RBF:
@@ -150,7 +150,7 @@ def _local(SHAPE: tl.constexpr, difference, offset, log_scale, rate):
 
 @triton.jit
 def _slopes(SHAPE: tl.constexpr, difference, value, envelope, rate):
-    """Derivatives of the local part by the rate and by the difference, except for CENTRED_RBF's offsets."""
+    """Derivatives of the local part with respect to the rate and the difference, but for CENTRED_RBF's offsets."""
     if SHAPE == RBF or SHAPE == CENTRED_RBF:
         along = value * difference
         by_rate = along * difference
@@ -174,7 +174,7 @@ def _slopes(SHAPE: tl.constexpr, difference, value, envelope, rate):
 
 @triton.jit
 def _load_columns(columns, FACTOR: tl.constexpr, component, points, num_components, PADDED_M: tl.constexpr):
-    """Functions of some inducing points: z, offset, left."""
+    """Functions of some inducing points: z, offset and left."""
     size = num_components * PADDED_M
     pointers = columns + (FACTOR * NUM_COLUMNS * size + component * PADDED_M) + points
     return tl.load(pointers), tl.load(pointers + size), tl.load(pointers + 2 * size), tl.load(pointers + 3 * size)
@@ -194,7 +194,7 @@ def _load_rows(
     rows,
     num_rows,
 ):
-    """Functions of some rows: x, offset, right. What a factor does not have is x in its place."""
+    """Functions of some rows: x, offset and right. In the place of what a factor lacks stands x."""
     is_row = rows < num_rows
     x_rows = tl.load(x + component * x_stride + rows, mask=is_row, other=0.0)
     offset_rows = x_rows
@@ -246,7 +246,7 @@ def _rounded(x):
 
 @triton.jit
 def _parts(x, PRECISION: tl.constexpr):
-    """Numbers for tensor cores whose sum is x; the second one counts for tf32x3 only."""
+    """Two numbers for tensor cores whose sum is x; the second is used for tf32x3 only."""
     if PRECISION == "bf16":
         large = x.to(tl.bfloat16)
         small = large
@@ -267,7 +267,7 @@ def _load_parts(large, small, offsets, PRECISION: tl.constexpr):
 
 @triton.jit
 def _product(left, right, PRECISION: tl.constexpr):
-    """The matrix product of numbers in :func:`_parts`, in float32."""
+    """The matrix product, in float32, of numbers that :func:`_parts` has split."""
     if PRECISION == "bf16":
         product = tl.dot(left[0], right[0])
     elif PRECISION == "tf32":
@@ -332,15 +332,12 @@ def forward_kernel(
     PRECISION: tl.constexpr,
 ):
     """
-    Some rows of the projections of some components, for a tile of columns of the shared and of the block weights.
+    Projections of some components at some rows, for a tile of columns of the shared weights and the block weights.
 
-    Weights are ``(C, columns, inducing points)``, padded by zeros. Partial results of the programs that share rows are
-    ``(programs, num_shared, num_rows)`` and ``(programs, num_rows)``.
-
-    :param shared_out: H, from the first column of the tile on.
-    :param squares_out: q.
-    :param last: The last column of the shared weights, ``(C, inducing points)``.
-    :param num_columns: Columns of the tile.
+    Weights are ``(C, columns, inducing points)``, padded by zeros; ``last`` is the last column of the shared ones,
+    ``(C, inducing points)``. ``shared_out`` is H from the first column of the tile on,
+    ``(programs, num_shared, num_rows)``, and ``squares_out`` is q, ``(programs, num_rows)``: partial results of the
+    programs that share rows. The tile has ``num_columns`` columns.
     """
     padded_m: tl.constexpr = NUM_TILES * TILE_M
     rows = tl.program_id(0) * TILE_N + tl.arange(0, TILE_N)
@@ -443,7 +440,7 @@ def _store_row_gradients(
     by_difference,
     by_offset,
 ):
-    """Sums over the inducing points, for the gradients of what depends on the rows."""
+    """Store sums over the inducing points, the gradients of functions of the rows."""
     is_row = rows < num_rows
     start = row * num_rows
     if WANTS_X & WANTED:
@@ -457,7 +454,7 @@ def _store_row_gradients(
 
 @triton.jit
 def _added_sums(WANTED: tl.constexpr, sums, rows, product_grad, weighted, by_rate, by_difference, by_offset):
-    """Sums over rows, for the gradients of what depends on the inducing points or on neither."""
+    """Add sums over rows, the gradients of functions of the inducing points and of scalars."""
     of_z, of_log_scale, of_rate, of_offset, of_left_0, of_left_1 = sums
     if WANTS_Z & WANTED:
         of_z += tl.sum(by_difference, 1)
@@ -548,18 +545,16 @@ def backward_kernel(
     PRECISION: tl.constexpr,
 ):
     """
-    The gradients that a tile of inducing points of a component has from some rows.
+    The gradients of a tile of inducing points of a component from some rows. Programs of axis 0 are the tiles of the
+    components, those of axis 1 share the rows. A gradient that has more than one tile for a program is accumulated in
+    memory, otherwise in registers; no other program adds to the same place.
 
-    Programs of axis 0 are the tiles of the components, those of axis 1 share the rows. Where a gradient has more than
-    one tile for a program, it is added up in memory, otherwise in registers; nobody else adds to the same place.
-
-    :param shared_out: Gradient of W, ``(programs, C, inducing points, columns)``, padded.
-    :param block_out: Gradient of V before a product with V, ``(programs, C, inducing points, inducing points)``.
-    :param sums_out: ``(programs, NUM_SUMS, C, inducing points)``, padded.
-    :param x_out_0: Gradients of the rows, this and others: ``(tiles, C, num_rows)``, or ``(tiles, C, 2, num_rows)``.
-    :param shared_large: W, ``(C, inducing points, columns)``, padded by zeros.
-    :param gram_large: V V^T, ``(C, inducing points, inducing points)``, padded by zeros.
-    :param num_columns: Columns of W but for the last one.
+    ``shared_out`` is the gradient of W, ``(programs, C, inducing points, columns)``, ``block_out`` that of V before a
+    product with V, ``(programs, C, inducing points, inducing points)``, and ``sums_out`` is
+    ``(programs, NUM_SUMS, C, inducing points)``. Gradients of the rows, ``x_out_0`` and those after it, are
+    ``(tiles, C, num_rows)`` or ``(tiles, C, 2, num_rows)``. ``shared_large`` is W, ``(C, inducing points, columns)``,
+    whose columns but the last are ``num_columns``; ``gram_large`` is V V^T, ``(C, inducing points, inducing points)``.
+    All are padded by zeros.
     """
     wants_kernel: tl.constexpr = WANTED_0 != 0 or WANTED_1 != 0 or WANTS_MULTIPLIER
     padded_m: tl.constexpr = NUM_TILES * TILE_M

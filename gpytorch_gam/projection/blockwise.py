@@ -1,5 +1,5 @@
 r"""
-Projections without the kernel matrix.
+Projections that do not store the kernel matrix.
 
 For a group of C components with kernels in :class:`~gpytorch_gam.projection.separable_form.SeparableForm`,
 
@@ -30,36 +30,29 @@ from gpytorch_gam.numerics.transforms import is_transformed
 
 from .separable_form import FACTOR_TENSORS, Factor, LocalShape
 
-# Numbers of a block of the kernel matrix: a megabyte for each thread, which fits its caches, or work for a GPU.
+# Entries of the kernel matrix in a block: a megabyte a thread, which fits its caches, or enough work for a GPU.
 _BLOCK_NUMBERS, _GPU_BLOCK_NUMBERS = 2**18, 2**24
 
-# Rows of a block at least: each block goes through all weights.
+# The least number of rows in a block, as each block goes through all weights.
 _LEAST_ROWS = 64
 
-# Numbers up to which blocks are kept for the backward pass.
+# The number of entries up to which blocks are kept for the backward pass.
 _KEPT_NUMBERS = 2**23
 
-# Beyond it, (1 + t) exp(-t) and its like are zero to working precision, and their polynomials still small.
+# Beyond this distance (1 + t) exp(-t) and the like are zero to working precision; the polynomials are still small.
 _LARGEST_MATERN_DISTANCE = 50.0
 
 
 class ProjectionInputs(NamedTuple):
-    """
-    Everything that projections depend on.
-
-    :ivar factors: The factors of the kernel.
-    :ivar shared: W, ``(*batch, C, M, S)``.
-    :ivar block: V, ``(*batch, C, M, r)``, or None.
-    :ivar multiplier: b, ``(*batch, C, n)``, or None for ones.
-    """
+    """Everything that projections depend on."""
 
     factors: tuple[Factor, ...]
-    shared: Tensor
-    block: Tensor | None
-    multiplier: Tensor | None
+    shared: Tensor  # W, (*batch, C, M, S)
+    block: Tensor | None  # V, (*batch, C, M, r)
+    multiplier: Tensor | None  # b, (*batch, C, n); None for ones
 
     def flat(self) -> list[Tensor | None]:
-        """All tensors in a fixed order: the weights, then the multiplier, then the factors'."""
+        """All tensors in a fixed order: the weights, the multiplier, and those of the factors."""
         return [self.shared, self.block, self.multiplier, *(t for factor in self.factors for t in factor[1:])]
 
     @classmethod
@@ -71,14 +64,12 @@ class ProjectionInputs(NamedTuple):
 
 
 class ProjectionBackend(Protocol):
-    """Evaluates projections and their gradients. Outputs and arguments are plain tensors without a graph."""
+    """Evaluates projections and their gradients. Arguments and outputs are plain tensors without a graph."""
 
     def forward(self, inputs: ProjectionInputs, keep: bool) -> tuple[Tensor, Tensor | None, Any]:
         """
-        H, ``(*batch, S, n)``, q, ``(*batch, n)`` (None without block weights), and what is kept for the backward pass.
-
-        :param inputs: Weights, factors and multipliers.
-        :param keep: Whether there may be a backward pass.
+        H, ``(*batch, S, n)``, and q, ``(*batch, n)`` (None without block weights), and whatever the backward pass
+        needs, which may be kept only if ``keep``.
         """
 
     def backward(
@@ -90,13 +81,9 @@ class ProjectionBackend(Protocol):
         needed: Sequence[bool],
     ) -> list[Tensor | None]:
         """
-        Gradients in the order of :meth:`ProjectionInputs.flat`.
-
-        :param inputs: Those of the forward pass.
-        :param kept: What the forward pass has kept, to be left as it is.
-        :param grad_shared: The gradient with respect to H, ``(*batch, S, n)``.
-        :param grad_squares: The gradient with respect to q, ``(*batch, n)``; None without block weights.
-        :param needed: Which gradients are wanted; the others may be None.
+        Gradients in the order of :meth:`ProjectionInputs.flat`, None where they are not ``needed``, from those with
+        respect to H, ``(*batch, S, n)``, and q, ``(*batch, n)`` (None without block weights). What the forward pass has
+        ``kept`` must be left unchanged.
         """
 
 
@@ -107,7 +94,7 @@ def fused_projection(inputs: ProjectionInputs, backend: ProjectionBackend) -> tu
 
 
 class _FusedProjection(torch.autograd.Function):
-    """Gradients of gradients go through :func:`plain_projection`."""
+    """The projections by a backend; gradients of gradients go through :func:`plain_projection`."""
 
     @staticmethod
     def forward(ctx: Any, shapes: tuple[LocalShape, ...], backend: ProjectionBackend, *tensors: Tensor | None) -> Any:
@@ -171,7 +158,7 @@ def _evaluate(inputs: ProjectionInputs) -> tuple[Tensor, Tensor | None, _Evaluat
 
 
 def _values(factors: Sequence[Factor], locals_: Sequence[_Local]) -> list[Tensor]:
-    """The factors, ``(*batch, C, M, n)`` each."""
+    """The values of the factors, ``(*batch, C, M, n)`` each."""
     return [
         local.value if factor.left is None or factor.right is None else local.value + factor.left @ factor.right
         for factor, local in zip(factors, locals_, strict=True)
@@ -183,7 +170,7 @@ def _with_multiplier(inputs: ProjectionInputs, kernel: Tensor) -> Tensor:
 
 
 class _Local(NamedTuple):
-    """Local part of a factor, ``(*batch, C, M, n)``, and what its derivatives need of the evaluation."""
+    """The local part of a factor, ``(*batch, C, M, n)``, and intermediate results that its derivatives need."""
 
     value: Tensor
     difference: Tensor
@@ -215,7 +202,7 @@ def _matern(shape: LocalShape, log_scale: Tensor, rate: Tensor, difference: Tens
     envelope = (log_scale - distance).exp()
     if not is_deviation:
         return _Local(envelope * (1 + _matern_polynomial(shape, distance)), difference, envelope)
-    # What is left of 1 at short distances are differences of second order: beyond the digits of float32.
+    # At short distances the differences from 1 are of second order, below the resolution of float32.
     distance = distance.double().clamp(max=_LARGEST_MATERN_DISTANCE)
     exponential, polynomial = torch.expm1(-distance), _matern_polynomial(shape, distance)
     # (1 + polynomial) (1 + exponential) - 1
@@ -224,7 +211,7 @@ def _matern(shape: LocalShape, log_scale: Tensor, rate: Tensor, difference: Tens
 
 
 def _matern_polynomial(shape: LocalShape, distance: Tensor) -> Tensor:
-    """The polynomial before the exponential of a Matern kernel, less 1."""
+    """The polynomial before the exponential of a Matern kernel, minus 1."""
     if shape in (LocalShape.MATERN12, LocalShape.MATERN12_DEVIATION):
         return torch.zeros_like(distance)
     if shape in (LocalShape.MATERN32, LocalShape.MATERN32_DEVIATION):
@@ -234,11 +221,9 @@ def _matern_polynomial(shape: LocalShape, distance: Tensor) -> Tensor:
 
 class BlockwiseProjection:
     """
-    The backend in plain torch, for any device and dtype: a block of rows at a time.
-
-    :param block_numbers: Numbers of the kernel matrix that exist at a time, at least one row's; by default as many as
-        suit the device.
-    :param kept_numbers: Numbers up to which the blocks are kept for the backward pass.
+    The backend in plain torch, for any device and dtype, which works on a block of rows at a time. At most
+    ``block_numbers`` entries of the kernel matrix (at least one row, by default as many as suit the device) exist at a
+    time; with up to ``kept_numbers`` in all, the blocks are kept for the backward pass.
     """
 
     def __init__(self, block_numbers: int | None = None, kept_numbers: int = _KEPT_NUMBERS) -> None:
@@ -384,7 +369,7 @@ def _factor_backward(factor: Factor, local: _Local, grad: Tensor, wanted: dict[s
 def _distance_backward(
     factor: Factor, local: _Local, grad: Tensor, weighted: Tensor, wanted: dict[str, bool]
 ) -> dict[str, Tensor]:
-    """Gradients of the rate and of both inputs; uses the memory of `weighted`."""
+    """Gradients of the rate and of both inputs. The memory of ``weighted`` is overwritten."""
     shape, difference, rate = factor.shape, local.difference, factor.rate.unsqueeze(-1)
     found = {}
     if shape in (LocalShape.RBF, LocalShape.CENTRED_RBF):

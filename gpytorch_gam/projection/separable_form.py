@@ -4,8 +4,8 @@ Kernels as products of functions of one column, the form in which the fused proj
 .. math::
     k_c(\mathbf z, \mathbf x) = \prod_f \big[ \ell_f(z_f - x_f) + \mathbf a_f(z_f)^\top \mathbf b_f(x_f) \big] .
 
-A factor has a local part, one of the shapes of :class:`LocalShape`, and possibly a product of two vectors of length 2,
-which is how a kernel is centred under a measure.
+A factor has a local part, of one of the shapes in :class:`LocalShape`, and possibly a product of two vectors of length
+2, which centres a kernel under a measure.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from gpytorch_gam.kernels.bounded_kernels import MATERN_KERNELS, RBF_KERNELS
 
 _KNOWN_KERNELS = (*RBF_KERNELS, *MATERN_KERNELS, PeriodicKernel)
 
-# Rows, and numbers a function, up to which functions of the data are kept for the backward pass.
+# Up to these numbers of rows and of entries, functions of the data are kept for the backward pass.
 _CHUNK_SIZE = 8192
 _CHUNK_ELEMENTS = 2**19
 
 
 class LocalShape(enum.IntEnum):
     r"""
-    Local parts, with :math:`d = z - x`, scale :math:`s`, rate :math:`r` and offsets :math:`o`:
+    The shapes of local parts, with :math:`d = z - x`, scale :math:`s`, rate :math:`r` and offsets :math:`o`:
 
     - RBF :math:`s\,e^{r d^2}`,
     - CENTRED_RBF :math:`-s\,e^{r d^2} (e^{-o(z) o(x)} - 1)`,
@@ -56,45 +56,28 @@ class LocalShape(enum.IntEnum):
 
 
 class Factor(NamedTuple):
-    r"""
-    A function of one column of both inputs.
-
-    :ivar shape: Shape of the local part.
-    :ivar z: Column of the inducing points, ``(*batch, C, M)``; for periodic kernels times :math:`\pi` by the period.
-    :ivar x: Column of the data, ``(*batch, C, n)``, likewise.
-    :ivar log_scale: :math:`\log s`, ``(*batch, C, 1)``.
-    :ivar rate: :math:`r`, ``(*batch, C, 1)``.
-    :ivar offset_z: :math:`o(z)`, ``(*batch, C, M)``; None unless the shape is CENTRED_RBF.
-    :ivar offset_x: :math:`o(x)`, ``(*batch, C, n)``; None unless the shape is CENTRED_RBF.
-    :ivar left: :math:`\mathbf a(z)`, ``(*batch, C, M, 2)``; None for none.
-    :ivar right: :math:`\mathbf b(x)`, ``(*batch, C, 2, n)``; None for none.
-    """
+    """A function of one column of both inputs, with the parts of :class:`LocalShape`."""
 
     shape: LocalShape
-    z: Tensor
-    x: Tensor
-    log_scale: Tensor
-    rate: Tensor
-    offset_z: Tensor | None = None
-    offset_x: Tensor | None = None
-    left: Tensor | None = None
-    right: Tensor | None = None
+    z: Tensor  # column of the inducing points, (*batch, C, M); of a periodic kernel times pi by the period
+    x: Tensor  # column of the data, (*batch, C, n), likewise
+    log_scale: Tensor  # log s, (*batch, C, 1)
+    rate: Tensor  # r, (*batch, C, 1)
+    offset_z: Tensor | None = None  # o(z), (*batch, C, M); only for CENTRED_RBF
+    offset_x: Tensor | None = None  # o(x), (*batch, C, n); only for CENTRED_RBF
+    left: Tensor | None = None  # a(z), (*batch, C, M, 2)
+    right: Tensor | None = None  # b(x), (*batch, C, 2, n)
 
 
-# Everything of a factor but its shape.
+# The fields of a factor that are tensors.
 FACTOR_TENSORS = Factor._fields[1:]
 
 
 class SeparableForm(NamedTuple):
-    """
-    A batch of kernels between inducing points and data.
-
-    :ivar factors: The factors whose product is the kernel.
-    :ivar variance: The prior variance at the data, ``(*batch, C, n)``.
-    """
+    """The product form of a batch of kernels between inducing points and data."""
 
     factors: tuple[Factor, ...]
-    variance: Tensor
+    variance: Tensor  # the prior variance at the data, (*batch, C, n)
 
 
 class _Part(NamedTuple):
@@ -107,14 +90,10 @@ class _Part(NamedTuple):
 
 def separable_form(kernel: Kernel, z: Tensor, x: Tensor) -> SeparableForm | None:
     """
-    The form of a kernel whose parts are all known, of at most two columns; None for any other.
-
-    Known are RBF (of one or two columns), Matern and periodic kernels, ANOVA kernels of these, and their products and
-    scalings. Subclasses count as unknown.
-
-    :param kernel: A kernel with batch shape ``(*batch, C)``, or one that broadcasts to it.
-    :param z: Inducing points ``(*batch, C, M, d)``.
-    :param x: Data ``(*batch, C, n, d)``, in no lower precision than the hyperparameters.
+    The form of a kernel of at most two columns with batch shape ``(*batch, C)`` (or one that broadcasts to it), between
+    inducing points ``(*batch, C, M, d)`` and data ``(*batch, C, n, d)``; None if a part is unknown or the data have a
+    lower precision than the hyperparameters. Known are RBF (of one or two columns), Matern and periodic kernels, ANOVA
+    kernels of these, and their products and scalings. Subclasses count as unknown.
     """
     if trace_mode.on() or any(torch.promote_types(p.dtype, x.dtype) != x.dtype for p in kernel.parameters()):
         return None
@@ -133,7 +112,7 @@ def separable_form(kernel: Kernel, z: Tensor, x: Tensor) -> SeparableForm | None
 
 
 def _take_apart(kernel: Kernel, z: Tensor, x: Tensor, parts: list[_Part], scales: list[Tensor]) -> bool:
-    """Follow the call of a kernel to those of known kind; False if one is unknown."""
+    """Descend from a kernel to kernels of known kind, collecting them and their scales; False if one is unknown."""
     if kernel.active_dims is not None:
         is_same = x is z
         z = z.index_select(-1, kernel.active_dims)
@@ -180,7 +159,7 @@ def _factor(part: _Part, column: int) -> tuple[Factor, Tensor]:
 def _local_part(
     kernel: Kernel, column: int, dtype: torch.dtype, is_deviation: bool
 ) -> tuple[LocalShape, Tensor, Tensor | None]:
-    """Shape and rate of a stationary kernel, and what its inputs are multiplied by; ``(*batch, 1)``."""
+    """Shape and rate ``(*batch, 1)`` of a stationary kernel, and the number by which its inputs are multiplied."""
     lengthscale = kernel.lengthscale.squeeze(-2).to(dtype)  # (*batch, 1), or a column each
     if isinstance(kernel, RBFKernel):
         lengthscale = lengthscale[..., column : column + 1] if lengthscale.shape[-1] > 1 else lengthscale
@@ -202,24 +181,24 @@ def _centred_factor(kernel: ANOVAKernel, z: Tensor, x: Tensor) -> tuple[Factor, 
 
 
 class _CentredParts(torch.nn.Module):
-    """:meth:`ANOVAKernel.centred_parts` in the dtype of the data, as a module that can be called with other tensors."""
+    """
+    :meth:`ANOVAKernel.centred_parts` in the dtype of the data, as a module that can be called with other parameters.
+    """
 
     def __init__(self, kernel: ANOVAKernel) -> None:
         super().__init__()
         self.kernel = kernel
 
     def forward(self, z: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
-        """All parts, in their order."""
+        """The parts as a tuple of tensors, in the order of their fields."""
         parts = self.kernel.centred_parts(z, x, x.dtype)
         return tuple(None if part is None else part.to(x.dtype) for part in parts)
 
 
 def _centred_parts(kernel: ANOVAKernel, z: Tensor, x: Tensor) -> CentredParts:
     """
-    The parts in the dtype of the data, for some of the rows at a time.
-
-    Functions of the data take a hundred operations on vectors in float64, which autograd would keep: of many rows they
-    are evaluated again in the backward pass instead.
+    The parts in the dtype of the data. Functions of the data take a hundred operations on vectors in float64, which
+    autograd would keep: for many rows they are evaluated in chunks, and again in the backward pass.
     """
     module = _CentredParts(kernel)
     size = max(_CHUNK_SIZE, _CHUNK_ELEMENTS // math.prod(x.shape[:-1]))
@@ -241,7 +220,7 @@ def _centred_parts(kernel: ANOVAKernel, z: Tensor, x: Tensor) -> CentredParts:
 
 
 def _scaled(factor: Factor, variance: Tensor, scales: list[Tensor]) -> tuple[Factor, Tensor]:
-    """A factor times output scales ``(*batch, C)``."""
+    """A factor and its variance, multiplied by output scales ``(*batch, C)``."""
     if not scales:
         return factor, variance
     scale = functools.reduce(torch.mul, scales).unsqueeze(-1)
@@ -251,7 +230,7 @@ def _scaled(factor: Factor, variance: Tensor, scales: list[Tensor]) -> tuple[Fac
 
 
 def _expanded(factor: Factor, batch_shape: torch.Size) -> Factor:
-    """All tensors with all batch dimensions."""
+    """The factor with all tensors expanded to all batch dimensions."""
     expanded: dict[str, Any] = {}
     for name, value in factor._asdict().items():
         if torch.is_tensor(value):

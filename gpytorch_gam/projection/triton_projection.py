@@ -25,16 +25,16 @@ _BACKWARD_POINTS, _BACKWARD_ROWS = 64, 32
 _LARGEST_TILE = 64
 _SMALLEST_TILE = 16
 _NUM_WARPS, _NUM_STAGES = 4, 2
-# Programs for each multiprocessor: enough that the last ones to end leave few of them idle.
+# Programs per multiprocessor: enough that few multiprocessors are idle while the last programs end.
 _PROGRAMS = 8
-# Tiles of rows that a program has at least in the backward pass, for its results to be worth adding up.
+# The least number of tiles of rows for a program of the backward pass: its results have to be worth adding up.
 _LEAST_ROW_TILES = 2
 _SMALLEST_CAPABILITY = (8, 0)
 
 # Largest error of float32 in the small problem by which the kernels are tried on a device.
 _LARGEST_ERROR = 1e-4
 
-# As in _triton_kernels, which only those import who have Triton.
+# The same numbers as in _triton_kernels, which cannot be imported without Triton.
 _NUM_COLUMNS, _FACTOR_SUMS, _NUM_SUMS = 4, 6, 13
 
 _SUMS = ("z", "log_scale", "rate", "offset_z", "left")
@@ -47,8 +47,8 @@ def is_available() -> bool:
 
 def supports(inputs: ProjectionInputs) -> bool:
     """
-    Whether :class:`TritonProjection` can evaluate projections: in float32, without batch dimensions other than the
-    components, of one or two factors, on a CUDA device with tensor cores for float32.
+    Whether :class:`TritonProjection` can evaluate projections: those in float32, of one or two factors, without batch
+    dimensions other than the components, on a CUDA device with tensor cores for float32.
     """
     tensors = [tensor for tensor in inputs.flat() if tensor is not None]
     device = inputs.shared.device
@@ -74,13 +74,10 @@ def _supports_device(device: torch.device) -> bool:
 
 class TritonProjection:
     """
-    The backend of Triton kernels, see :func:`supports`. See :class:`ProjectionBackend` for its methods.
-
-    Nothing as large as the kernel matrix is stored. Matrix products are those of tensor cores, in the precision of
-    :class:`gpytorch_gam.settings.tensor_core_precision`; everything else is in float32. Results do not change from one
-    call to the next.
-
-    :param precision: Precision of the matrix products of both passes; by default that of the setting when this is made.
+    The :class:`ProjectionBackend` of Triton kernels, see :func:`supports`. Nothing as large as the kernel matrix is
+    stored. Matrix products are those of tensor cores, by default in the precision that
+    :class:`gpytorch_gam.settings.tensor_core_precision` has when this is made; everything else is in float32. Results
+    are reproducible from one call to the next.
     """
 
     def __init__(self, precision: str | None = None) -> None:
@@ -107,7 +104,7 @@ class TritonProjection:
         last = plan.last_column()
         arguments, constants = plan.common()
         for index in range(max(1, plan.num_shared_tiles, num_block_tiles)):
-            # A tile that is not there keeps some valid address.
+            # The argument of a tile that does not exist must still be a valid address.
             at_shared = index * plan.tile_shared if index < plan.num_shared_tiles else 0
             at_block = index * tile_block if index < num_block_tiles else 0
             _launch(
@@ -163,7 +160,7 @@ class TritonProjection:
         )
         gram = shared
         if block is not None:
-            # The product of double precision rounds to the nearest numbers of float32.
+            # A product in double precision, rounded to float32 once.
             wide = block.double()
             gram = _weight_parts((wide @ wide.mT).float(), plan.padded_points, plan.padded_points, self.precision)
         grad_shared = grad_shared.contiguous()
@@ -198,9 +195,7 @@ class TritonProjection:
 
 
 class _Plan:
-    """
-    Sizes and tiles of projections for a largest tile of inducing points, and the arguments that both kernels take.
-    """
+    """Sizes and tiles of projections for a largest tile of inducing points, and the arguments of both kernels."""
 
     def __init__(self, inputs: ProjectionInputs, largest_tile: int, precision: str) -> None:
         self.inputs = inputs
@@ -250,7 +245,7 @@ class _Plan:
         return arguments, constants
 
     def _columns(self) -> Tensor:
-        """What the factors have at the inducing points: z, offset, left; ``(factors, 4, C, M)``, padded by zeros."""
+        """Functions of the inducing points: z, offset and left, ``(factors, 4, C, M)``, padded by zeros."""
         factors, shared = self.inputs.factors, self.inputs.shared
         columns = shared.new_zeros(len(factors), _NUM_COLUMNS, self.num_components, self.padded_points)
         for column, factor in zip(columns[..., : self.num_points], factors, strict=True):
@@ -262,13 +257,15 @@ class _Plan:
         return columns
 
     def _scalars(self) -> Tensor:
-        """``(factors, 2, C)``."""
+        """The logarithm of the scale and the rate of each factor, ``(factors, 2, C)``."""
         pairs = [torch.stack([factor.log_scale, factor.rate]) for factor in self.inputs.factors]
         return torch.stack(pairs).squeeze(-1)
 
 
 class _GradientBuffers:
-    """Where the backward kernel writes, ``num_parts`` programs sharing the rows, and the gradients that this makes."""
+    """
+    Memory for the results of the backward kernel, with ``num_parts`` programs sharing the rows, and their gradients.
+    """
 
     def __init__(self, plan: _Plan, num_parts: int, needed: Sequence[bool], has_block: bool) -> None:
         self.plan = plan
@@ -283,7 +280,7 @@ class _GradientBuffers:
             for start, factor in zip((3, 3 + len(FACTOR_TENSORS)), plan.inputs.factors, strict=False)
         ]
         points = (num_parts, plan.num_components, plan.padded_points)
-        # Single tiles are written, several ones added to.
+        # A single tile is written; with several, each is added to memory that is zero at first.
         self.shared = shared.new_empty(0)
         if self.wants_shared:
             self.shared = shared.new_empty(*points, plan.padded_shared)
@@ -320,7 +317,7 @@ class _GradientBuffers:
         return found
 
     def constants(self) -> dict[str, int]:
-        """The constants of the kernel, with a bit for each wanted gradient of a factor."""
+        """The constants of the kernel, which have a bit for each wanted gradient of a factor."""
         bits = [sum(1 << bit for bit, wants in enumerate(wanted.values()) if wants) for wanted in self.wanted]
         return {
             "WANTED_0": bits[0],
@@ -331,7 +328,7 @@ class _GradientBuffers:
         }
 
     def gradients(self, inputs: ProjectionInputs) -> list[Tensor | None]:
-        """In the order of :meth:`ProjectionInputs.flat`."""
+        """The gradients in the order of :meth:`ProjectionInputs.flat`."""
         # (NUM_SUMS, C, M)
         sums = self.sums.sum(0, dtype=torch.float64)[..., : self.plan.num_points]
         grads: list[Tensor | None] = [None, None, None]
@@ -362,25 +359,25 @@ class _GradientBuffers:
 
 
 class _Parts(NamedTuple):
-    """Weights for tensor cores: their sum is the weights. The second is not read unless the precision is tf32x3."""
+    """Two numbers for tensor cores whose sum is a weight. The second is not read unless the precision is tf32x3."""
 
     large: Tensor
     small: Tensor
 
 
 def _weight_parts(weights: Tensor, num_rows: int, num_columns: int, precision: str) -> _Parts:
-    """``(C, num_rows, num_columns)``, padded by zeros."""
+    """The parts of weights ``(C, num_rows, num_columns)``, padded by zeros."""
     padded = _padded(weights, (num_rows, num_columns))
     if precision == "bf16":
         large = padded.bfloat16()
         return _Parts(large, large)
-    # To the nearest number with ten bits of mantissa.
+    # Round to the nearest number with ten bits of mantissa.
     large = (padded.view(torch.int32) + 4096).bitwise_and_(-8192).view(torch.float32)
     return _Parts(large, padded.sub_(large))
 
 
 def _padded(tensor: Tensor, sizes: tuple[int, ...]) -> Tensor:
-    """A new tensor with zeros at the end of the last dimensions."""
+    """A new tensor, with zeros at the end of its last dimensions up to the given sizes."""
     inner = padded = tensor.new_zeros(*tensor.shape[: -len(sizes)], *sizes)
     for dim, size in enumerate(tensor.shape[-len(sizes) :], start=-len(sizes)):
         inner = inner.narrow(dim, 0, size)
@@ -389,14 +386,14 @@ def _padded(tensor: Tensor, sizes: tuple[int, ...]) -> Tensor:
 
 
 def _with_contiguous_rows(tensor: Tensor) -> Tensor:
-    """``(C, ..., n)`` of which each component is contiguous; one that is repeated stays so."""
+    """``(C, ..., n)`` with each component contiguous; a component that is repeated by strides stays so."""
     if tensor[0].is_contiguous():
         return tensor
     return tensor[:1].contiguous().expand_as(tensor) if tensor.stride(0) == 0 else tensor.contiguous()
 
 
 def _tile(size: int, largest: int = _LARGEST_TILE) -> int:
-    """The tile for a dimension: the next power of two within limits."""
+    """The size of tiles for a dimension: the next power of two within limits."""
     return min(largest, max(_SMALLEST_TILE, 1 << (size - 1).bit_length()))
 
 
@@ -411,7 +408,7 @@ def _num_multiprocessors(device: torch.device) -> int:
 
 def _launch(name: str, grid: tuple[int, int], arguments: dict[str, Any], constants: dict[str, Any]) -> None:
     """Run a kernel on the device of its arguments."""
-    # Only here: whoever does not run kernels does without Triton.
+    # Imported only here, so that Triton is not needed unless kernels run.
     from . import _triton_kernels
 
     device = arguments["columns"].device
@@ -422,10 +419,7 @@ def _launch(name: str, grid: tuple[int, int], arguments: dict[str, Any], constan
 
 @functools.cache
 def works_on(device: torch.device) -> bool:
-    """
-    Whether the kernels compile on a CUDA device and give there what plain torch gives, found out once by a small
-    problem.
-    """
+    """Whether the kernels compile on a CUDA device and agree there with plain torch, tested once by a small problem."""
     try:
         error = _largest_error(device)
         if error < _LARGEST_ERROR:
@@ -439,7 +433,7 @@ def works_on(device: torch.device) -> bool:
 
 @torch.no_grad()
 def _largest_error(device: torch.device) -> float:
-    """Against float64, of values and gradients relative to the largest entry of each."""
+    """The largest error of values and gradients against float64, relative to the largest entry of each."""
     generator = torch.Generator("cpu").manual_seed(0)
 
     def random(*sizes: int) -> Tensor:
