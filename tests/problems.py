@@ -100,6 +100,49 @@ def fit_problem() -> tuple[AdditiveGP, GaussianLikelihood, Tensor, Tensor]:
     return model, GaussianLikelihood().double(), x, y
 
 
+# ------------------------------------------------------------------------- smooths, a surface, a varying coefficient
+
+
+def mixed_predictor(batch: tuple[int, ...] = (), learn: bool = False) -> AdditivePredictor:
+    """Ragged and mixed: two smooths of six points, a surface of nine, a varying coefficient, a constant."""
+
+    def points(grid: Tensor, size: int) -> Tensor:
+        return grid.expand(*batch, size, *grid.shape)
+
+    options = {"learn_inducing_locations": learn}
+    grid = regular_grid([0.0, 0.0], [1.0, 1.0], 3)
+    return AdditivePredictor(
+        ComponentGroup(scaled_rbf(*batch, 2), [[0], [1]], points(regular_grid(0.0, 1.0, 6), 2), **options),
+        ComponentGroup(scaled_rbf(*batch, 1, ard_num_dims=2), [[0, 1]], points(grid, 1), **options),
+        ComponentGroup(scaled_rbf(*batch, 1), [[1]], points(regular_grid(0.0, 1.0, 5), 1), by=2, **options),
+        constant(batch_shape=batch),
+        mean=gpytorch.means.ConstantMean(batch_shape=torch.Size(batch)),
+    )
+
+
+def mixed_model(family: str = "block_low_rank", rank: int | None = 4, **kwargs: object) -> AdditiveGP:
+    """With a posterior and a mean that are not trivial."""
+    model = AdditiveGP(mixed_predictor(**kwargs), family, rank if "low_rank" in family else None)
+    strategy = model.variational_strategy
+    strategy._initialize_once()
+    with torch.no_grad():
+        for name, parameter in strategy._variational_distribution.named_parameters():
+            noise = 0.3 * torch.randn_like(parameter)
+            parameter.copy_(parameter + noise if name == "chol_variational_covar" else noise + (name[0] == "_") * 0.7)
+        model.predictor.means[0].raw_constant.fill_(0.4)
+    return model
+
+
+def mixed_inputs(n: int = 30) -> Tensor:
+    return torch.rand(n, 3)
+
+
+def gaussian_bound(model: AdditiveGP, x: Tensor, y: Tensor, num_data: int | None = None) -> Tensor:
+    """For each row, with a noise variance of log 2."""
+    likelihood = GaussianLikelihood().to(x.dtype)
+    return gpytorch.mlls.VariationalELBO(likelihood, model, num_data or len(y))(model.train()(x), y)
+
+
 # ----------------------------------------------------------------------- two smooths, a varying coefficient, a mean
 
 

@@ -1,4 +1,4 @@
-"""Two processes against one with all of the rows. The workers run once for all tests: starting them takes seconds."""
+"""Two processes against one with all of the rows."""
 
 from __future__ import annotations
 
@@ -27,6 +27,9 @@ from gpytorch_gam.optim.processes import average_gradients, row_weighted
 from gpytorch_gam.training import fit, polish
 from gpytorch_gam.warnings import CurvatureWarning, RankWarning, TrainingLoopWarning
 from tests.problems import gaussian_likelihood, gaussian_problem, make_model, precision_and_mean
+
+# The workers run once for all of these tests.
+pytestmark = pytest.mark.xdist_group("distributed")
 
 NUM_ROWS = 400
 Group = Any  # of processes; None for one process with all rows
@@ -63,7 +66,7 @@ CASES = {
     "closures": Case("block_low_rank", 6, UNEVEN, labels=True, by_closure=True),
     "without variance reduction": Case("low_rank", 20, UNEVEN, options={"variance_reduction": False, "lr": 0.3}),
 }
-NUM_STEPS = 6
+NUM_STEPS = 4
 
 
 class Loss(torch.nn.Module):
