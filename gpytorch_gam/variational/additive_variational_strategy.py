@@ -201,8 +201,7 @@ class AdditiveVariationalStrategy(AdditiveStrategy):
         """
         choleskys = self.inducing_choleskys()
         prior = BlockDiagonalCholeskyLinearOperator(*choleskys)
-        q = self._present_distribution(choleskys)
-        distribution = q()
+        q, distribution = self._variational_distribution, self.variational_distribution
         dtype = distribution.mean.dtype
         mean = prior.root_matmul(distribution.mean.double().unsqueeze(-1)).squeeze(-1).to(dtype)
         if isinstance(q, LowRankPrecisionVariationalDistribution) and q.precision_factor is not None:
