@@ -1,4 +1,4 @@
-"""The part of a natural gradient in the training forwards of its model."""
+"""Connects a natural gradient to the training forwards of its model."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ Choleskys = Sequence[Tensor]
 
 class AttachedRecorder(ForwardRecorder):
     """
-    Records forwards, except in the steps of other optimisers: what they evaluate is their own affair.
+    Records forwards, except those inside the steps of other optimisers.
 
-    :param follow: Carries the posterior along with the kernels, and writes it.
-    :param present: The parameters of the posterior so carried, nothing being written.
-    :param num_data: Rows of all data.
-    :param watched: Parameters whose gradients tell whether a backward pass adds to those before.
+    :param follow: Transports the posterior to the present kernels and writes its parameters.
+    :param present: Returns the parameters so transported and writes nothing.
+    :param num_data: Number of rows of all data.
+    :param watched: Parameters whose gradients tell whether a backward pass adds to earlier ones.
     """
 
     def __init__(
@@ -39,10 +39,10 @@ class AttachedRecorder(ForwardRecorder):
         watched: Iterable[Tensor],
     ) -> None:
         super().__init__()
-        # Methods of the optimiser, which nobody but its user keeps alive.
+        # Methods of the optimiser, held weakly: only its user keeps it alive.
         self._follow, self._present = weakref.WeakMethod(follow), weakref.WeakMethod(present)
         self._num_data = num_data
-        self._is_recording: bool | None = None  # unless somebody says so
+        self._is_recording: bool | None = None  # None: recorded by default
         self._backward = -1  # torch's number of the backward pass that was entered last
         self._watch = GradientWatch(watched)
         self._objectives: weakref.WeakSet[MarginalLogLikelihood] = weakref.WeakSet()
@@ -50,9 +50,8 @@ class AttachedRecorder(ForwardRecorder):
     @contextmanager
     def recording(self, is_recording: bool) -> Iterator[None]:
         """
-        Whether forwards inside are recorded. Those of the optimiser's own closure are, by whatever way it came.
-
-        :param is_recording: False has no effect inside of True.
+        Switch recording on or off inside the block. False has no effect inside of True: the forwards of the optimiser's
+        own closure are recorded, whatever wrappers it has passed through.
         """
         before, self._is_recording = self._is_recording, is_recording or self._is_recording is True
         try:
@@ -89,7 +88,7 @@ class AttachedRecorder(ForwardRecorder):
 
     def _keep(self, period: int, forward: Any, which: int, gradient: Tensor) -> None:
         super()._keep(period, forward, which, gradient)
-        # Somebody differentiates without ever stepping. Enough is kept for a step to see that there are too many rows.
+        # The caller differentiates without stepping. Enough is kept for a step to see that there are too many rows.
         while len(self._forwards) > 1 and self.num_rows > 2 * self._num_data:
             self._forwards.pop(0)
 
@@ -101,13 +100,7 @@ class AttachedRecorder(ForwardRecorder):
 
 
 def pause_in_other_steps(recorder: AttachedRecorder, own: weakref.ref[torch.optim.Optimizer]) -> RemovableHandle:
-    """
-    Let nothing be recorded of the closures of other optimisers.
-
-    :param recorder: Of an optimiser.
-    :param own: That optimiser.
-    :return: Ends that.
-    """
+    """Record nothing inside closures of optimisers other than ``own``, until the returned handle is removed."""
 
     def pause(
         optimizer: torch.optim.Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]

@@ -13,9 +13,7 @@ _Mark = tuple[int, int] | None
 class GradientWatch:
     """
     Tells backward passes that add up, as for batches in several parts, from those that follow cleared gradients: torch
-    says nothing of ``zero_grad``. Values are read only where a gradient was written between two backward passes.
-
-    :param parameters: That receive gradients.
+    does not announce ``zero_grad``. Values are read only where a gradient was written between two backward passes.
     """
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:
@@ -26,30 +24,26 @@ class GradientWatch:
         self.add(parameters)
 
     def add(self, parameters: Iterable[Tensor]) -> None:
-        """
-        Watch more parameters.
-
-        :param parameters: Those that are watched already are passed over.
-        """
+        """Watch more parameters; those that are watched already are skipped."""
         known = set(map(id, self._parameters))
         new = [each for each in dict.fromkeys(parameters) if id(each) not in known and each.requires_grad]
         self._parameters += new
         self._after += [None] * len(new) if self._after else []
 
     def begin(self) -> None:
-        """Called before a backward pass reaches the parameters."""
+        """Must be called before a backward pass reaches the parameters."""
         self._was_interrupted, self._is_open = self._is_open, True
         self._before = self._marks()
 
     def begins_anew(self) -> bool:
         """
-        Whether the pass that has begun does not add to the last one: a gradient was cleared since then, or the last
-        pass did not come to its end, or it left no gradient, as those of ``torch.autograd.grad``.
+        Whether the present pass does not add to the last one: a gradient was cleared since then, or the last pass did
+        not finish, or it left no gradients (as ``torch.autograd.grad`` does).
         """
         return self._was_interrupted or (bool(self._after) and (self._left_nothing or self._has_cleared()))
 
     def end(self) -> None:
-        """Called when the backward pass is over."""
+        """Must be called when the backward pass is over."""
         self._after = self._marks()
         self._left_nothing = self._after == self._before + [None] * (len(self._after) - len(self._before))
         self._is_open = False

@@ -1,4 +1,4 @@
-"""What a training loop may do against the natural gradient in it. Each is warned of once, in the first process."""
+"""Warnings about training loops that work against the natural gradient. Each is given once, by the first process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .rows.batch import Batch
 # Frames from _warn_once to the caller of step(): a function of this module, step(), and two in which torch wraps it.
 _USER_LEVEL = 6
 
-# Steps whose order and curvature are looked at, because that waits for the device, and rows needed for a verdict.
+# Number of first steps that are checked (checks wait for the device), and rows needed before curvature is judged.
 _NUM_CHECKED, _NUM_ROWS = 5, 50
 
 # Relative difference of the weight of the divergence from 1 / num_data that is more than rounding.
@@ -38,7 +38,10 @@ def check_averages(
     state: NaturalState,
     distribution: BlockLowRankPrecisionVariationalDistribution | LowRankPrecisionVariationalDistribution,
 ) -> None:
-    """Factors of a precision are drawn anew in each step: their average is not that of the precisions."""
+    """
+    Refuse or warn of averaged copies of the posterior. Each step draws new factors of the precision, so their average
+    is not a factor of the average precision.
+    """
     if distribution._averaged_by is None or distribution._averaged_by() is None:
         return
     if distribution.rank_tolerance is not None and not distribution._rank_is_settled:
@@ -56,7 +59,7 @@ def check_averages(
 
 
 def warn_of_weight(state: NaturalState, batch: Batch, num_data: int, processes: Processes) -> None:
-    """A loss that is minus the ELBO times any number needs no words; one that was put together elsewhere might."""
+    """Warn of a weight of the divergence other than 1 / num_data, unless the loss is a multiple of GPyTorch's ELBO."""
     relative = batch.divergence_weight * num_data
     if batch.is_whole_elbo or abs(relative - 1.0) <= _WEIGHT_SLACK or not processes.leads:
         return
@@ -72,10 +75,8 @@ def warn_of_weight(state: NaturalState, batch: Batch, num_data: int, processes: 
 
 def warn_of_order(state: NaturalState, have_moved: bool) -> None:
     """
-    Whether the posterior and the kernels are what they were left as.
-
-    :param state: In the first steps, see :func:`is_checked`.
-    :param have_moved: Whether the kernels have changed since the forward.
+    Warn if something else has set the posterior, or the kernels have moved since the forward. Comparing waits for the
+    device, so this is done in the first steps only, see :func:`is_checked`.
     """
     if state.num_foreign >= 2:
         _warn_once(
@@ -98,7 +99,7 @@ def is_checked(state: NaturalState) -> bool:
 
 
 def warn_of_drift(state: NaturalState, predictor: AdditivePredictor, processes: Processes) -> None:
-    """Whether all processes have the same kernels."""
+    """Warn if the processes have different kernels."""
     if processes.is_alone or not is_checked(state):
         return
     parameters = predictor.parameters()
@@ -114,7 +115,7 @@ def warn_of_drift(state: NaturalState, predictor: AdditivePredictor, processes: 
 
 
 def warn_of_curvature(state: NaturalState, batch: Batch, processes: Processes) -> None:
-    """Whether the likelihood has a positive curvature in some row."""
+    """Warn if no row of the first batches has a curvature of the right sign."""
     if state.step > _NUM_CHECKED or state.has_curvature:
         return
     has_curvature = bool((batch.curvatures.diagonal(dim1=-2, dim2=-1) >= 0).any())
@@ -133,11 +134,7 @@ def warn_of_curvature(state: NaturalState, batch: Batch, processes: Processes) -
 
 
 def warn_of_rank(state: NaturalState, rank: int, missing_nats: float) -> None:
-    """
-    Whether a fixed rank is too small.
-
-    :param missing_nats: What it costs; 0 where nobody has looked.
-    """
+    """Warn if a fixed rank costs many nats; ``missing_nats`` is 0 in steps that did not check."""
     if missing_nats > NOTABLE_LOSS:
         _warn_once(
             state,

@@ -1,4 +1,4 @@
-"""What a natural gradient knows beside the parameters of the posterior."""
+"""The state that a natural gradient keeps beside the parameters of the posterior."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ class NaturalState:
     largest_batch: int = 0  # rows of all processes
     effective_dimension: Tensor | None = None  # (), after the last step
 
-    # The posterior that was written last: an equal mean says that nobody else has set another one since.
+    # The posterior that was written last. If its mean is still the model's, no other one has been set since.
     mean: Tensor | None = None  # (Q,), in the dtype of the parameter
-    choleskys: list[Tensor] | None = None  # of the kernels that it belongs to, (C_g, M_g, M_g) for each group
+    choleskys: list[Tensor] | None = None  # factors of the kernels it belongs to, (C_g, M_g, M_g) for each group
     block_factors: list[Tensor] | None = None  # E_c, where the family cannot hold them
-    directions: Tensor | None = None  # (Q, k), B and what comes next
+    directions: Tensor | None = None  # (Q, k), the columns of B followed by further directions
 
-    num_foreign: int = 0  # posteriors that somebody else has set
-    num_negative: int = 0  # rows of the first steps, in none of which a curvature was positive
+    num_foreign: int = 0  # number of posteriors that were set from outside
+    num_negative: int = 0  # rows seen so far without a positive curvature
     has_curvature: bool = False
     warned_of: tuple[str, ...] = ()
 
     def forget_posterior(self) -> None:
-        """Somebody else has set the posterior."""
+        """Drop the kept posterior, because another one has been set from outside."""
         self.mean = self.choleskys = self.block_factors = self.directions = None
 
     def as_dict(self) -> dict[str, Any]:
@@ -41,11 +41,7 @@ class NaturalState:
     @classmethod
     def from_dict(cls, values: Any, device: torch.device) -> NaturalState:
         """
-        The inverse of :meth:`as_dict`.
-
-        :param values: From a checkpoint.
-        :param device: Where tensors are needed.
-        :raises ValueError: If the values are those of something else.
+        The inverse of :meth:`as_dict`, with tensors moved to the device. Values of something else raise a ValueError.
         """
         names = {field.name for field in fields(cls)}
         found = set(values) if isinstance(values, Mapping) else set()

@@ -1,4 +1,4 @@
-"""Sizes of natural-gradient steps."""
+"""The sizes of natural-gradient steps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-# Steps after which the step size has fallen to a half: by default, and when natural parameters are averaged.
+# Number of steps after which the step size has halved, by default and when natural parameters are averaged.
 _HALVING, _AVERAGING_HALVING = 10.0, 3.0
 
 # Least size of a step that sees all rows, with several predictors: the full steps that one predictor takes are too
@@ -15,7 +15,7 @@ _LEAST_JOINT_STEP = 0.3
 
 
 class StepSchedule(NamedTuple):
-    """The step size as a function of what has been done."""
+    """The step size as a function of the steps taken and rows seen."""
 
     lr: float | None  # a fixed size
     averaging: bool
@@ -24,19 +24,16 @@ class StepSchedule(NamedTuple):
     has_several_predictors: bool
 
     def forgets(self, step: int, num_rows: int) -> bool:
-        """Whether the size is 1, so that nothing of the posterior before the step remains."""
+        """Whether the step size is 1, so that nothing of the old posterior remains."""
         if self.lr is not None:
             return self.lr == 1
         return step == 0 or (num_rows >= self.num_data and not self.has_several_predictors)
 
     def size(self, step: int, num_rows: int, largest_batch: int, effective_dimension: Tensor | None) -> Tensor | float:
         """
-        The step size r, of a step that does not forget on the device of the effective dimension, float64.
-
-        :param step: Steps before this one.
-        :param num_rows: Rows of this step.
-        :param largest_batch: Most rows of a step so far, this one included.
-        :param effective_dimension: Of the posterior, ``()``.
+        The step size r; below 1 without ``lr`` and ``averaging``, a float64 scalar on the device of
+        ``effective_dimension``. ``step`` counts the steps before this one, ``largest_batch`` is the largest
+        ``num_rows`` so far, this one included.
         """
         if self.lr is not None and not 0 <= self.lr <= 1:
             raise ValueError(f"lr must lie in [0, 1], got {self.lr!r} in the parameter group")
@@ -47,7 +44,7 @@ class StepSchedule(NamedTuple):
         scheduled *= num_rows / largest_batch
         if self.averaging:
             return scheduled
-        # The step r at which noise costs r / 4 (N / b - 1) effdim = tolerance.
+        # The step size r at which noise costs r / 4 (N / b - 1) effdim = tolerance.
         assert effective_dimension is not None
         unseen = max(0, self.num_data - num_rows)
         floor = 4.0 * self.tolerance * num_rows / (unseen * effective_dimension)

@@ -113,22 +113,24 @@ from .rows.sums import BatchFeatures, RowSums
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-# Steps between two looks at whether the rank suffices.
+# Number of steps between two checks of whether the rank suffices.
 _CHECK_EVERY = 5
 
-# Halvings of a step that does not lower the loss of a closure, by more than this share of it.
+# A step that raises the loss of a closure is halved up to six times; a smaller relative increase counts as rounding.
 _MAX_HALVINGS, _LOSS_SLACK = 6, 1e-6
 
 # Relative difference of Cholesky factors that is more than rounding, which depends on whether kernels are evaluated
 # with gradients, and which a condition number of up to the inverse of the jitter may raise.
 _KERNEL_SLACK = 1e-7
 
-# Where the schedule starts for a posterior that is worth keeping: at a step size of a tenth.
+# Step of the schedule at which a warm start begins: the step size is a tenth there.
 _WARM_STEP = 90
 
 
 class _ParameterGroup(dict[str, Any]):
-    """A group of torch's optimisers that tells torch's schedulers where there is no step size for them to multiply."""
+    """
+    A parameter group that refuses torch's schedulers under ``lr=None``: there is no step size for them to multiply.
+    """
 
     def setdefault(self, key: str, default: Any = None) -> Any:
         if key == "initial_lr" and default is None and key not in self:
@@ -236,7 +238,7 @@ class NaturalGradient(torch.optim.Optimizer):
             with torch.no_grad():
                 dimension = effective_dimension(self._distribution.covariance_factors())
             self._own = NaturalState(step=_WARM_STEP, effective_dimension=dimension)
-        self._missing_nats = 0.0  # when somebody looked in this step
+        self._missing_nats = 0.0  # nonzero only in steps that check the rank
         self._segments = predictor_segments(strategy.predictor)
         watched = [self._distribution.variational_mean, *model.hyperparameters()]  # the factors are large
         recorder = AttachedRecorder(self._follow_kernels, self._present_parameters, self._num_data, watched)
@@ -290,7 +292,7 @@ class NaturalGradient(torch.optim.Optimizer):
         check_averages(self._own, self._distribution)
         result: Any = None
         if closure is not None:
-            before = self._recorder.take()  # of other losses: the closure is the batch
+            before = self._recorder.take()  # what other losses left: the closure alone is the batch
             result = self._evaluate(closure)
             if not self._recorder.num_forwards:  # wrappers of optimisers pass closures that do nothing
                 self._recorder.put(before)
@@ -343,7 +345,7 @@ class NaturalGradient(torch.optim.Optimizer):
         )
 
     def _step_size(self, num_rows: int) -> Tensor:
-        """The size of a step on so many rows, a float64 scalar on the model's device."""
+        """The size of a step on ``num_rows`` rows, a float64 scalar on the model's device."""
         own, schedule = self._own, self._schedule
         if schedule.lr is None and not schedule.forgets(own.step, num_rows):
             own.largest_batch = max(own.largest_batch, num_rows)
@@ -378,7 +380,7 @@ class NaturalGradient(torch.optim.Optimizer):
         return BatchFeatures(features, *rows, self._chunk_size, self._segments)
 
     def _correct_gradients(self, batch: Batch, features: BatchFeatures, choleskys: list[Tensor]) -> None:
-        """Those of the hyperparameters, at the posterior of the forward."""
+        """Correct the hyperparameters' gradients, which were computed at the posterior of the forward."""
         if not self.param_groups[0]["variance_reduction"]:
             return
         chunks = batch.gradients.split(self._chunk_size), batch.curvatures.split(self._chunk_size)
@@ -407,7 +409,7 @@ class NaturalGradient(torch.optim.Optimizer):
         self._own.step += 1
 
     def _follow_first_process(self) -> None:
-        """Learn what it knows of the step that it has taken, beside the posterior."""
+        """Take over the state that the first process reached by its step; the posterior is sent separately."""
         if self._processes.is_alone:
             return
         q, own = self._distribution, self._own
@@ -448,13 +450,13 @@ class NaturalGradient(torch.optim.Optimizer):
         return step.posterior
 
     def _looks_at_the_rank(self) -> bool:
-        """Now and then, because it waits for the device."""
+        """Whether this step checks the rank: only some do, because the check waits for the device."""
         return (self._own.step + 1) % _CHECK_EVERY == 0
 
     # ------------------------------------------------------------------ the posterior under moving kernels
 
     def _posterior(self) -> Posterior:
-        """The one that the parameters describe, with what the distribution itself cannot hold."""
+        """The posterior that the parameters describe, with the parts in the state that the distribution cannot hold."""
         q, own = self._distribution, self._own
         posterior = read_posterior(q, self._strategy.predictor.group_shapes)
         if self._is_foreign():
@@ -465,7 +467,9 @@ class NaturalGradient(torch.optim.Optimizer):
         return posterior._replace(block_factors=blocks, directions=own.directions if is_wide else None)
 
     def _is_foreign(self) -> bool:
-        """Whether it was loaded or set by somebody else: then it belongs to the kernels of the time of asking."""
+        """
+        Whether the posterior was loaded or set from outside: then it belongs to the kernels of the time of asking.
+        """
         written, mean = self._own.mean, self._distribution.variational_mean
         return written is not None and not torch.equal(written.to(mean), mean)
 
@@ -475,19 +479,19 @@ class NaturalGradient(torch.optim.Optimizer):
             self._own.num_foreign += 1
 
     def _have_moved(self, choleskys: Sequence[Tensor]) -> bool:
-        """Whether these are not the kernels that the posterior belongs to."""
+        """Whether the kernels differ from those that the posterior belongs to."""
         before = self._own.choleskys
         return before is not None and not bool(_agree(before, choleskys))
 
     @torch.no_grad()
     def _follow_kernels(self, choleskys: Sequence[Tensor]) -> None:
-        """Carry the posterior along where the kernels have moved since the last step or training forward."""
+        """Transport the posterior to the present kernels if they have moved since the last step or training forward."""
         self._forget_foreign_posterior()
         choleskys = [cholesky.detach() for cholesky in choleskys]
         before = self._own.choleskys
         if before is None:
             self._own.choleskys = choleskys
-        elif choleskys[0].is_cuda and self._strategy.training:  # where comparing would wait for the device
+        elif choleskys[0].is_cuda and self._strategy.training:  # comparing values would wait for the device
             are_same, posterior = _agree(before, choleskys), self._posterior()
             posterior = selected(are_same, posterior, transported(posterior, before, choleskys))
             pairs = zip(before, choleskys, strict=True)
@@ -496,11 +500,13 @@ class NaturalGradient(torch.optim.Optimizer):
             self._store(transported(self._posterior(), before, choleskys), choleskys)
 
     def _present(self, choleskys: Sequence[Tensor] | None = None) -> tuple[Posterior, Sequence[Tensor]] | None:
-        """The posterior under the present kernels, and these, where they have moved. Nothing is written."""
+        """
+        The posterior under the present kernels and their factors, or None if they have not moved. Nothing is written.
+        """
         if self._own.choleskys is None or self._is_foreign():
             return None
         if choleskys is None:
-            with torch.enable_grad():  # kernels evaluate to the same bits as in forwards
+            with torch.enable_grad():  # so that kernels evaluate to the same bits as in forwards
                 choleskys = self._strategy.inducing_choleskys()
         choleskys = [cholesky.detach() for cholesky in choleskys]
         if not self._have_moved(choleskys):
@@ -514,7 +520,7 @@ class NaturalGradient(torch.optim.Optimizer):
 
     def _store(self, posterior: Posterior, choleskys: Sequence[Tensor]) -> None:
         write_posterior(self._distribution, posterior)
-        self.param_groups[0]["params"] = list(self._distribution.parameters())  # B may be a new one
+        self.param_groups[0]["params"] = list(self._distribution.parameters())  # B may have been replaced
         self._own = self._state_with(posterior, choleskys, self._distribution.variational_mean)
 
     def _state_with(self, posterior: Posterior, choleskys: Sequence[Tensor], mean: Tensor) -> NaturalState:
@@ -530,7 +536,7 @@ class NaturalGradient(torch.optim.Optimizer):
 
     @torch.no_grad()
     def state_dict(self) -> dict[str, Any]:
-        """The state under the present kernels, which goes with ``model.state_dict()`` of the same time."""
+        """The state under the present kernels, which goes with a ``model.state_dict()`` taken at the same time."""
         own, present = self._own, self._present()
         if present is not None:
             mean = parameter_values(self._distribution, present[0])["variational_mean"]
@@ -563,7 +569,9 @@ def _remove_all(handles: Sequence[RemovableHandle]) -> None:
 
 
 def _agree(old: Sequence[Tensor], new: Sequence[Tensor]) -> Tensor:
-    """Whether Cholesky factors ``(..., M, M)`` are those of the same kernels, ``()``."""
+    """
+    Whether Cholesky factors ``(..., M, M)`` agree up to rounding, so that they belong to the same kernels, ``()``.
+    """
     differences = [
         ((a - b).abs().amax((-2, -1)) <= _KERNEL_SLACK * b.abs().amax((-2, -1))).all()
         for a, b in zip(old, new, strict=True)

@@ -24,8 +24,8 @@ class Processes:
     The processes that train one model, each with its own rows. Without a group it is this process alone, and nothing is
     sent.
 
-    :param group: A group that this process belongs to, or None.
-    :raises TypeError: If it is something else.
+    :param group: A process group that this process belongs to, or None.
+    :raises TypeError: If the group is something else.
     """
 
     def __init__(self, group: ProcessGroup | None) -> None:
@@ -58,7 +58,7 @@ class Processes:
         return [part.view(tensor.shape).to(tensor.dtype) for part, tensor in zip(parts, tensors, strict=True)]
 
     def minimum(self, tensor: Tensor) -> Tensor:
-        """The smallest over the processes."""
+        """The elementwise minimum over the processes."""
         if self._group is None:
             return tensor
         smallest = tensor.clone()
@@ -66,7 +66,7 @@ class Processes:
         return smallest
 
     def gather(self, numbers: Sequence[int], device: torch.device) -> list[list[int]]:
-        """The numbers of each process, as many in each, in the order of their ranks."""
+        """The numbers of each process, in the order of their ranks; each process gives equally many."""
         if self._group is None:
             return [list(numbers)]
         table = torch.zeros(self.size, len(numbers), dtype=torch.int64, device=device)
@@ -76,11 +76,8 @@ class Processes:
 
     def require_equal(self, numbers: Mapping[str, int], device: torch.device) -> None:
         """
-        Raise an error in every process if they differ in a number.
-
-        :param numbers: By names in the plural, the same in all processes.
-        :param device: The device of the model.
-        :raises ValueError: If a number differs.
+        Raise a ValueError in every process if the processes differ in one of the numbers, whose keys are names in the
+        plural.
         """
         table = self.gather(list(numbers.values()), device)
         for name, values in zip(numbers, zip(*table, strict=True), strict=True):
@@ -105,10 +102,8 @@ def start_from_first(
     processes: Processes, strategy: AdditiveVariationalStrategy, modules: Iterable[torch.nn.Module]
 ) -> None:
     """
-    Give modules, the model among them, the parameters and buffers that they have in the first process. An automatic
-    rank becomes that of the first process.
-
-    :raises ValueError: If the posteriors are of different shapes.
+    Give the modules, the model among them, the parameters and buffers of the first process, and with them its rank
+    where that is automatic. A ValueError is raised if the posteriors have different shapes.
     """
     if processes.is_alone:
         return
@@ -127,7 +122,7 @@ def start_from_first(
 
 @torch.no_grad()
 def take_distribution_of_first(processes: Processes, distribution: _VariationalDistribution) -> None:
-    """Give a distribution the parameters that it has in the first process, and its rank if that is automatic."""
+    """Give a distribution the parameters of the first process, and its rank if that is automatic."""
     if processes.is_alone:
         return
     if _has_automatic_rank(distribution):
@@ -153,15 +148,11 @@ def step_together(
     processes: Processes, own: RowSums, old: Posterior, take_step: Callable[[RowSums], Posterior]
 ) -> Posterior:
     """
-    A step on the rows of all processes. The first one takes it, and asks the others for their sums when it needs them:
-    so eigenvectors, which may depend on rounding, and random numbers are those of one process. At the end all have the
-    same posterior, bit by bit.
+    Take a step on the rows of all processes; call it in each. The first process runs ``take_step`` with sums over all
+    rows, to which the others add theirs on request: so eigenvectors, which may depend on rounding, and random numbers
+    are those of one process. All return the same posterior, bit by bit.
 
-    :param processes: All of them call this.
-    :param own: Sums over the rows of this process.
-    :param old: The posterior before the step.
-    :param take_step: Called in the first process, with sums over all rows: the posterior after the step.
-    :raises RuntimeError: If the step failed in the first process, which raises its own error.
+    An error in the first process is raised there as it is, and as a RuntimeError in the others.
     """
     if processes.is_alone:
         return take_step(own)
@@ -183,7 +174,7 @@ def _lead(processes: Processes, own: RowSums, old: Posterior, take_step: Callabl
 
 
 def _follow(processes: Processes, own: RowSums, old: Posterior) -> Posterior:
-    """Add to the sums until the first process has its step; a posterior to be filled with it."""
+    """Contribute sums until the first process has finished its step, then receive the new posterior."""
     while True:
         order = torch.empty(2, dtype=torch.int64, device=old.mean.device)
         processes.broadcast([order])
@@ -214,13 +205,13 @@ def _tensors_of(posterior: Posterior) -> list[Tensor]:
 
 
 class _SumsOfAll(RowSums):
-    """Sums over the rows of all processes, as the first one sees them."""
+    """Sums over the rows of all processes, used in the first one."""
 
     def __init__(self, processes: Processes, own: RowSums, old: Posterior) -> None:
         self._processes, self._own, self._old = processes, own, old
 
     def announce(self, request: _Request, width: int = 0) -> None:
-        """Tell the others what comes next, and with how many columns."""
+        """Tell the other processes which sum comes next, and its number of columns."""
         self._processes.broadcast([torch.tensor([int(request), width], device=self._old.mean.device)])
 
     def _ask(self, request: _Request, argument: Tensor | None = None) -> Any:
@@ -244,7 +235,7 @@ class _SumsOfAll(RowSums):
 
 
 def _answer(processes: Processes, own: RowSums, old: Posterior, request: int, argument: Tensor) -> Any:
-    """What all processes do at a request: add up the sums over their rows."""
+    """Compute in every process the requested sum over its rows, and add up the results."""
     if request == _Request.TOTALS:
         totals = own.totals(old.shapes)
         *blocks, projected = processes.sum([*totals.blocks, totals.projected])
@@ -258,7 +249,7 @@ def _answer(processes: Processes, own: RowSums, old: Posterior, request: int, ar
 
 
 def resistance_of_all(processes: Processes, own: RowSums, direction: Tensor) -> Resistance:
-    """What limits a step along a direction ``(Q,)``, the same in all processes, in the rows of all of them."""
+    """The resistance of the rows of all processes to a step along a direction ``(Q,)``, the same in all processes."""
     resistance = own.resistance(direction)
     return Resistance(processes.sum([resistance.curvature])[0], processes.minimum(resistance.reach))
 

@@ -1,1 +1,1 @@
-"""The structured posterior as an optimiser sees it: how it is read, moved, refitted and written."""
+"""The structured posterior as an optimiser sees it: reading, transporting, refitting and writing it."""

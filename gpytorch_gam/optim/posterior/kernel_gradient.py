@@ -45,19 +45,13 @@ def correct_gradients(
     processes: Processes,
 ) -> None:
     r"""
-    Turn the gradients of ``loss = -w ELBO``, such as that of w = 1 / N, in the parameters of the predictor to those at
-    a fixed :math:`q(\mathbf u)`.
+    Turn the predictor's gradients of ``loss = -w ELBO``, w being ``divergence_weight``, into those at a fixed
+    :math:`q(\mathbf u)`. ``factors`` and ``choleskys`` (those with the kernels' graph) are those of the forward.
 
-    :param predictor: The components, with the kernels of the forward.
-    :param factors: The posterior of the forward.
-    :param choleskys: Factors of the inducing variables' covariances, with the graph of the kernels, for each group.
-    :param features: :math:`\Phi` of the rows in chunks, ``(Q, n)``, float64.
-    :param gradients: :math:`g` of each chunk, ``(n, P)``, scaled to all of the data.
-    :param curvatures: :math:`-2\, \partial E_n / \partial \mathrm{covariance}_n` of each chunk, ``(n, P, P)``, scaled
-        too, as they are.
-    :param divergence_weight: w, the weight of the divergence in the loss.
-    :param processes: Each differentiates with its own rows and its share of what does not depend on rows; all get the
-        sum.
+    ``features`` are :math:`\Phi` in float64 chunks ``(Q, n)``. ``gradients`` are :math:`g`, ``(n, P)``, and
+    ``curvatures`` :math:`-2\, \partial E_n / \partial \mathrm{covariance}_n`, ``(n, P, P)`` and possibly indefinite,
+    both scaled to all of the data. Each process contributes its rows and an equal share of the terms without rows; all
+    get the sum.
     """
     parameters = [parameter for parameter in predictor.parameters() if parameter.requires_grad]
     if not parameters:
@@ -87,7 +81,7 @@ def _weights(
     curvatures: Sequence[Tensor],
     share: float,
 ) -> list[Tensor]:
-    """The diagonal blocks of W, ``(C_g, M_g, M_g)`` for each group, with a share of the terms without rows."""
+    """The diagonal blocks of W, ``(C_g, M_g, M_g)`` for each group. Terms without rows are multiplied by ``share``."""
     shapes, segments = predictor.group_shapes, predictor_segments(predictor)
     projected = torch.zeros_like(factors.mean)
     products = [factors.mean.new_zeros(count, size, size) for count, size in shapes]
@@ -118,8 +112,8 @@ def _smoothed_blocks(
 ) -> list[Tensor]:
     r"""
     The diagonal blocks of :math:`GS`, for each group, with :math:`G = \sum_n \Phi_n \Lambda_n \Phi_n^\top` and :math:`S
-    = I - VV^\top - FF^\top`: of the first two terms only the diagonal blocks of G are needed, the third has products of
-    F with the rows.
+    = I - VV^\top - FF^\top`. The first two terms need only the diagonal blocks of G, the third products of F with the
+    rows.
     """
     diagonal = curvatures.diagonal(dim1=-2, dim2=-1).mT
     weighted = split_groups(scale_features(features, diagonal, segments), shapes)

@@ -1,4 +1,4 @@
-"""From and to the parameters of the structured variational distributions."""
+"""Reading and writing the parameters of the structured variational distributions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ StructuredDistribution = (BlockLowRankPrecisionVariationalDistribution, LowRankP
 def family_of(
     distribution: BlockLowRankPrecisionVariationalDistribution | LowRankPrecisionVariationalDistribution,
 ) -> Family:
-    """What the precision of a distribution can be."""
+    """The family of precisions that a distribution can represent."""
     return Family(isinstance(distribution, BlockLowRankPrecisionVariationalDistribution), distribution.rank)
 
 
@@ -36,8 +36,8 @@ def read_posterior(
     group_shapes: Sequence[tuple[int, int]],
 ) -> Posterior:
     """
-    The posterior that the parameters describe, without directions beyond B. Where the family has no blocks, those of
-    the groups' shapes are zero.
+    The posterior that the parameters describe, without directions beyond B. In a family without blocks these are zero,
+    of the groups' shapes ``(C_g, M_g)``.
     """
     mean = _copied(distribution.variational_mean)
     if isinstance(distribution, BlockLowRankPrecisionVariationalDistribution):
@@ -49,7 +49,7 @@ def read_posterior(
 
 
 def _copied(parameter: Tensor) -> Tensor:
-    """In float64, and never the parameter's own memory, which steps write to."""
+    """A float64 copy, never the parameter's own memory, which steps write to."""
     return parameter.detach().to(torch.float64, copy=True)
 
 
@@ -58,8 +58,8 @@ def parameter_values(
     posterior: Posterior,
 ) -> dict[str, Tensor]:
     """
-    The parameters that describe a posterior, by name. What the family cannot hold (blocks in the low-rank family,
-    columns of blocks beyond ``block_rank``) is left out.
+    The parameters that describe a posterior, by name. Parts that the family cannot hold (blocks in the low-rank family,
+    columns of blocks beyond ``block_rank``) are left out.
     """
     found = {"variational_mean": posterior.mean}
     if posterior.shared_factor is not None and distribution.precision_factor is not None:
@@ -77,7 +77,7 @@ def write_posterior(
     distribution: BlockLowRankPrecisionVariationalDistribution | LowRankPrecisionVariationalDistribution,
     posterior: Posterior,
 ) -> None:
-    """Set the parameters to :func:`parameter_values`. B takes the posterior's rank."""
+    """Set the parameters to :func:`parameter_values`. B is resized to the posterior's rank."""
     distribution.forget_training()
     values = parameter_values(distribution, posterior)
     if "precision_factor" in values:
@@ -99,20 +99,15 @@ def validated_strategy(
     model: gpytorch.models.ApproximateGP, distributions: tuple[type, ...], several_predictors: bool = False
 ) -> AdditiveVariationalStrategy:
     """
-    The strategy of a model with no batch shape and one of the distributions.
-
-    :param model: The model.
-    :param distributions: Classes that are allowed.
-    :param several_predictors: Whether the model may have more than one predictor.
-    :raises TypeError: If the strategy or the distribution is of another kind.
-    :raises NotImplementedError: For several predictors where they are not allowed, and for batches of models.
+    The strategy of a model, if its distribution is one of ``distributions``; otherwise a TypeError is raised. Batches
+    of models, and several predictors where they are not allowed, raise a NotImplementedError.
     """
     strategy = additive_strategy(model)
     q = strategy._variational_distribution
     if not isinstance(q, distributions):
         names = " or a ".join(kind.__name__ for kind in distributions)
         raise TypeError(f"the model needs a {names}, got {type(q).__name__}: train that one with torch's optimisers")
-    assert isinstance(strategy, AdditiveVariationalStrategy)  # no other has such a distribution
+    assert isinstance(strategy, AdditiveVariationalStrategy)  # no other strategy has such a distribution
     if strategy.predictor.num_predictors != 1 and not several_predictors:
         raise NotImplementedError(
             f"model has {strategy.predictor.num_predictors} predictors, and this works for one: use fit or "
@@ -130,7 +125,7 @@ def validated_strategy(
 
 @contextmanager
 def modes_kept(*modules: torch.nn.Module) -> Iterator[None]:
-    """Give each module, and each inside them, its train or eval mode back at the end."""
+    """Restore the train or eval mode of each module and submodule at the end."""
     modes = [(part, part.training) for module in modules for part in module.modules()]
     try:
         yield

@@ -34,16 +34,14 @@ class Posterior(NamedTuple):
 
 def transported(posterior: Posterior, before: Sequence[Tensor], after: Sequence[Tensor]) -> Posterior:
     r"""
-    What the posterior says beyond the prior, under another prior. Both are given by the Cholesky factors of their
-    covariances, ``(count, size, size)`` for each group.
+    The posterior under a new prior: its factor in the inducing variables is kept. ``before`` and ``after`` are the
+    Cholesky factors of the prior covariances, ``(C_g, M_g, M_g)`` for each group.
 
     The posterior is the prior times a Gaussian factor in the inducing variables :math:`u = Lv` (in the dual parameters
-    of Khan and Lin, 2017, and Adam et al., 2021: the sites), and data change that factor, not new kernel
-    hyperparameters. With
-    :math:`T = L_\text{new}^\top L_\text{old}^{-\top}` it has :math:`TB` and :math:`TE` for factors and :math:`TPm` for
-        a
-    linear term, so the mean becomes :math:`(I + T (P - I) T^\top)^{-1} T P m`. In the paper's coordinates this leaves
-    :math:`B_u` as it is.
+    of Khan and Lin, 2017, and Adam et al., 2021: the sites), which depends on the data and not on the kernels'
+    hyperparameters. With :math:`T = L_\text{new}^\top L_\text{old}^{-\top}` its factors become :math:`TB` and
+    :math:`TE` and its linear term :math:`TPm`, so the mean becomes :math:`(I + T (P - I) T^\top)^{-1} T P m`. In the
+    paper's coordinates this leaves :math:`B_u` as it is.
     """
     # L_new' L_old^-T, upper triangular
     maps = [triangular_solve(old, new).mT for old, new in zip(before, after, strict=True)]
@@ -55,14 +53,14 @@ def transported(posterior: Posterior, before: Sequence[Tensor], after: Sequence[
     linear = multiply_blocks(maps, linear.unsqueeze(-1)).squeeze(-1)
     factors, _ = precision_covariance_factors(linear, factor, roots)
     mean = precision_solve(factors)
-    # Where the data know a variable a million times better than the prior, as they do a constant that is free, the
-    # subtractions in the solution cost as many digits. Once more for the rest.
+    # Where the data determine a variable a million times better than the prior, as they do a free constant, the
+    # subtractions in the solution cost as many digits. One step of iterative refinement restores them.
     rest = linear - _precision_times(mean, factor, roots)
     return Posterior(mean + precision_solve(factors._replace(mean=rest)), factor, roots, directions)
 
 
 def selected(is_first: Tensor, first: Posterior, second: Posterior) -> Posterior:
-    """One of two posteriors of the same shapes, without waiting for the device to say which."""
+    """One of two posteriors of the same shapes, chosen without waiting for the device."""
 
     def choose(one: Tensor | None, other: Tensor | None) -> Any:
         return None if one is None or other is None else torch.where(is_first, one, other)
@@ -85,7 +83,7 @@ def _precision_times(vector: Tensor, factor: Tensor | None, block_factors: list[
 
 
 def precision_solve(factors: CovarianceFactors) -> Tensor:
-    r""":math:`P^{-1} a = a - VV^\top a - FF^\top a`, ``(Q,)``, from factors with a in the place of the mean."""
+    r""":math:`P^{-1} a = a - VV^\top a - FF^\top a`, ``(Q,)``, from factors that hold a in place of the mean."""
     assert factors.explained_blocks is not None
     solution = apply_block_inverse(factors.explained_blocks, factors.mean.unsqueeze(-1)).squeeze(-1)
     if factors.explained_shared is None:
@@ -95,7 +93,7 @@ def precision_solve(factors: CovarianceFactors) -> Tensor:
 
 def effective_dimension(factors: CovarianceFactors) -> Tensor:
     r"""
-    :math:`\mathrm{tr}(I - P^{-1}) = \|V\|_F^2 + \|F\|_F^2`, ``()``, the number of directions that the data determine.
+    :math:`\mathrm{tr}(I - P^{-1}) = \|V\|_F^2 + \|F\|_F^2`, ``()``: the number of directions that data determine.
     """
     roots = [
         *(factors.explained_blocks or ()),
@@ -106,9 +104,9 @@ def effective_dimension(factors: CovarianceFactors) -> Tensor:
 
 def step_length(gradient: Tensor, direction: Tensor, resistance: Resistance) -> Tensor:
     """
-    How far to go along a direction, ``()`` between 0 and 1: to the maximum of the quadratic model of the rows, and no
-    farther than a few prior standard deviations of the predictor in any row, because far from the optimum the curvature
-    says little about the distance to it (under a log link it is off by the factor of the counts).
+    The share of a direction to go, ``()`` between 0 and 1: to the maximum of the rows' quadratic model, and no farther
+    than a few prior standard deviations of the predictor in any row, because far from the optimum the curvature says
+    little about the distance to it (under a log link it is off by the factor of the counts).
     """
     tiny = torch.finfo(torch.float64).tiny
     curvature = direction.square().sum() + resistance.curvature

@@ -1,4 +1,4 @@
-"""Whether the columns of B suffice, judged by what a step leaves out."""
+"""Whether B has enough columns, judged by the directions that a step leaves out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpytorch_gam.numerics.precision_fit import relative_divergence
 from .posterior import Posterior
 from .step import Family, Step, with_more_directions
 
-# Of a step whose directions are still judged by.
+# Lower bound on the step size by which directions beyond B are rescaled; smaller steps carry too little signal.
 _SMALLEST_RATE = 1e-3
 
 # Nats that a fixed rank may lose before its user is warned.
@@ -25,17 +25,16 @@ NOTABLE_LOSS = 10.0
 
 def missing_nats(step: Step, family: Family) -> float:
     """
-    Nats that the posterior of a step, with B of a rank above 0, loses for want of columns: for the low-rank family the
-    divergence from the one that also has the diagonal blocks, for block + low-rank that from the one with a few more
-    directions.
+    Nats that the posterior of a step, with B of a rank above 0, loses for want of columns. This is the divergence from
+    the posterior with the diagonal blocks as well (low-rank family) or with a few more directions (block + low-rank).
     """
     return (_gain_of_more_directions(step, family) if family.has_blocks else _gain_of_blocks(step)).item()
 
 
 def dense_loss(gram: Tensor, posterior: Posterior, family: Family) -> Tensor:
     """
-    The divergence ``()`` of a posterior from the one of precision :math:`I + G`, G ``(Q, Q)``, means aside. Its blocks
-    count only if the family holds them.
+    The divergence ``()`` of a posterior from that of precision :math:`I + G`, with G ``(Q, Q)``, leaving out the means.
+    Its blocks count only if the family holds them.
     """
     blocks = [factor * family.has_blocks for factor in posterior.block_factors]
     targets = diagonal_blocks(gram, posterior.shapes)
@@ -45,9 +44,9 @@ def dense_loss(gram: Tensor, posterior: Posterior, family: Family) -> Tensor:
 
 def with_enough_columns(step: Step, family: Family, tolerance: float) -> Posterior:
     """
-    The posterior of a step, with more columns of B if it loses more than the tolerance without them. For the low-rank
-    family the diagonal blocks tell how many would do if the components were independent, which is enough; for block +
-    low-rank the next few directions become columns.
+    The posterior of a step, with more columns of B if it loses more than ``tolerance`` nats without them. For the
+    low-rank family the diagonal blocks tell how many would do if the components were independent, which is enough; for
+    block + low-rank the next few directions become columns.
     """
     posterior = step.posterior
     if posterior.directions is None or missing_nats(step, family) <= tolerance:
@@ -59,7 +58,7 @@ def with_enough_columns(step: Step, family: Family, tolerance: float) -> Posteri
 
 
 def _needed_columns(block_factors: Sequence[Tensor], tolerance: float) -> int:
-    """How many eigenvalues of the blocks have to go until the others cost at most the tolerance."""
+    """The number of largest eigenvalues of the blocks to remove until the others cost at most the tolerance."""
     values = torch.cat([torch.linalg.svdvals(root).square().flatten() for root in block_factors])
     lost = (0.5 * (values - values.log1p())).sort().values.cumsum(-1)
     return int((lost > tolerance).sum())
@@ -67,16 +66,16 @@ def _needed_columns(block_factors: Sequence[Tensor], tolerance: float) -> int:
 
 def _with_columns(step: Step, rank: int) -> Posterior:
     """
-    The posterior of a step with the first directions as columns of B, the diagonal blocks of the precision kept. Small
-    random directions follow if the rank is larger than their number.
+    The posterior of a step with its first ``rank`` directions as columns of B, and the diagonal blocks of the precision
+    kept. Small random directions follow if there are fewer.
     """
     posterior = step.posterior
     assert posterior.directions is not None and posterior.shared_factor is not None
     kept = posterior.shared_factor.shape[-1]
-    # As columns of B the next directions would grow to this size.
+    # The size to which the next directions would grow as columns of B.
     more = posterior.directions[:, kept:] / step.rate.clamp_min(_SMALLEST_RATE).sqrt()
     directions = torch.cat([posterior.shared_factor, more], dim=-1)
-    # Random columns explain nothing of the blocks yet.
+    # Random columns explain no part of the blocks yet.
     roots = positive_remainder_factors(step.totals, directions[:, :rank])
     while directions.shape[-1] < rank:
         directions = with_more_directions(directions)

@@ -24,7 +24,7 @@ from gpytorch_gam.numerics.precision_fit import fit_block_low_rank, leading_root
 from ..rows.sums import RowSums
 from .posterior import Posterior, precision_solve, step_length
 
-# Up to so many inducing variables a step that forgets the posterior before it is taken with a dense Q x Q matrix: that
+# Up to this many inducing variables, a step that forgets the old posterior is taken with a dense Q x Q matrix: that
 # is exact, and no slower than the products with the features that do without it.
 DENSE_LIMIT = 512
 
@@ -36,19 +36,20 @@ _ITERATIONS, _FIRST_ITERATIONS = 2, 6
 
 
 class Family(NamedTuple):
-    """What a precision can be."""
+    """The precisions that a variational distribution can represent."""
 
     has_blocks: bool  # whether D is more than the identity
     rank: int  # columns R of B
 
 
 class Step(NamedTuple):
-    """A new posterior and how it came about."""
+    """A new posterior and the quantities it was computed from."""
 
     posterior: Posterior
-    factors: CovarianceFactors  # of its precision with blocks that the family cannot hold, the gradient for a mean
+    # Factors of its precision, with the blocks that the family cannot hold; in the place of the mean is the gradient.
+    factors: CovarianceFactors
     totals: list[Tensor]  # diagonal blocks of the precision beyond the identity, for each group
-    rate: Tensor  # size of the step, (): directions beyond B have seen this share of the rows' curvature only
+    rate: Tensor  # size of the step, (): directions beyond B hold only this share of the rows' curvature
 
 
 def dense_step(
@@ -56,8 +57,8 @@ def dense_step(
 ) -> Step:
     r"""
     A step of size 1: the fit of :math:`I + G` to the family, with :math:`G = \Phi\Lambda\Phi^\top`, ``(Q, Q)``, and
-    Newton's step of the mean, with :math:`\Phi g`, ``(Q,)``. In the first step the old posterior says nothing of the
-    new.
+    Newton's step of the mean, with :math:`\Phi g`, ``(Q,)``. ``is_first`` means that the old posterior is no start for
+    the fit.
     """
     shapes = old.shapes
     totals = diagonal_blocks(gram, shapes)
@@ -74,8 +75,8 @@ def dense_step(
 
 def streamed_step(old: Posterior, features: RowSums, rate: Tensor, family: Family, forgets: bool = False) -> Step:
     """
-    A step of size r, ``()``, from products with the features alone, to which it costs time linear in the number of
-    components. If it forgets, r is 1 and nothing of the old precision remains.
+    A step of size r, ``()``, from products with the features alone, in time linear in the number of components. If it
+    forgets, r is 1 and nothing of the old precision remains.
     """
     new_blocks, projected = features.totals(old.shapes)
     if forgets:
@@ -87,9 +88,9 @@ def streamed_step(old: Posterior, features: RowSums, rate: Tensor, family: Famil
 
 def exact_step(old: Posterior, features: RowSums, rate: Tensor, family: Family) -> Step:
     """
-    A step of size r, ``()``, with derivatives that have no noise: what the blocks explain is taken out before B is
-    sought, so that steps of size 1 lead to the best fit of the family. It goes on from the old B and blocks, which
-    should be decent. Cost linear in the number of components.
+    A step of size r, ``()``, for derivatives without noise: the part that the blocks explain is removed before B is
+    sought, so that steps of size 1 lead to the best fit of the family. It starts from the old B and blocks, which
+    should be decent. The cost is linear in the number of components.
     """
     new_blocks, projected = features.totals(old.shapes)
     own, totals = _mixed_blocks(old, new_blocks, rate)
@@ -159,7 +160,7 @@ def _dense_fit(
 
 
 def with_more_directions(factor: Tensor) -> Tensor:
-    """The factor ``(Q, R)`` and some small random columns, to start a subspace iteration."""
+    """The factor ``(Q, R)`` with some small random columns, to start a subspace iteration."""
     size, rank = factor.shape
     more = torch.randn(size, min(OVERSAMPLING, size - rank), dtype=factor.dtype, device=factor.device)
     return torch.cat([factor, 1e-3 * more * factor.square().mean().sqrt().clamp_min(1.0)], dim=-1)

@@ -1,1 +1,1 @@
-"""What the rows of the data contribute to a step: features, derivatives and their sums."""
+"""The contributions of the data's rows to a step: features, derivatives and their sums."""

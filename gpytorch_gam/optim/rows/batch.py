@@ -1,4 +1,4 @@
-"""The rows of a step, as backward passes have left them."""
+"""The rows of a step, collected from backward passes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpytorch_gam.variational.forward_recorder import DivergenceRecord, Recorded
 
 from ..processes import Processes
 
-# Objectives whose data term is no expected log-likelihood.
+# Objectives with a data term that is no expected log-likelihood.
 _OTHER_OBJECTIVES = (
     gpytorch.mlls.PredictiveLogLikelihood,
     gpytorch.mlls.GammaRobustVariationalELBO,
@@ -31,14 +31,14 @@ class Batch(NamedTuple):
     curvatures: Tensor  # lambda_n, (b, P, P), float64, indefinite where the likelihood is not log-concave
     num_rows: int  # of all processes
     divergence_weight: float  # in the average of the losses of all processes
-    is_whole_elbo: bool  # whether that is in GPyTorch's proportion to the data's
+    is_whole_elbo: bool  # whether its proportion to the weight of the data is that of GPyTorch
 
 
 def batch_of(recorded: Recorded, num_data: int, step: int, processes: Processes, device: torch.device) -> Batch:
     """
-    The rows of all forwards since the last step. An error of one process is one of all: none waits for ever.
+    The rows of all forwards since the last step; ``step`` counts the steps of this process. An error in one process is
+    raised in all, so that none waits for ever.
 
-    :param step: Steps that this process has taken.
     :raises RuntimeError: If nothing was recorded or differentiated, or a gradient is not finite.
     :raises ValueError: If the objective has another ``num_data``, or there are more rows.
     :raises TypeError: If the objective has no expected log-likelihood.
@@ -57,7 +57,7 @@ def batch_of(recorded: Recorded, num_data: int, step: int, processes: Processes,
     _check_counts(counts, steps, num_data, processes)
     x, gradients, curvatures, weight = loss
     weight = _weight_of_all(weight, processes, device)
-    # Of the bound with the divergence as it is, summed over all rows.
+    # Turns derivatives of the loss into those of the bound summed over all rows, with a divergence of weight 1.
     scale = 1.0 / (processes.size * weight)
     is_whole = all(_is_whole_elbo(record.objective) for record in recorded.divergences)
     return Batch(x, -scale * gradients, curvature_of(curvatures, 2 * scale), sum(counts), weight, is_whole)
@@ -81,8 +81,8 @@ def _check_objectives(divergences: Sequence[DivergenceRecord], own_num_data: int
 
 def _derivatives_of_loss(recorded: Recorded) -> tuple[Tensor, Tensor, Tensor, float]:
     """
-    Of all rows that a backward pass has been through, ``x`` and the derivatives of the loss in the means, ``(b, P)``,
-    and in their covariance, ``(b, P, P)``; and that in the divergence. Forwards without one are not part of the loss.
+    For all rows that a backward pass has been through: ``x``, the derivatives of the loss in the means, ``(b, P)``, and
+    in the covariances, ``(b, P, P)``, and that in the divergence. Other forwards are not part of the loss.
     """
     if not recorded.num_forwards:
         raise RuntimeError(
@@ -154,7 +154,7 @@ def _weight_of_all(weight: float, processes: Processes, device: torch.device) ->
 
 
 def _is_whole_elbo(objective: MarginalLogLikelihood | None) -> bool:
-    """Whether the weight of the divergence is what GPyTorch has given it, in proportion to that of the data."""
+    """Whether the divergence has the weight, relative to the data, that GPyTorch gives it."""
     return (
         isinstance(objective, VariationalELBO)
         and objective.combine_terms

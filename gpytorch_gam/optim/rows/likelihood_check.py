@@ -1,4 +1,4 @@
-"""Whether a likelihood, a model and its data go together."""
+"""Checks that a likelihood, a model and its data go together."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from gpytorch_gam.likelihoods.response_checks import refuse_non_counts, refuse_r
 from gpytorch_gam.likelihoods.row_arguments import RowArguments
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 
-# Of GPyTorch's likelihoods, which do not say how many predictors they take, those that take one.
+# GPyTorch's likelihoods do not say how many predictors they take; these take one.
 _SINGLE = (GaussianLikelihood, FixedNoiseGaussianLikelihood, _OneDimensionalLikelihood)
 
 
@@ -40,14 +40,14 @@ def unwrapped(likelihood: Likelihood) -> Likelihood:
 
 
 def is_gaussian(likelihood: Likelihood) -> bool:
-    """Whether curvatures of the log-likelihood are the same everywhere, so that one step leads to the optimum."""
+    """Whether the log-likelihood has the same curvature everywhere, so that one step leads to the optimum."""
     return isinstance(unwrapped(likelihood), _GaussianLikelihoodBase)
 
 
 def responses_in_a_row(likelihood: Likelihood) -> tuple[int, ...] | None:
     """
-    The shape of the responses of a row: none for a single one, ``(T,)`` for T tasks; None for somebody's own
-    likelihood, which may take any.
+    The shape of the responses of a row: ``()`` for a single one, ``(T,)`` for T tasks, None (any shape) for a
+    likelihood that is neither of GPyTorch nor of this package.
     """
     inner = unwrapped(likelihood)
     if isinstance(inner, MultitaskGaussianLikelihood):
@@ -58,11 +58,8 @@ def responses_in_a_row(likelihood: Likelihood) -> tuple[int, ...] | None:
 
 def check_number_of_predictors(strategy: AdditiveVariationalStrategy, likelihood: Likelihood) -> None:
     """
-    Raise an error where a likelihood is known to take another number of predictors than the model has, or expectations
-    under it are not what it says.
-
-    :raises TypeError: If it is no likelihood.
-    :raises ValueError: If the numbers differ, or its noises are correlated.
+    Raise a ValueError if a likelihood is known to take another number of predictors than the model has or has
+    correlated noises, under which its expectations are wrong; a TypeError if it is no likelihood.
     """
     inner = unwrapped(checks.likelihood(likelihood))
     if isinstance(inner, MultitaskGaussianLikelihood) and inner.rank > 0:
@@ -85,13 +82,9 @@ def check_number_of_predictors(strategy: AdditiveVariationalStrategy, likelihood
 def with_noise_by_row(likelihood: Likelihood, batches: Iterable[Any]) -> Iterable[Any]:
     """
     The batches of a :class:`~gpytorch.likelihoods.FixedNoiseGaussianLikelihood` with the noise of each row; those of
-    another likelihood are left as they are. A batch that holds all rows in memory is in the order of the noises that
-    the likelihood holds; of others nobody knows, so that they have to bring theirs, as :func:`check_row_arguments`
-    demands.
-
-    :raises ValueError: If there are more or fewer noises than rows.
-    :raises TypeError: If batches name a row-wise argument that the likelihood does not read.
-    :raises NotImplementedError: If the likelihood learns additional noise.
+    another likelihood are returned as they are. A batch that holds all rows in memory is in the order of the noises
+    that the likelihood holds; other batches may be in any order and must bring their noises, as
+    :func:`check_row_arguments` demands. Raises as :func:`arguments_with_noise` and :func:`check_row_arguments`.
     """
     check_named_arguments(likelihood, batches)
     noise = _stored_noise(likelihood)
@@ -99,20 +92,16 @@ def with_noise_by_row(likelihood: Likelihood, batches: Iterable[Any]) -> Iterabl
         return batches
     (batch,) = batches
     if not isinstance(batch, list | tuple) or len(batch) not in (2, 3) or not torch.is_tensor(batch[1]):
-        return batches  # what is wrong is told where they are read
+        return batches  # reading them reports the error
     given = batch[2] if len(batch) == 3 and isinstance(batch[2], Mapping) else {}
     return [(*batch[:2], {**arguments_with_noise(likelihood, len(batch[1]), given)})]
 
 
 def arguments_with_noise(likelihood: Likelihood, num_rows: int, given: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """
-    Row-wise arguments, to which the noises are added that the likelihood holds, if it does and they are not among them.
-
-    :param likelihood: Any.
-    :param num_rows: Number of rows, all of them, in the order of the likelihood's noises.
-    :param given: Row-wise arguments.
-    :raises ValueError: If there are more or fewer noises than rows.
-    :raises NotImplementedError: If the likelihood learns additional noise.
+    The row-wise arguments with the noises that the likelihood holds, if it holds any and ``given`` has none.
+    ``num_rows`` is the number of all rows, in the order of the noises: a ValueError is raised if there are more or
+    fewer noises, and a NotImplementedError if the likelihood learns additional noise.
     """
     noise = _stored_noise(likelihood)
     if noise is None or "noise" in given:
@@ -140,12 +129,7 @@ def _stored_noise(likelihood: Likelihood) -> Tensor | None:
 
 
 def check_named_arguments(likelihood: Likelihood, batches: Iterable[Any]) -> None:
-    """
-    The check of :func:`check_row_arguments`, before anything is read, for batches that say what they will bring.
-
-    :param likelihood: Of the data.
-    :param batches: Any.
-    """
+    """Apply :func:`check_row_arguments` before anything is read, for batches that name their arguments in advance."""
     source = getattr(batches, "dataset", batches)
     if isinstance(source, StreamedBatches | RowDataset):
         check_row_arguments(likelihood, tuple(source.row_arguments))
@@ -153,13 +137,8 @@ def check_named_arguments(likelihood: Likelihood, batches: Iterable[Any]) -> Non
 
 def check_row_arguments(likelihood: Likelihood, names: Collection[str]) -> None:
     """
-    Raise an error for row-wise arguments that the likelihood would swallow without reading them, and for missing
+    Raise a TypeError for row-wise arguments that the likelihood would swallow unread, and a ValueError for missing
     noises, in place of which it would take those of other rows.
-
-    :param likelihood: Of the data.
-    :param names: Of the arguments.
-    :raises TypeError: If there are such.
-    :raises ValueError: If the likelihood holds noises, and there are none by row.
     """
     if "noise" not in names and _stored_noise(likelihood) is not None:
         raise ValueError(
@@ -185,19 +164,15 @@ def check_row_arguments(likelihood: Likelihood, names: Collection[str]) -> None:
 
 def check_response_values(likelihood: Likelihood, y: Tensor) -> None:
     """
-    Raise an error for responses that one of GPyTorch's likelihoods cannot have: for some it computes a number all the
-    same. (Those of this package look at theirs.) Values are looked at on the CPU and in debug mode.
-
-    :param likelihood: Of the data.
-    :param y: Responses.
-    :raises ValueError: If there are such.
+    Raise a ValueError for responses that one of GPyTorch's likelihoods cannot have but for which some compute a number
+    all the same. (Those of this package check theirs.) Values are compared on the CPU and in debug mode only.
     """
     inner = unwrapped(likelihood)
     owner = type(inner).__name__
     if not type(inner).__module__.startswith("gpytorch."):
         return
     if isinstance(inner, BernoulliLikelihood):
-        # With -1 in it GPyTorch takes a batch for labels -1 and 1, and a 0 there for neither.
+        # GPyTorch takes a batch that has a -1 for labels -1 and 1, in which a 0 is neither.
         _refuse_present(
             owner,
             y,
@@ -226,5 +201,5 @@ def check_response_values(likelihood: Likelihood, y: Tensor) -> None:
 
 
 def _refuse_present(owner: str, y: Tensor, is_bad: Callable[[Tensor], Tensor], what: str, remedy: str) -> None:
-    """Missing responses are refused by those who read the rows, who say so."""
+    """Refuse bad responses that are not missing: the readers of the rows report missing ones."""
     refuse_rows(owner, y, lambda values: is_bad(values) & (values == values), what, remedy)

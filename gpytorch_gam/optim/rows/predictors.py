@@ -1,5 +1,5 @@
 r"""
-Rows of data that several predictors share: of :math:`\Phi_n`, ``(Q, P)``, the features of a component stand in the
+Rows of data that several predictors share. In :math:`\Phi_n`, ``(Q, P)``, the features of a component stand in the
 column of its predictor, and a row has a curvature :math:`\Lambda_n`, ``(P, P)``. With one predictor these are the
 features and a number.
 """
@@ -17,7 +17,7 @@ from gpytorch_gam.components import AdditivePredictor
 
 
 class Segment(NamedTuple):
-    """Inducing variables next to each other whose components belong to one predictor."""
+    """Adjacent inducing variables whose components belong to one predictor."""
 
     owner: int  # the predictor
     place: slice  # in the inducing vector
@@ -77,14 +77,13 @@ def weighted_gram(features: Tensor, curvatures: Tensor, segments: Sequence[Segme
 
 def semidefinite_rows(curvatures: Tensor) -> Tensor:
     r"""
-    Curvatures ``(P, P, n)`` that are positive semidefinite in each row: negative diagonal entries become zero, and
-    where need be the correlations between the predictors shrink, :math:`\Lambda_{pq} \to t \Lambda_{pq}` with the
-    largest possible
-    :math:`t \le 1`.
+    Curvatures ``(P, P, n)`` made positive semidefinite in each row: negative diagonal entries become zero, and where
+    needed the correlations between the predictors shrink, :math:`\Lambda_{pq} \to t \Lambda_{pq}` with the largest
+    possible :math:`t \le 1`.
 
     Likelihoods with a scale are not jointly log-concave: the curvature of a normal location and log scale is indefinite
     in nearly every row. Dropping the negative eigenvalue of each row would make the precision of both predictors too
-    large on average; here the diagonal, which decides it, is kept.
+    large on average; here the diagonal, which determines it, is kept.
     """
     diagonal = curvatures.diagonal(dim1=0, dim2=1).mT.clamp_min(0.0)  # (P, n)
     if len(curvatures) == 1:

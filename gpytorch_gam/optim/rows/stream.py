@@ -1,4 +1,4 @@
-"""All rows of the data with their derivatives under a posterior that stands still, read as often as they are needed."""
+"""All rows of the data with their derivatives under a fixed posterior, read as often as they are needed."""
 
 from __future__ import annotations
 
@@ -30,13 +30,9 @@ class OverflowingLikelihoodError(RuntimeError):
 
 class DataStream(WeightedFeatures):
     """
-    Derivatives of the expected log-likelihood of all rows under the posterior of the time when it was made. Sums are
-    computed once. Memory does not depend on the number of rows.
-
-    :param strategy: With no batch shape.
-    :param likelihood: Any likelihood of as many predictors.
-    :param batches: See :class:`Rows`, gone through once a reading.
-    :param chunk_size: Rows processed at a time.
+    Derivatives of the expected log-likelihood of all rows under the strategy's posterior when the stream was made. Sums
+    are computed once. Memory does not depend on the number of rows: ``chunk_size`` of them are processed at a time.
+    ``batches`` yields what :func:`checked_rows` takes, and is iterated once a reading.
     """
 
     def __init__(
@@ -51,10 +47,10 @@ class DataStream(WeightedFeatures):
         self._choleskys = strategy.inducing_choleskys()
         self._batches, self._chunk_size = batches, chunk_size
         factors = strategy.covariance_factors()
-        self._factors = factors._replace(mean=factors.mean.clone())  # not the memory of a parameter
+        self._factors = factors._replace(mean=factors.mean.clone())  # never the memory of a parameter
         self._gram: tuple[Tensor, Tensor] | None = None
         self._totals: Totals | None = None
-        #: Sum of the expected log-likelihoods in nats, known after a reading.
+        #: Sum of the expected log-likelihoods in nats, set by a reading.
         self.expected = float("nan")
 
     def gram(self) -> tuple[Tensor, Tensor]:
@@ -65,16 +61,15 @@ class DataStream(WeightedFeatures):
 
     def totals(self, shapes: Sequence[tuple[int, int]]) -> Totals:
         """
-        The diagonal blocks and the projected gradients.
-
-        :param shapes: ``(count, size)`` of each run of equal blocks, always the same.
+        The diagonal blocks and the projected gradients, for groups of ``(count, size)`` that must not change between
+        calls.
         """
         if self._totals is None:
             self._totals = super().totals(shapes)
         return self._totals
 
     def chunks(self) -> Iterator[FeatureChunk]:
-        """All rows."""
+        """All rows with their derivatives."""
         device = self._strategy.predictor.device
         expected, is_empty = torch.zeros((), dtype=torch.float64, device=device), True
         for batch in self._batches:
@@ -123,7 +118,7 @@ class DataStream(WeightedFeatures):
 def _marginals(
     strategy: AdditiveVariationalStrategy, factors: CovarianceFactors, reading: Reading, features: Tensor
 ) -> Marginals:
-    """Moments of the P predictors in each row from the features ``(Q, n)``, which are evaluated already."""
+    """Moments of the P predictors in each row from its features, ``(Q, n)``."""
     predictor, x = strategy.predictor, reading.inputs
     segments, num_predictors = predictor_segments(predictor), predictor.num_predictors
     prior, removed = [features.new_zeros(num_predictors, features.shape[-1]) for _ in range(2)]
@@ -144,11 +139,8 @@ def _marginals(
 
 class Rows(NamedTuple):
     """
-    Rows of data.
-
-    :ivar x: inputs ``(b, D)``.
-    :ivar y: responses ``(b)``, or of some likelihoods ``(b, T)``.
-    :ivar row_arguments: further arguments of the likelihood, each with b rows, such as offsets and weights.
+    Inputs ``(b, D)``, responses ``(b)``, or ``(b, T)`` for some likelihoods, and further arguments of the likelihood
+    with b rows each, such as offsets and weights.
     """
 
     x: Tensor
@@ -156,22 +148,14 @@ class Rows(NamedTuple):
     row_arguments: dict[str, Tensor]
 
     def split(self, size: int) -> Iterator[Rows]:
-        """
-        Chunks of so many rows.
-
-        :param size: Of each but the last.
-        """
+        """Yield chunks of ``size`` rows; the last may be smaller."""
         for start in range(0, len(self.x), size):
             part = slice(start, start + size)
             yield Rows(self.x[part], self.y[part], {name: value[part] for name, value in self.row_arguments.items()})
 
 
 def concatenated(parts: Sequence[Rows]) -> list[Rows]:
-    """
-    The same rows as one, unless some have other arguments of the likelihood.
-
-    :param parts: In memory.
-    """
+    """The rows as one, or as they are if their arguments have different names."""
     names = parts[0].row_arguments.keys()
     if any(part.row_arguments.keys() != names for part in parts):
         return list(parts)
@@ -181,14 +165,8 @@ def concatenated(parts: Sequence[Rows]) -> list[Rows]:
 
 def checked_rows(strategy: AdditiveVariationalStrategy, likelihood: Likelihood | None, batch: Any) -> Rows:
     """
-    A batch: a pair of inputs and responses, or a triple with a mapping from names to further arguments of the
-    likelihood, all as :func:`checked_data` takes them.
-
-    :param strategy: That reads the inputs.
-    :param likelihood: That reads the further arguments; None if nobody does.
-    :param batch: What a loader gave.
-    :raises ValueError: If it is something else.
-    :raises TypeError: If the likelihood does not read an argument.
+    The rows of a batch: inputs and responses, or these and a mapping from names to further arguments of the likelihood,
+    all as :func:`checked_data` takes them. Anything else raises a ValueError.
     """
     if not isinstance(batch, tuple | list) or len(batch) not in (2, 3):
         raise ValueError(
@@ -202,14 +180,9 @@ def checked_data(
     strategy: AdditiveVariationalStrategy, likelihood: Likelihood | None, x: Any, y: Any, row_arguments: Any = None
 ) -> Rows:
     """
-    Inputs ``(b, D)``, responses ``(b)``, or ``(b, T)`` where the likelihood takes T in a row, and row-wise arguments.
-    Integers and booleans are responses to a Gaussian likelihood as well.
+    Inputs ``(b, D)``, responses ``(b)``, or ``(b, T)`` where the likelihood takes T in a row, and a mapping from names
+    to row-wise arguments. Responses to a Gaussian likelihood may be integers or booleans.
 
-    :param strategy: That reads the inputs.
-    :param likelihood: That reads the others; None if nobody does.
-    :param x: Inputs.
-    :param y: Responses.
-    :param row_arguments: A mapping from names to further arguments of the likelihood that have b rows.
     :raises ValueError: If shapes, dtypes or devices do not fit.
     :raises TypeError: If one is no tensor, or the likelihood does not read an argument.
     """
@@ -221,7 +194,7 @@ def checked_data(
     if likelihood is not None:
         check_row_arguments(likelihood, row_arguments)
         check_response_values(likelihood, y)
-        if is_gaussian(likelihood):  # of which GPyTorch differentiates with the responses
+        if is_gaussian(likelihood):  # GPyTorch computes with the responses in their own dtype
             y = y.to(x.dtype)
     return Rows(trainable(x), trainable(y), {name: trainable(value) for name, value in row_arguments.items()})
 

@@ -21,12 +21,12 @@ from .predictors import (
     weighted_gram,
 )
 
-# Keeps quotients of numbers finite that may both be zero.
+# Keeps quotients finite where numerator and denominator may both be zero.
 _SMALL = 1e-150
 
 
 class FeatureChunk(NamedTuple):
-    """Some rows, in float64."""
+    """The features and derivatives of n rows, in float64."""
 
     features: Tensor  # phi_n, (Q, n)
     gradients: Tensor  # g_n, derivatives of the expected log-likelihood in the means of the predictors, (P, n)
@@ -35,7 +35,7 @@ class FeatureChunk(NamedTuple):
 
     @classmethod
     def of_rows(cls, features: Tensor, gradients: Tensor, curvatures: Tensor) -> FeatureChunk:
-        """From features ``(Q, n)`` and derivatives ``(n, P)`` and ``(n, P, P)``."""
+        """Make a chunk from features ``(Q, n)`` and derivatives ``(n, P)`` and ``(n, P, P)``."""
         raw = curvatures.movedim(0, -1)
         semidefinite = semidefinite_rows(raw)
         return cls(features, gradients.mT, semidefinite, semidefinite if len(raw) == 1 else raw)
@@ -65,17 +65,17 @@ class RowSums(ABC):
 
     @abstractmethod
     def resistance(self, direction: Tensor) -> Resistance:
-        """What limits a step of the mean along a direction ``(Q,)``."""
+        """Curvature of the rows' quadratic model along a direction ``(Q,)``, and the longest step allowed along it."""
 
 
 class WeightedFeatures(RowSums):
-    """Sums over the rows of chunks, which a subclass yields as often as it is asked to."""
+    """Sums over the rows of chunks; subclasses yield the chunks as often as they are asked to."""
 
     segments: Sequence[Segment] = ONE_PREDICTOR  # the predictors that the inducing variables belong to
 
     @abstractmethod
     def chunks(self) -> Iterator[FeatureChunk]:
-        """All rows, at least one chunk."""
+        """Yield all rows, in at least one chunk."""
 
     def totals(self, shapes: Sequence[tuple[int, int]]) -> Totals:
         r"""The diagonal blocks and the projected gradients, in one pass. Cost :math:`O(N \sum_c M_c^2)`."""
@@ -119,7 +119,7 @@ class WeightedFeatures(RowSums):
         return total
 
     def resistance(self, direction: Tensor) -> Resistance:
-        """What limits a step of the mean along a direction ``(Q,)``."""
+        """Curvature of the rows' quadratic model along a direction ``(Q,)``, and the longest step allowed along it."""
         curvature, largest = direction.new_zeros(()), direction.new_zeros(())
         for features, _, curvatures, _ in self.chunks():
             change = product_in_rows(features, direction.unsqueeze(-1), len(curvatures), self.segments).squeeze(-1)
@@ -140,8 +140,8 @@ class Resistance(NamedTuple):
 
 class BatchFeatures(WeightedFeatures):
     """
-    The rows of one batch, of which at most ``chunk_size`` columns of features exist at a time. A batch no larger than
-    that is evaluated once; of a larger one every sum evaluates the features anew.
+    The rows of one batch, with features of at most ``chunk_size`` rows in memory. A batch no larger than that is
+    evaluated once; for a larger one, every sum evaluates the features anew.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class BatchFeatures(WeightedFeatures):
         return FeatureChunk.of_rows(self._features(x).double(), gradients, curvatures)
 
     def chunks(self) -> Iterator[FeatureChunk]:
-        """All rows."""
+        """Yield all rows."""
         if self._kept is not None:
             yield from self._kept
         else:
