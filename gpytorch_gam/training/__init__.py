@@ -1,4 +1,4 @@
-"""Training loops and what they stand on: starting values, minibatch and discretised fits, refinement."""
+"""Training: starting values, minibatch and discretised fits, and refinement of the posterior."""
 
 from .discretized import fit_discretized
 from .fitting import Epoch, fit

@@ -1,4 +1,4 @@
-"""Whether the hyperparameters have arrived where the bound is stationary."""
+"""Checks whether the hyperparameters have reached a stationary point of the bound."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from gpytorch_gam.numerics.blocks import split_groups
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 from gpytorch_gam.warnings import ConvergenceWarning
 
-# Smallest gain that is warned of, and smallest relative change of a hyperparameter whose gain counts.
+# Smallest gain that is warned of, and smallest change of a hyperparameter's logarithm whose gain counts.
 _NOTABLE_NATS, _NOTABLE_CHANGE = 2.0, 0.1
 
-# Longest step for which the gradient is taken for a guide, on the logarithmic scale.
+# Longest step, on the logarithmic scale, over which the gradient is extrapolated.
 _REACH = 1.0
 
-# Least curvature of the bound in the logarithm of a hyperparameter of the kernels.
+# Lower bound on the curvature of the bound in the logarithm of a hyperparameter.
 _LEAST_CURVATURE = 0.5
 
-# Smallest number of steps of an epoch from whose spread something can be learnt.
+# Smallest number of steps of an epoch for which the spread of their gradients is informative.
 _LEAST_STEPS = 5
 
-# Relative slope of a parameter's constraint below which the parameter stands at its end.
+# Relative slope of a parameter's constraint below which the parameter is at the constraint's end.
 _FLAT = 1e-6
 
 
 class MeanGradient:
-    """Gradients of the bound, and what the rows tell of its curvature, over the steps of an epoch."""
+    """The mean and the spread of the bound's gradients over the steps of an epoch."""
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         self._parameters = parameters
@@ -43,7 +43,7 @@ class MeanGradient:
 
     @torch.no_grad()
     def add(self, num_rows: int) -> None:
-        """Take in the gradients of a step, of minus the bound per row, after ``backward``."""
+        """Add the gradients of a step, of minus the bound per row, after ``backward``."""
         self._num_rows, self._num_steps = self._num_rows + num_rows, self._num_steps + 1
         for parameter in self._parameters:
             if parameter.grad is not None:
@@ -51,7 +51,7 @@ class MeanGradient:
                 self._squares[id(parameter)].add_(parameter.grad.double().square(), alpha=num_rows)
 
     def of(self, parameter: Tensor, num_data: int) -> Tensor:
-        """The gradient in nats of ``num_data`` rows; zero of a parameter that is not among these."""
+        """The gradient in nats of ``num_data`` rows; zero for a parameter that was not given."""
         total = self._sums.get(id(parameter))
         if total is None:
             return torch.zeros_like(parameter, dtype=torch.float64)
@@ -59,8 +59,8 @@ class MeanGradient:
 
     def information(self, parameter: Tensor, num_data: int) -> Tensor | None:
         """
-        What all rows say of a parameter, from the variance of its gradient over the batches (Fisher); None if there are
-        too few batches, or the parameter is not among these.
+        The Fisher information of all rows on a parameter, from the variance of its gradient over the batches; None if
+        there are too few batches or the parameter was not given.
         """
         if self._num_steps < _LEAST_STEPS or id(parameter) not in self._sums:
             return None
@@ -72,7 +72,7 @@ class MeanGradient:
 class OpenGain(NamedTuple):
     """Nats by which a step of a hyperparameter would raise the bound."""
 
-    name: str  # of the raw parameter
+    name: str  # name of the raw parameter
     nats: float
 
 
@@ -80,12 +80,12 @@ def open_gains(
     model: gpytorch.models.ApproximateGP, likelihood: Likelihood, gradient: MeanGradient, num_data: int
 ) -> list[OpenGain]:
     r"""
-    What steps of the positive hyperparameters would gain, largest first: in their logarithm :math:`z`, the maximum of
+    The gains of steps of the positive hyperparameters, largest first: in their logarithm :math:`z`, the maximum of
     :math:`g \delta - \tfrac{c}{2} \delta^2` within the constraint and :math:`|\delta| \le 1`, summed over the entries
     with a notable :math:`\delta`.
 
-    The curvature :math:`c` is rather too large than too small, and the gain then too small: for parameters of the
-    likelihood the information in the rows, or :math:`N / 2`, what they say of a variance; for those of a kernel half of
+    The curvature :math:`c` is chosen rather too large than too small, so gains are underestimated: for parameters of
+    the likelihood it is the information in the rows, or :math:`N / 2` as for a variance; for those of a kernel, half of
     the effective dimension of a component, as in MacKay's (1992) evidence framework.
     """
     kernels, gains = kernel_curvatures(model.variational_strategy), []
@@ -105,8 +105,8 @@ def open_gains(
 
 def warn_if_open(nats: float, names: Sequence[str] = ()) -> None:
     """
-    Warn, in the name of the caller of the caller, where the bound has notably further to rise: by how many nats, and
-    with which hyperparameters most of all.
+    Warn if the bound has notably further to rise, by ``nats``, most of all with the hyperparameters ``names``. The
+    warning points to the caller of the caller.
     """
     if not nats >= _NOTABLE_NATS:
         return
@@ -120,7 +120,7 @@ def warn_if_open(nats: float, names: Sequence[str] = ()) -> None:
 
 
 def _constrained(*modules: gpytorch.Module) -> Iterator[tuple[str, Tensor, Interval]]:
-    """Trainable parameters that are positive by their constraint."""
+    """Trainable parameters with a positive constraint, by name."""
     for module in modules:
         for name, parameter, constraint in module.named_parameters_and_constraints():
             if parameter.requires_grad and constraint is not None and bool((constraint.lower_bound >= 0).all()):
@@ -137,7 +137,7 @@ def _slope_of_log(parameter: Tensor, constraint: Interval) -> tuple[Tensor, Tens
 
 
 def _gains(gradient: Tensor, curvature: Tensor, value: Tensor, constraint: Interval) -> Tensor:
-    """In nats, for each entry, with derivatives in the logarithm."""
+    """The gain in nats of each entry; gradient and curvature are those in the logarithm."""
     lowest = (constraint.lower_bound.to(value) / value).log().clamp_min(-_REACH)
     highest = (constraint.upper_bound.to(value) / value).log().clamp_max(_REACH)
     step = torch.minimum(torch.maximum(gradient / curvature, lowest), highest)
@@ -147,8 +147,8 @@ def _gains(gradient: Tensor, curvature: Tensor, value: Tensor, constraint: Inter
 
 def kernel_curvatures(strategy: AdditiveVariationalStrategy) -> dict[int, float]:
     """
-    About what minus the second derivative of the bound in the logarithm of a kernel's parameter is: half of the
-    effective dimension of a component, by the ids of the parameters of its group.
+    Rough minus second derivatives of the bound in the logarithms of kernel parameters: half of the effective dimension
+    of a component, by the ids of the parameters of its group.
     """
     shapes = strategy.predictor.group_shapes
     factors = strategy.covariance_factors()

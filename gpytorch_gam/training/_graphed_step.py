@@ -14,7 +14,7 @@ from gpytorch_gam.optim.rows.stream import Rows
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 from gpytorch_gam.variational.forward_recorder import ForwardRecorder, Recorded
 
-# Number of passes before a recording: libraries allocate workspaces and choose algorithms in the first ones.
+# Number of passes before a recording, in which libraries allocate workspaces and choose algorithms.
 _NUM_WARM_UPS = 3
 
 # Number of batch shapes to record; further ones run eagerly (a short last batch is rare, and ever-changing shapes would
@@ -23,15 +23,15 @@ _MAX_RECORDINGS = 2
 
 
 class Outputs(NamedTuple):
-    """What an evaluation leaves behind."""
+    """The results of an evaluation."""
 
     loss: Tensor  # minus the objective
     gradients: list[Tensor | None]  # of the parameters, None for those without
-    recorded: Recorded  # of the forward, see `ForwardRecorder`
+    recorded: Recorded  # what the forward left, see `ForwardRecorder`
 
 
 class _Recording(NamedTuple):
-    rows: Rows  # the memory that is read
+    rows: Rows  # the memory that the graph reads
     outputs: Outputs
     replay: Callable[[], Any]
 
@@ -39,14 +39,11 @@ class _Recording(NamedTuple):
 class GraphedStep:
     """
     Evaluates minus an objective and its gradients by replaying a CUDA graph: the processor launches one graph instead
-    of a thousand kernels, which is what small batches on a GPU are bound by.
+    of a thousand kernels, whose launches are what limits small batches on a GPU.
 
     Values are those of the eager step. Batches of the first two shapes are recorded; others run eagerly. The graph
-    reads and writes the memory of the parameters, so a parameter that was replaced (by a rank that grows) makes a new
-    recording.
-
-    :param objective: :class:`~gpytorch.mlls.VariationalELBO` or the like, with model and likelihood.
-    :raises ValueError: If the model is not on a CUDA device.
+    reads and writes the memory of the parameters, so a parameter that was replaced (by a rank that grows) causes a new
+    recording. A model that is not on a CUDA device raises a ValueError.
     """
 
     def __init__(self, objective: gpytorch.mlls.MarginalLogLikelihood) -> None:
@@ -56,7 +53,9 @@ class GraphedStep:
         self._recordings: dict[Any, _Recording] = {}
 
     def __call__(self, rows: Rows) -> Tensor:
-        """Minus the objective; gradients are in the parameters, and the forward is recorded for an optimiser."""
+        """
+        Minus the objective. Gradients are written to the parameters, and the forward is recorded for an optimiser.
+        """
         parameters = [parameter for parameter in self._objective.parameters() if parameter.requires_grad]
         identities = tuple(map(id, parameters))
         self._recordings = {key: value for key, value in self._recordings.items() if key[0] == identities}
@@ -89,19 +88,19 @@ class GraphedStep:
         return _Recording(memory, outputs, replay)
 
     def _replay(self, recording: _Recording, parameters: list[Any], rows: Rows) -> Tensor:
-        self._strategy.prepare_training()  # reads values, which a graph cannot
+        self._strategy.prepare_training()  # this reads values, which a graph cannot do
         for (_, memory), (_, part) in zip(_parts(recording.rows), _parts(rows), strict=True):
             memory.copy_(part)
         recording.replay()
         for parameter, gradient in zip(parameters, recording.outputs.gradients, strict=True):
             parameter.grad = gradient
         if self._strategy.training_hooks is not None:
-            self._strategy.training_hooks.put(recording.outputs.recorded)  # gradients are replaced, too
+            self._strategy.training_hooks.put(recording.outputs.recorded)  # its gradients are replaced, too
         return recording.outputs.loss.clone()
 
 
 def _parts(rows: Rows) -> list[tuple[str, Tensor]]:
-    """All tensors of a batch with their names, row-wise arguments in the order of the alphabet."""
+    """All tensors of a batch with their names, row-wise arguments in alphabetical order."""
     return [("x", rows.x), ("y", rows.y), *sorted(rows.row_arguments.items())]
 
 
@@ -112,8 +111,8 @@ def _require_cuda(device: torch.device) -> None:
 
 def record_graph(evaluate: Callable[[], Outputs]) -> tuple[Outputs, Callable[[], Any]]:
     """
-    Record what a function does on the GPU in fixed memory. Gives what it returned, and a function that does it again
-    in the same memory.
+    Record the work of a function on the GPU in fixed memory. Returns the function's result, and a function that repeats
+    the work in the same memory.
     """
     stream, present = torch.cuda.Stream(), torch.cuda.current_stream()
     stream.wait_stream(present)
@@ -135,7 +134,7 @@ def record_graph(evaluate: Callable[[], Outputs]) -> tuple[Outputs, Callable[[],
 
 @contextmanager
 def _without_waiting() -> Iterator[None]:
-    """Checks of arguments, which read values back from the GPU, are off."""
+    """Switch off checks of arguments that read values back from the GPU."""
     before = torch.distributions.Distribution._validate_args
     torch.distributions.Distribution.set_default_validate_args(False)
     try:

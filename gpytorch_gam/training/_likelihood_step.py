@@ -1,4 +1,4 @@
-"""Parameters of a likelihood at their optimum for a posterior."""
+"""The parameters of a likelihood at their optimum for a fixed posterior."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from .bound_gradients import linear_function, log_prior
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-# Those whose expectations are no random samples, so that a line search makes sense.
+# Likelihoods whose expectations are not random samples, so that a line search makes sense.
 _DETERMINISTIC = (PredictorLikelihood, _GaussianLikelihoodBase, _OneDimensionalLikelihood)
 
 # Smallest predicted gain of a step in nats, and largest number of steps.
 _GAIN, _MAX_STEPS = 0.1, 40
 
-# Assumed curvature of the log-likelihood of a row at the start: little, as rows have little information on tails.
+# Curvature of a row's log-likelihood assumed at the start: small, because rows have little information on tails.
 _CURVATURE = 0.02
 
 
@@ -40,14 +40,11 @@ def fit_likelihood(
     process_group: ProcessGroup | None = None,
 ) -> None:
     """
-    Move the parameters of a likelihood to where the expected log-likelihood of some rows, under the present posterior,
-    and their priors are largest. The kernels are not evaluated but once, so this costs little.
+    Move the parameters of a likelihood to the maximum of the expected log-likelihood of some rows, under the present
+    posterior, plus their priors, which count beside ``num_data`` rows. The kernels are evaluated only once, so this
+    costs little. Nothing is done where the likelihood has no trainable parameters, or draws random numbers.
 
-    :param model: A model whose posterior has seen the data.
-    :param likelihood: Its likelihood; nothing is done where that has no trainable parameters, or draws random numbers.
-    :param rows: A batch.
-    :param num_data: Number of all rows, beside which the priors count.
-    :param process_group: Processes that each call this, with rows of their own; default this process alone.
+    With a ``process_group`` each of its processes calls this with rows of its own.
     """
     parameters = [parameter for parameter in likelihood.parameters() if parameter.requires_grad]
     if not parameters or not isinstance(unwrapped(likelihood), _DETERMINISTIC):
@@ -70,7 +67,7 @@ def fit_likelihood(
 
 
 def _of_all(processes: Processes, own: Tensor, parameters: list[torch.nn.Parameter]) -> Tensor:
-    """The sum over the processes as a function of the parameters, differentiable once."""
+    """The sum over the processes, as a function of the parameters that can be differentiated once."""
     found = torch.autograd.grad(own, parameters, allow_unused=True)
     gradients = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
     total, *gradients = processes.sum([own.detach(), *gradients])

@@ -24,13 +24,13 @@ from .polishing import polish
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-# Smallest predicted gain of a step of the hyperparameters, smallest gain of one of the posterior, and largest numbers
-# of both.
+# Smallest predicted gain of a step of the hyperparameters, smallest gain of a step of the posterior, and largest
+# numbers of both.
 _GAIN, _POSTERIOR_GAIN = 0.1, 0.01
 _MAX_STEPS, _MAX_PASSES = 60, 10
 
-# Largest number of searches, each with what was learnt of the curvature forgotten, and gain of one that is worth
-# another.
+# Largest number of searches, each of which starts with a fresh estimate of the curvature, and the gain of a search that
+# justifies another one.
 _MAX_ROUNDS, _ROUND_GAIN = 4, 0.5
 
 # Minus the second derivative of the bound at the start, in a hyperparameter that is neither the kernels' nor the
@@ -39,10 +39,10 @@ _CURVATURE, _LEAST_INFORMATION = 0.2, 0.02
 
 
 class Maximum(NamedTuple):
-    """What a search has come to."""
+    """The result of a search."""
 
     bound: float  # in nats
-    open: float  # nats that the last part of the search still gained where it was broken off; else 0
+    open: float  # nats gained by the last search if the limit on searches ended it; else 0
 
 
 class _Evaluation(NamedTuple):
@@ -56,12 +56,8 @@ class ProfileBound:
     The bound after :func:`polish`, which starts from the posterior of the best evaluation so far. At the optimal
     posterior its gradient is that at a fixed posterior.
 
-    :param model: A model that :func:`polish` takes.
-    :param likelihood: Its likelihood.
-    :param rows: All rows of this process.
-    :param parameters: The hyperparameters.
-    :param coordinates: The coordinates in which they are moved; default as they are.
-    :param process_group: Processes that each evaluate it, see :func:`polish`; default this process alone.
+    ``rows`` are all rows of this process; each process of a group evaluates the bound. The hyperparameters
+    ``parameters`` are moved in ``coordinates``, by default untransformed.
     """
 
     def __init__(
@@ -83,14 +79,13 @@ class ProfileBound:
 
     def maximise(self) -> Maximum:
         """
-        Move the hyperparameters to a maximum, by a quasi-Newton method. The posterior is the optimum there.
-
-        :raises ObjectiveError: If it is not finite where the parameters start.
+        Move the hyperparameters to a maximum by a quasi-Newton method, and leave the optimal posterior there. An
+        :class:`ObjectiveError` is raised if the bound is not finite at the start.
         """
         before = deepcopy((self._model.state_dict(), self._likelihood.state_dict()))
         try:
             return self._maximise()
-        except BaseException:  # an interrupted search is at some trial
+        except BaseException:  # an interrupted search has left the parameters at some trial
             self._model.load_state_dict(before[0])
             self._likelihood.load_state_dict(before[1])
             raise
@@ -108,7 +103,9 @@ class ProfileBound:
         return Maximum(bound, gain if gain > _ROUND_GAIN else 0.0)
 
     def _curvatures(self) -> list[float]:
-        """To begin with: of a variance of the rows, and of anything else rather too small than too large."""
+        """
+        Curvatures assumed at the start: those of a variance where the rows determine one, elsewhere rather too small.
+        """
         strategy = self._model.variational_strategy
         found = dict(kernel_curvatures(strategy))
         for parameter in self._likelihood.parameters():
@@ -120,14 +117,14 @@ class ProfileBound:
 
     def __call__(self) -> Tensor:
         """
-        The bound in nats, differentiable once in the parameters; NaN where there is none.
+        The bound in nats, differentiable once in the parameters; NaN where it does not exist.
 
-        It is a constant beside a linear function of the parameters that has its gradient: so the graph of no more than
-        a chunk of rows exists, and what processes found is added up.
+        It is a constant plus a linear function of the parameters with the right gradient: so no more than a chunk of
+        rows has a graph at a time, and the processes' results can be added up.
         """
         here = [parameter.detach().clone() for parameter in self._parameters]
         if self._last is None or not all(map(torch.equal, self._last.parameters, here)):
-            self._last = None  # the posterior moves
+            self._last = None  # evaluating moves the posterior
             evaluated = self._evaluate()
             if evaluated is None:
                 return sum((parameter.sum() for parameter in self._parameters), torch.zeros(())) * torch.nan
@@ -155,7 +152,7 @@ class ProfileBound:
         return bound, gradients
 
     def _differentiate(self) -> tuple[Tensor, list[Tensor]]:
-        """Value and gradients at the present posterior, of the rows of all processes."""
+        """Value and gradients at the present posterior, over the rows of all processes."""
         bound, gradients = bound_and_gradients(
             self._model, self._likelihood, self._rows, self.num_data, self._parameters
         )

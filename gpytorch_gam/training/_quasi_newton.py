@@ -1,4 +1,4 @@
-"""A quasi-Newton ascent that remembers curvature from one objective to the next one like it."""
+"""A quasi-Newton ascent that keeps its curvature estimate from one objective to the next similar one."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ from torch import Tensor
 
 from gpytorch_gam.parameters.log_scale import Coordinates
 
-# Largest change of a coordinate in a step, and in a first one, when the curvature is not known yet.
+# Largest change of a coordinate in a step, and in the first step, when the curvature is not known yet.
 _LONGEST, _FIRST = 2.0, 0.5
 
-# Smallest gain of a step, as a part of what the slope promises, and largest number of times that it is shortened.
+# Smallest gain of a step relative to the gain that the slope predicts, and how often a step is shortened at most.
 _SUFFICIENT, _MAX_SHORTENINGS = 1e-4, 12
 
-# A step is doubled while the slope at its end is more than this part of that at its start, up to such a change.
+# A step is doubled while the slope at its end is more than this fraction of the slope at its start, and no coordinate
+# changes by more than the second number.
 _STILL_STEEP, _LONGEST_STRETCH = 0.7, 4.0
 
 # Curvature along a step, relative to the expected one, below which all curvatures are scaled down, and the smallest
-# factor by which they are at a time.
+# factor of a single scaling.
 _FALLEN, _LARGEST_FALL = 0.9, 0.1
 
-# Curvature along a step, relative to its length, below which it is rounding and not learnt from.
+# Curvature along a step, relative to its length, below which it counts as rounding and is ignored.
 _SMALL_CURVATURE = 1e-10
 
 
 class ObjectiveError(ValueError):
-    """The objective is not finite where the ascent is to begin."""
+    """The objective is not finite at the start of the ascent."""
 
 
 class _Point(NamedTuple):
@@ -41,16 +42,14 @@ class _Point(NamedTuple):
 
 class QuasiNewton:
     """
-    BFGS with a dense matrix and a line search, in float64, for some dozens of parameters.
+    BFGS with a dense matrix and a line search, in float64, for some dozens of parameters, which move in place.
 
-    The matrix stays from one call of :meth:`maximise` to the next: where an objective changes little, as between
-    passes over data or numbers of bins, a few evaluations are enough. SciPy's BFGS does not know of points without a
-    finite objective, of limits, of curvature that falls along the way, or of gains in nats.
+    The matrix is kept from one call of :meth:`maximise` to the next: where the objective changes little, as between
+    passes over data or numbers of bins, a few evaluations are enough. SciPy's BFGS does not handle points without a
+    finite objective, limits, curvature that falls along the way, or gains in nats.
 
-    :param parameters: Parameters that move, in place.
-    :param curvatures: For each, the size of minus the second derivatives in its coordinate to begin with.
-    :param coordinates: The coordinates in which they move; default: as they are.
-    :param limits: For each parameter the largest magnitude of its coordinate; default: none.
+    For each parameter, ``curvatures`` holds the assumed magnitude of the second derivatives at the start and ``limits``
+    the largest magnitude (default none), both in its coordinate.
     """
 
     def __init__(
@@ -64,11 +63,11 @@ class QuasiNewton:
         self._coordinates = Coordinates(self._parameters, ()) if coordinates is None else coordinates
         self._start = torch.diag(self._spread(curvatures).reciprocal())
         self._limits = self._spread([math.inf] * len(self._parameters) if limits is None else limits)
-        self._inverse = self._start  # of minus the matrix of second derivatives
+        self._inverse = self._start  # inverse of minus the matrix of second derivatives
         self._has_learnt = False
 
     def _spread(self, numbers: Sequence[float]) -> Tensor:
-        """A number of each parameter for each of its entries, ``(k,)``."""
+        """Repeat each parameter's number for all its entries, ``(k,)``."""
         parts = [
             torch.full((parameter.numel(),), number, dtype=torch.float64, device=parameter.device)
             for parameter, number in zip(self._parameters, numbers, strict=True)
@@ -77,25 +76,23 @@ class QuasiNewton:
 
     def rescale(self, factors: Sequence[float]) -> None:
         """
-        Rescale the estimated curvatures for an objective whose second derivatives differ by a factor per parameter.
+        Rescale the estimated curvatures for an objective whose second derivatives differ by a known factor per
+        parameter.
         """
         scales = self._spread(factors).rsqrt()
         self._start = scales.unsqueeze(-1) * self._start * scales
         self._inverse = scales.unsqueeze(-1) * self._inverse * scales
 
     def forget(self) -> None:
-        """Begin with the curvatures of the start again."""
+        """Return to the curvatures assumed at the start."""
         self._inverse, self._has_learnt = self._start, False
 
     def maximise(self, objective: Callable[[], Tensor], gain: float, max_steps: int) -> float:
         """
-        Steps uphill.
+        Move the parameters uphill until the next step is predicted to gain less than ``gain``. Returns that prediction,
+        which is larger than ``gain`` if the steps ran out or none led uphill any more.
 
-        :param objective: A scalar that depends on the parameters.
-        :param gain: Stop when the next step promises to gain less.
-        :param max_steps: Largest number of steps.
-        :return: What the next step promises: more than ``gain`` if steps ran out, or none led uphill any more.
-        :raises ObjectiveError: If the objective is not finite at the start.
+        An :class:`ObjectiveError` is raised if the scalar objective is not finite at the start.
         """
         if not self._parameters:
             return 0.0
@@ -130,7 +127,7 @@ class QuasiNewton:
             new = self._evaluate(objective, point.position + size * direction)
             if new is not None and new.value >= point.value + _SUFFICIENT * size * slope:
                 return self._stretched(objective, point, direction, slope, new) if size == 1.0 else new
-            # The top of the parabola through both values with the slope at the start.
+            # The maximum of the parabola through both values with the slope at the start.
             fall = math.inf if new is None else point.value + size * slope - new.value
             size *= min(max(0.5 * size * slope / fall, 0.1), 0.5)
         return None
@@ -138,7 +135,7 @@ class QuasiNewton:
     def _stretched(
         self, objective: Callable[[], Tensor], point: _Point, direction: Tensor, slope: float, best: _Point
     ) -> _Point:
-        """The end of a step that is doubled while it goes on as steeply."""
+        """The end of a step after doubling it for as long as the objective keeps rising as steeply."""
         size, longest = 1.0, _LONGEST_STRETCH / direction.abs().max().item()
         while 2.0 * size <= longest and (best.gradient @ direction).item() > _STILL_STEEP * slope:
             size *= 2.0
@@ -149,7 +146,7 @@ class QuasiNewton:
         return best
 
     def _learn(self, point: _Point, new: _Point) -> None:
-        """The BFGS update, from how the downhill gradient changed along a step."""
+        """The BFGS update from the change of the gradient along a step."""
         step, change = new.position - point.position, point.gradient - new.gradient
         curvature = step @ change
         if curvature <= _SMALL_CURVATURE * step.norm() * change.norm():
@@ -165,7 +162,7 @@ class QuasiNewton:
     def _loosen(self, gradient: Tensor, step: Tensor, curvature: float) -> None:
         """
         Scale all curvatures down where one is smaller than expected: far from the optimum the bound falls like the
-        exponential of a logarithm, and what was learnt there would hold later steps back.
+        exponential of a logarithm, and large curvatures estimated there would keep later steps too short.
         """
         full = self._inverse @ gradient
         expected = (step.norm() / full.norm() * (step @ gradient)).item()
@@ -173,7 +170,7 @@ class QuasiNewton:
             self._inverse = self._inverse / max(curvature / expected, _LARGEST_FALL)
 
     def _evaluate(self, objective: Callable[[], Tensor], position: Tensor) -> _Point | None:
-        """None where the objective is not finite."""
+        """The objective and its gradient at a position, or None where they are not finite."""
         position = torch.minimum(torch.maximum(position, -self._limits), self._limits)
         self._write(position)
         try:

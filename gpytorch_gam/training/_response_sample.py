@@ -1,4 +1,4 @@
-"""Rows from which training starts."""
+"""A sample of the responses, from which training starts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpytorch_gam.optim.processes import Processes
 from gpytorch_gam.optim.rows.stream import Rows, checked_rows
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 
-# Rows of a loader that are enough for moments; of batches in memory all are taken.
+# Number of rows of a loader that suffices for moments; batches in memory are used whole.
 _SAMPLE_SIZE = 20000
 
 
@@ -26,11 +26,11 @@ def sampled_responses(
     strategy: AdditiveVariationalStrategy, likelihood: Likelihood, batches: Iterable[Any], processes: Processes
 ) -> list[Responses]:
     """
-    Responses of a list of batches, or of the first batches of a loader, which is left as it was: its next pass goes
-    through the rows in the order of this one. The means of the predictors are a part of the offsets. Processes that
-    each call this with batches of their own get the rows of all.
+    The responses of a list of batches, or of the first batches of a loader, which is left as it was: its next pass goes
+    through the rows in the order of this one. The means of the predictors are added to the offsets. Processes that each
+    call this with batches of their own get the rows of all.
 
-    :return: For each response in a row its rows; nothing if there are none.
+    Returns the rows of each response in a row; an empty list if there are no rows.
     """
     rows: list[Rows] = []
     with _untouched(batches) as source:
@@ -67,15 +67,15 @@ def _of_all(
 
 
 def _shifted(y: Tensor, arguments: Mapping[str, Tensor], mean: Tensor) -> Responses:
-    """Responses with a mean for a further part of their offset."""
+    """The responses with the mean ``(n, P)`` added to their offset."""
     offset = arguments.get("offset", mean.new_zeros(()))
-    shifts = mean + (offset[..., 0] if offset.dim() > 1 else offset)  # one for each predictor
+    shifts = mean + (offset[..., 0] if offset.dim() > 1 else offset)  # (n, P)
     return Responses(y, {**arguments, "offset": shifts})
 
 
 @contextmanager
 def _untouched(batches: Iterable[Any]) -> Iterator[Iterable[Any]]:
-    """The batches, whose random numbers go on afterwards from where they are now."""
+    """The batches; on leaving, their random generators are restored, so that the next pass has the same order."""
     sampler = getattr(batches, "sampler", None)
     generators = [getattr(owner, "generator", None) for owner in (batches, sampler)]
     states = [(each, each.get_state()) for each in generators if isinstance(each, torch.Generator)]

@@ -1,4 +1,4 @@
-"""The number of rows of all the data, and whether a pass over batches agrees with it."""
+"""The number of rows of all the data, and a check that a pass over the batches agrees with it."""
 
 from __future__ import annotations
 
@@ -14,29 +14,26 @@ from gpytorch_gam import _checks as checks
 from gpytorch_gam.optim.processes import Processes
 from gpytorch_gam.warnings import TrainingLoopWarning
 
-# Samplers that may give any number of rows an epoch.
+# Samplers that may draw any number of rows an epoch.
 _DRAWING = (RandomSampler, WeightedRandomSampler)
 
 
 class _RowCount(NamedTuple):
-    """What is known of the rows before they are read."""
+    """Bounds on the number of rows, known before they are read."""
 
-    most: int  # rows of the data that the batches are drawn from
-    least: int  # the same without what is dropped of the last batch
+    most: int  # rows of the data from which the batches are drawn
+    least: int  # the same without rows that are dropped with the last batch
     is_share: bool  # whether other processes may have further rows
 
 
 def number_of_rows(batches: Iterable[Any], num_data: int | None, processes: Processes) -> int:
     """
-    The number of rows of all the data, of which each process has batches.
-
-    :param batches: The batches of this process.
-    :param num_data: What the caller says; None to count.
-    :raises ValueError: If it is not known, or the batches have another number of rows.
+    The number of rows of all the data, of which each process has its own ``batches``: ``num_data`` after a check, or
+    the count if that is None. A ValueError is raised if it is not known, or the batches have another number of rows.
     """
     count = _counted(batches)
     if count is not None and count.is_share and not processes.is_alone:
-        count = None  # nobody says whether the others have the same rows
+        count = None  # whether the others have the same rows is not known
     if num_data is None:
         if count is None:
             raise ValueError(
@@ -53,9 +50,9 @@ def number_of_rows(batches: Iterable[Any], num_data: int | None, processes: Proc
 
 
 def _counted(batches: Iterable[Any]) -> _RowCount | None:
-    """None where it takes reading them."""
+    """The count of rows, or None where it would take reading them."""
     num_rows = getattr(batches, "num_rows", None)
-    if isinstance(num_rows, int):  # batches from files, which know of all shards
+    if isinstance(num_rows, int):  # batches from files know all shards
         return _RowCount(num_rows, num_rows, is_share=False)
     if isinstance(batches, list | tuple):
         return _counted_in_memory(batches)
@@ -66,7 +63,7 @@ def _counted(batches: Iterable[Any]) -> _RowCount | None:
 
 
 def _counted_in_memory(batches: Sequence[Any]) -> _RowCount | None:
-    """None where the batches are not what they should be, which reading them will tell."""
+    """The count of rows, or None where the batches are malformed, which reading them will report."""
     if not all(isinstance(batch, list | tuple) and len(batch) > 1 and torch.is_tensor(batch[1]) for batch in batches):
         return None
     total = sum(len(batch[1]) if batch[1].dim() else 1 for batch in batches)
@@ -80,15 +77,15 @@ def _counted_by_sampler(loader: Any, num_rows: int) -> _RowCount:
     if isinstance(sampler, SubsetRandomSampler):
         num_rows = len(sampler)
     if not isinstance(sampler, (SequentialSampler, SubsetRandomSampler, *_DRAWING)) or loader.batch_size is None:
-        return _RowCount(num_rows, 0, is_share=True)  # a sampler of somebody's own, perhaps of a part of the rows
+        return _RowCount(num_rows, 0, is_share=True)  # a custom sampler, which may draw from a part of the rows
     least = min(num_rows, len(sampler))
     return _RowCount(num_rows, least - (least % loader.batch_size if loader.drop_last else 0), is_share=True)
 
 
 def warn_of_other_rows(batches: Iterable[Any], num_seen: int, num_data: int, tolerance: int) -> None:
     """
-    Warn where a pass gave clearly more or fewer rows than there are said to be, unless a sampler draws them from all.
-    Fewer than ``tolerance`` rows may be missing or repeated, such as those of a batch.
+    Warn if a pass gave clearly more or fewer rows than ``num_data``, unless a sampler draws them from all. Fewer than
+    ``tolerance`` rows may be missing or repeated, such as those of a batch.
     """
     draws = isinstance(getattr(batches, "sampler", None), _DRAWING)
     if draws or abs(num_seen - num_data) < tolerance:

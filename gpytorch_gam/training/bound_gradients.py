@@ -12,7 +12,7 @@ from torch import Tensor
 from gpytorch_gam.numerics.grad_mode import gradients_on
 from gpytorch_gam.optim.rows.stream import Rows
 
-# Rows whose graph exists at a time.
+# Number of rows whose graph exists at a time.
 _CHUNK = 8192
 
 
@@ -24,14 +24,9 @@ def bound_and_gradients(
     parameters: Sequence[Tensor],
 ) -> tuple[Tensor, list[Tensor]]:
     """
-    The bound in nats at the present posterior, with the priors of hyperparameters, and its gradients, in float64. Model
-    and likelihood are left in train mode.
-
-    :param model: The model.
-    :param likelihood: Its likelihood.
-    :param batches: The rows, of this process.
-    :param num_data: Number of rows, of all processes.
-    :param parameters: The parameters to differentiate in.
+    The bound in nats at the present posterior, with the priors of hyperparameters, and its gradients in ``parameters``,
+    in float64. ``batches`` are the rows of this process, ``num_data`` counts those of all processes. Model and
+    likelihood are left in train mode.
     """
     mll = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=num_data).train()
     bound = torch.zeros((), dtype=torch.float64, device=parameters[0].device)
@@ -48,21 +43,14 @@ def bound_and_gradients(
 
 def linear_function(value: Tensor, gradients: Iterable[Tensor], parameters: Iterable[Tensor]) -> Tensor:
     """
-    A constant beside a linear function of the parameters: what is known of a sum that has no graph.
-
-    :param value: The value at the present parameters.
-    :param gradients: The gradients there.
-    :param parameters: The parameters.
+    The linear function of the parameters with this value and these gradients at their present values: it represents a
+    sum whose graph was not kept.
     """
     moves = [(g * (p - p.detach())).sum().double() for g, p in zip(gradients, parameters, strict=True)]
     return value + torch.stack(moves).sum()
 
 
 def log_prior(*modules: gpytorch.Module) -> Tensor | float:
-    """
-    The logarithm of the prior density of the hyperparameters.
-
-    :param modules: The modules that have them.
-    """
+    """The logarithm of the prior density of the modules' hyperparameters."""
     priors = [each for module in modules for each in module.named_priors()]
     return sum(prior.log_prob(closure(owner)).double().sum() for _, owner, prior, closure, _ in priors)

@@ -1,4 +1,4 @@
-"""A training loop for those who do not want to write one."""
+"""The training loop :func:`fit`."""
 
 from __future__ import annotations
 
@@ -45,29 +45,29 @@ _NUM_HELD_BACK = 12
 # Number of rows times inducing variables up to which a fit ends with the hyperparameters at their optimum.
 _MAX_FEATURES = 2**20
 
-# Change of the ELBO over some epochs that is worth going on for, in nats.
+# Smallest change of the ELBO over some epochs, in nats, for which training continues.
 _NOTABLE_NATS = 0.5
 
-# Median of the modulus of a standard normal variable.
+# Median of the absolute value of a standard normal variable.
 _MEDIAN_OF_NORMAL = 0.6745
 
-# Number of hyperparameters that a warning names.
+# Largest number of hyperparameters that a warning names.
 _NUM_NAMED = 3
 
-# Number of steps that are checked, unless the likelihood is Gaussian.
+# Number of first steps that are checked, unless the likelihood is Gaussian.
 _NUM_CHECKED = 100
 
-# Largest usual rate of Adam: above it hyperparameters change by factors of more than e in a step.
+# Largest sensible rate of Adam: above it hyperparameters change by factors of more than e in a step.
 _LARGEST_RATE = 1.0
 
 
 class Epoch(NamedTuple):
     """
-    What a pass over the data found.
+    The result of a pass over the data.
 
-    :ivar number: 1, 2, ...
-    :ivar elbo: mean over the rows of the batches' estimates of the ELBO, in nats, summed over the data.
-    :ivar smoothed_elbo: exponential moving average of ``elbo`` over epochs, of weight one half.
+    :ivar number: The number of the pass: 1, 2, ...
+    :ivar elbo: The mean over the rows of the batches' estimates of the ELBO, summed over the data, in nats.
+    :ivar smoothed_elbo: The exponential moving average of ``elbo`` over epochs, with weight one half, in nats.
     """
 
     number: int
@@ -223,7 +223,7 @@ def fit(
 
 
 class _Loop:
-    """The objective and both optimisers."""
+    """The objective, both optimisers and the state of a training loop."""
 
     def __init__(
         self,
@@ -243,20 +243,20 @@ class _Loop:
         self.natural = NaturalGradient(model, num_data=num_data, warm_start=warm_start, process_group=process_group)
         self.process_group, self.processes = process_group, Processes(process_group)
         self.hyperparameters = [p for p in (*model.hyperparameters(), *likelihood.parameters()) if p.requires_grad]
-        # A model whose hyperparameters are all fixed trains its posterior alone.
+        # None for a model whose hyperparameters are all fixed, which trains its posterior alone.
         self.adam: Adam | None = None
         self.coordinates = Coordinates(self.hyperparameters, [model, likelihood])
         self.lr = lr
         self.num_held_back = num_held_back
         self.num_steps = 0
-        self.num_still_epochs = 0  # in which no hyperparameter moved
+        self.num_still_epochs = 0  # epochs in which no hyperparameter moved
         self.has_counted = False
         self.gradient = MeanGradient(self.hyperparameters)
 
     def start(self, batches: Iterable[Any], keeps_values: bool) -> None:
         """
-        Go to the starting values, unless the present ones are kept, and find the units in which hyperparameters are
-        moved.
+        Set the starting values, unless the present ones are kept, and determine the units in which hyperparameters
+        move.
         """
         model, likelihood = self.mll.model, self.mll.likelihood
         strategy = model.variational_strategy
@@ -275,13 +275,13 @@ class _Loop:
         return self.adam is not None and self.num_steps > self.num_held_back
 
     def set_rate(self, num_done: int, num_epochs: int) -> None:
-        """Lower the rate along a cosine that begins when the hyperparameters are released."""
+        """Lower Adam's rate along a cosine that begins when the hyperparameters are released."""
         if self.adam is not None:
             share = (num_done - self.num_still_epochs) / (num_epochs - self.num_still_epochs)
             self.adam.param_groups[0]["lr"] = 0.5 * self.lr * (1.0 + math.cos(math.pi * share))
 
     def run(self, batches: Iterable[Any]) -> float:
-        """One pass over the data; the mean of the batches' ELBOs, weighted by their rows, in nats."""
+        """One pass over the data; returns the mean of the batches' ELBOs, weighted by their rows, in nats."""
         self._check_lengths(batches)
         self.mll.train()
         self.gradient = MeanGradient(self.hyperparameters)
@@ -334,22 +334,22 @@ class _Loop:
 
     def _release_likelihood(self, rows: Rows) -> None:
         """
-        While the posterior was near the prior, nothing could be known of noise, dispersion or shape. Now they are, and
-        Adam has not far to go.
+        Fit the likelihood's own parameters to the posterior before Adam moves them. While the posterior was near the
+        prior, the data could say nothing on noise, dispersion or shape.
         """
         fit_likelihood(self.mll.model, self.mll.likelihood, rows, self.mll.num_data, self.process_group)
 
     def _is_checked(self, rows: Rows) -> bool:
         """
-        Whether the step of the posterior is checked against the loss of its own rows. With all rows in a step, its size
-        does not fall, and far from the optimum, curvatures can be off by the factor of an exponential.
+        Whether the posterior's step is checked against the loss of its own rows. With all rows in a step its size does
+        not fall, and far from the optimum curvatures can be off by the factor of an exponential.
         """
         if is_gaussian(self.mll.likelihood):
-            return False  # whose curvatures are the same everywhere
+            return False  # its curvatures are the same everywhere
         return self.num_steps < _NUM_CHECKED or len(rows.y) >= self.mll.num_data
 
     def _evaluate(self, rows: Rows) -> Tensor:
-        """Minus the ELBO per row; leaves gradients."""
+        """Minus the ELBO per row; its gradients are left in the parameters."""
         if self.adam is not None:
             self.adam.zero_grad()
         loss = -self.mll(self.mll.model(rows.x), rows.y, **rows.row_arguments)
@@ -368,8 +368,8 @@ class _Loop:
 
     def converge(self, batches: Iterable[Any]) -> Maximum | None:
         """
-        Bring the hyperparameters of small data to where the bound is stationary; None where the data are not small, or
-        passes are not over the same rows.
+        Bring the hyperparameters of small data to a stationary point of the bound; None where the data are not small,
+        or passes are not over the same rows.
         """
         model, likelihood = self.mll.model, self.mll.likelihood
         strategy = model.variational_strategy
@@ -379,7 +379,7 @@ class _Loop:
             return None
         try:
             parts = list(every_row(batches))
-        except ValueError:  # each pass is over other rows
+        except ValueError:  # each pass draws other rows
             return None
         rows = concatenated([checked_rows(strategy, likelihood, batch) for batch in parts])
         profile = ProfileBound(model, likelihood, rows, self.hyperparameters, self.coordinates, self.process_group)
@@ -391,7 +391,7 @@ class _Loop:
 
 
 def _with_first(batches: Iterable[Any]) -> tuple[Iterable[Any], Iterable[Any]]:
-    """The batches, and those of them that can be looked at before: of a generator the first one."""
+    """The batches, and those of them that can be inspected before training: the first one if they are a generator."""
     if not isinstance(batches, Iterator):
         return batches, batches
     first = list(itertools.islice(batches, 1))
@@ -399,27 +399,27 @@ def _with_first(batches: Iterable[Any]) -> tuple[Iterable[Any], Iterable[Any]]:
 
 
 def _default_held_back(batches: Iterable[Any], num_epochs: int) -> int:
-    """While the posterior is near the prior, but for no more than a quarter of all steps."""
+    """The default number of steps before the hyperparameters move: 12, but at most a quarter of all steps."""
     return min(_NUM_HELD_BACK, num_epochs * len(batches) // 4) if isinstance(batches, Sized) else _NUM_HELD_BACK
 
 
 def _has_stalled(history: list[Epoch], patience: int) -> bool:
     """
-    Whether the smoothed ELBO has moved neither up nor down by more than its noise, nor by a notable number of nats, in
-    so many epochs in which the hyperparameters moved. A step of the hyperparameters that is too long makes it fall for
-    a while.
+    Whether over the last ``patience`` epochs in which the hyperparameters moved, the smoothed ELBO stayed within twice
+    its noise or half a nat, whichever is larger. A fall counts as change: a step of the hyperparameters that is too
+    long makes it fall for a while.
     """
     if len(history) <= max(patience, 2):
         return False
     recent = [epoch.smoothed_elbo for epoch in history[-1 - patience :]]
     elbos = torch.tensor([epoch.elbo for epoch in history[-2 * max(patience, 2) :]], dtype=torch.float64)
-    # Differences of differences leave out a trend; of independent noise they have six times the variance.
+    # Second differences remove a linear trend; those of independent noise have six times its variance.
     noise = elbos.diff(n=2).abs().median().item() / (_MEDIAN_OF_NORMAL * math.sqrt(6.0))
     return max(recent) - min(recent) <= max(_NOTABLE_NATS, 2.0 * noise)
 
 
 def _has_diverged(history: list[Epoch]) -> bool:
-    """Whether the ELBO is out of all proportion to where it began."""
+    """Whether the ELBO has become much worse than its range at the beginning."""
     return len(history) > 1 and not history[-1].elbo > history[0].elbo - 10.0 * abs(history[0].elbo) - 1000.0
 
 

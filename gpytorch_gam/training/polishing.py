@@ -44,7 +44,7 @@ from gpytorch_gam.variational import AdditiveVariationalStrategy
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-# Number of times that a step is halved before it is given up: what is left is rounding.
+# Number of halvings after which a step is given up, because only rounding is left.
 _MAX_HALVINGS = 20
 
 # Largest fall of the bound, relative to the sizes of its terms, that counts as rounding.
@@ -111,31 +111,34 @@ def polish(
     check_number_of_predictors(strategy, likelihood)
     batches, processes = with_noise_by_row(likelihood, every_row(batches)), Processes(process_group)
     with torch.inference_mode(False), torch.no_grad(), modes_kept(model, likelihood):
-        model.eval()  # what its forward computes is what predictions read
+        model.eval()  # so that its forward computes what predictions read
         strategy.train()
         likelihood.train()
-        strategy.prepare_training()  # with the posterior under the present kernels
+        strategy.prepare_training()  # writes the posterior under the present kernels
         start_from_first(processes, strategy, [model, likelihood])
         chunk_size = _default_chunk_size(strategy) if chunk_size is None else chunk_size
         return _Polish(strategy, likelihood, batches, dense_limit, chunk_size, processes).run(max_passes, tolerance)
 
 
 def _default_chunk_size(strategy: AdditiveVariationalStrategy) -> int:
-    """Larger blocks of memory are mapped anew each time by common allocators, which takes longer than the work."""
+    """
+    Rows that make features of 16 MiB (1 GiB on a GPU): common allocators map larger blocks of memory anew each time,
+    which takes longer than the computation.
+    """
     numbers = 2**27 if strategy.predictor.device.type == "cuda" else 2**21
     return max(1, min(8192, numbers // strategy.predictor.num_inducing_total))
 
 
 class _Evaluation(NamedTuple):
-    """What the data say under the present posterior."""
+    """The data's stream, expected log-likelihood and bound under the present posterior."""
 
-    stream: DataStream  # of this process's rows
-    expected: float  # sum of the expected log-likelihoods of all processes' rows, in nats
+    stream: DataStream  # over this process's rows
+    expected: float  # sum over all processes' rows of the expected log-likelihoods, in nats
     bound: float
 
 
 class _Polish:
-    """The loop, and the last accepted posterior."""
+    """The loop of :func:`polish`, with the last accepted posterior."""
 
     def __init__(
         self,
@@ -151,13 +154,13 @@ class _Polish:
         is_dense = strategy.predictor.num_inducing_total <= dense_limit
         self._accepted = deepcopy(strategy._variational_distribution.state_dict())
         self._steps: _Steps = _DenseSteps(strategy, processes) if is_dense else _StreamedSteps(strategy, processes)
-        # The Gaussian optimum does not depend on where the step starts.
+        # The Gaussian optimum does not depend on the start of the step.
         self._is_closed_form = is_dense and is_gaussian(likelihood)
 
     def run(self, max_passes: int, tolerance: float) -> list[float]:
         try:
             return self._run(max_passes, tolerance)
-        except BaseException:  # an interrupted pass leaves the last accepted posterior
+        except BaseException:  # after an interruption, the last accepted posterior is restored
             self._restore()
             raise
 
@@ -187,11 +190,11 @@ class _Polish:
         divergence = self._strategy.kl_divergence().double()
         expected = self._processes.sum([divergence.new_tensor(stream.expected)])[0]
         terms = torch.stack([expected, expected - divergence])
-        self._processes.broadcast([terms])  # so that all take the same decisions
+        self._processes.broadcast([terms])  # so that all processes take the same decisions
         return _Evaluation(stream, *terms.tolist())
 
     def _read(self, stream: DataStream) -> None:
-        """This process's rows. An error of one process is one of all."""
+        """Read the sums over this process's rows. An error in one process is raised in all."""
         error: Exception | None = None
         try:
             self._steps.read(stream)
@@ -207,8 +210,8 @@ class _Polish:
 
     def _move(self, before: _Evaluation) -> tuple[_Evaluation, float] | None:
         """
-        One step, halved until the bound does not fall: what is seen after it, and its size; None if there is no such
-        step.
+        Take a step, halved until the bound does not fall. Returns the evaluation after it and its size, or None if
+        there is no such step.
         """
         lowest = before.bound - _ROUNDING * (abs(before.expected) + abs(before.bound))
         rate = 1.0
@@ -234,9 +237,9 @@ class _Polish:
 
 
 class _Steps(ABC):
-    """How the posterior moves."""
+    """A way to move the posterior; subclasses hold it as a dense matrix or as factors."""
 
-    state: Any  # the last accepted posterior
+    state: Any  # posterior of the last accepted step
 
     @abstractmethod
     def read(self, stream: DataStream) -> None:
@@ -244,11 +247,11 @@ class _Steps(ABC):
 
     @abstractmethod
     def propose(self, stream: DataStream, rate: float) -> Any:
-        """The posterior after a step of this size from ``state``, to which the stream belongs."""
+        """The posterior after a step of size ``rate`` from ``state``, to which the stream belongs."""
 
     @abstractmethod
     def write(self, state: Any) -> None:
-        """Set the variational distribution."""
+        """Set the variational distribution to a state."""
 
 
 class _DensePosterior(NamedTuple):
@@ -275,7 +278,7 @@ class _DenseSteps(_Steps):
             excess = positive_part(excess)
         gradient = (projected - self.state.mean).unsqueeze(-1)
         direction = torch.cholesky_solve(gradient, torch.linalg.cholesky(add_identity(excess))).squeeze(-1)
-        if rate < 1:  # Newton's step was too long: curvatures are no guide so far away
+        if rate < 1:  # Newton's step was too long: so far away, the curvatures say little
             reach = LONGEST_MOVE * resistance_of_all(self._processes, stream, direction).reach
             direction = torch.clamp(reach, max=1.0) * direction
         return _DensePosterior(self.state.mean + rate * direction, excess)

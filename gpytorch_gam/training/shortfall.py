@@ -1,4 +1,4 @@
-"""The gain of more inducing points."""
+"""Estimates of the gain from more inducing points."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from gpytorch_gam.warnings import InducingPointsWarning
 
 from ._row_count import number_of_rows
 
-# Number of rows that stand for all of them, and of batches that they come from at most.
+# Largest number of rows that represent the data, and of batches from which they are taken.
 _NUM_ROWS, _NUM_BATCHES = 512, 8
 
-# Jitter relative to the prior variance, in float64: the shortfall is that of the points, not of the model's jitter.
+# Jitter relative to the prior variance, in float64: small, so that the shortfall is not that of the model's jitter.
 _JITTER = 1e-9
 
-# Nats from which on there is a warning: half the effective dimension of a usual smooth effect, so that what is missing
+# Nats above which there is a warning: half the effective dimension of a usual smooth effect, so that the missing part
 # widens its bands as much as all of the noise does.
 _NOTABLE = 5.0
 
-# Nats of payment that no pull makes notable: smooth kernels have one of some fifteen times the payment.
+# Payment in nats below which the pull is ignored: with smooth kernels it is only some fifteen times the payment.
 _NEGLIGIBLE = 0.05
 
 
@@ -89,7 +89,7 @@ def _shortfall_of_batches(
 def warn_of_few_points(
     model: gpytorch.models.ApproximateGP, likelihood: Likelihood, batches: Iterable[Any], num_data: int
 ) -> None:
-    """Warn if components would gain notably from more inducing points, judged by some of the batches."""
+    """Warn if components would gain notably from more inducing points, judged from some of the batches."""
     found = _shortfall_of_batches(model.variational_strategy, likelihood, batches, num_data)
     notable = sorted((name for name, nats in found.items() if nats > _NOTABLE), key=lambda name: -found[name])
     if notable:
@@ -105,7 +105,7 @@ def warn_of_few_points(
 
 
 def _thinned(rows: Rows, most: int) -> Rows:
-    """Equally spaced rows."""
+    """At most ``most`` equally spaced rows."""
     size = len(rows.y)
     chosen = torch.linspace(0, size - 1, min(size, most), dtype=torch.float64, device=rows.y.device).round().long()
     return Rows(rows.x[chosen], rows.y[chosen], {name: value[chosen] for name, value in rows.row_arguments.items()})
@@ -122,8 +122,8 @@ def _shortfall_of_rows(
 
 
 def _curvatures(strategy: AdditiveVariationalStrategy, likelihood: Likelihood, rows: Rows) -> Tensor:
-    """Minus the second derivatives of the expected log-likelihood in each predictor, ``(n, P)``."""
-    if strategy.predictor.num_predictors == 1 and is_gaussian(likelihood):  # they are the same everywhere
+    """Minus twice the derivatives of the expected log-likelihood in the variance of each predictor, ``(n, P)``."""
+    if strategy.predictor.num_predictors == 1 and is_gaussian(likelihood):  # the curvatures are the same everywhere
         zeros = torch.zeros_like(rows.y)
         return expected_gradients(likelihood, rows.y, zeros, zeros + 1, rows.row_arguments).curvatures.unsqueeze(-1)
     moments = strategy.predictor_moments(rows.x)
@@ -135,7 +135,7 @@ def _curvatures(strategy: AdditiveVariationalStrategy, likelihood: Likelihood, r
 
 
 def _shortfall(group: ComponentGroup, x: Tensor, weights: Tensor) -> Tensor:
-    """``(C_g,)``."""
+    """The shortfall of each component of a group, ``(C_g,)``."""
     if group.exact:
         return x.new_zeros(group.num_components)
     with torch.no_grad():
@@ -170,6 +170,6 @@ def _pull(group: ComponentGroup, payment: Tensor) -> Tensor:
             continue
         shortest = part.raw_lengthscale_constraint.lower_bound.clamp_min(torch.finfo(raw.dtype).tiny)
         room = (lengthscale.detach() / shortest).log().clamp(0.0, 1.0)
-        by_log = (room * by_raw * lengthscale.detach() / slope).flatten(1).sum(-1)  # (C_g,), or one for all
+        by_log = (room * by_raw * lengthscale.detach() / slope).flatten(1).sum(-1)  # (C_g,), or (1,) if shared
         pull = pull - by_log * len(by_log) / len(pull)
     return pull.clamp_min(0.0)

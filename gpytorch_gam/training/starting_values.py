@@ -1,4 +1,4 @@
-"""Hyperparameters and posterior to start from, in the units of the responses."""
+"""Starting values of hyperparameters and posterior, in the units of the responses."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ from ._response_sample import sampled_responses
 # squares.
 _WIDEST_IN_SINGLE_PRECISION = 1e4
 
-# Smallest variance of the predictor, relative to the one up to which GPyTorch rounds: that leaves its posterior room.
+# Smallest variance of the predictor, relative to the smallest one that GPyTorch allows, to leave its posterior room.
 _ROOM_ABOVE_LEAST_VARIANCE = 1e3
 
 # Posterior variance of the constant at the start, as a share of the variance of the predictor.
 _SHARE_OF_VARIANCE = 0.01
 
-# Whitened means below this have learnt nothing: at the start they are noise of a tenth of it.
+# Whitened means below this count as untrained: at the start they are noise of a tenth of this size.
 _LEARNT_MEAN = 0.01
 
-# Smallest mean that is warned of, in standard deviations of the predictor: standardising by other rows leaves less.
+# Smallest mean, in standard deviations of the predictor, that is warned of: standardising by other rows leaves less.
 _NOTABLE_MEAN = 0.25
 
-# The lower bound that GPyTorch puts below noise, and this package below noise and scales, for responses that vary by 1.
+# The lower bound of GPyTorch on noise, and of this package on noise and scales, meant for responses that vary by one.
 _USUAL_BOUND = 1e-4
 
 
@@ -107,10 +107,10 @@ def null_predictor(
     """
     The predictor of the model without effects, ``(P,)`` in float64, roughly.
 
-    :param likelihood: Any.
+    :param likelihood: Any likelihood.
     :param y: Responses ``(n,)``.
     :param row_arguments: Further arguments of the likelihood, such as offsets and weights.
-    :return: None if the likelihood is not known, or no response is finite.
+    :return: The predictor, or None if the likelihood is not known, or no response is finite.
     """
     responses = Responses(y, row_arguments or {})
     null = null_model(unwrapped(likelihood), responses) if len(responses) else None
@@ -124,16 +124,11 @@ def null_model_of(
     processes: Processes | None = None,
 ) -> NullModel | None:
     """
-    The null model of the rows, as much as the mean modules leave; None if the likelihood is not known, or there is no
-    row.
-
-    :param strategy: The strategy of the model.
-    :param likelihood: Its likelihood.
-    :param batches: As for :func:`start_from_responses`.
-    :param processes: Processes whose rows count, each calling this with its own; default this one alone.
+    The null model of the rows, with the mean modules taken as offsets; None if the likelihood is not known, or there
+    are no rows. With ``processes`` each calls this with its own batches, and the rows of all count.
     """
     sample = sampled_responses(strategy, likelihood, batches, processes or Processes(None))
-    for responses in sample:  # batches were looked at one by one, and on the CPU alone
+    for responses in sample:  # values of batches were checked one by one, and on the CPU alone
         check_response_values(likelihood, responses.y)
     if len(sample) > 1:
         return null_model_of_tasks(unwrapped(likelihood), sample)
@@ -143,9 +138,8 @@ def null_model_of(
 @torch.no_grad()
 def start_from_null_model(strategy: AdditiveVariationalStrategy, likelihood: Likelihood, null: NullModel) -> NullModel:
     """
-    Set starting values as :func:`start_from_responses` does, for the null model that the mean modules leave.
-
-    :return: What is left to the constant components.
+    Set starting values as :func:`start_from_responses` does, for the given null model. Returns the part of it that is
+    left to the constant components.
     """
     _warn_of_small_units(strategy, null)
     _start_likelihood(unwrapped(likelihood), null)
@@ -163,8 +157,8 @@ def start_from_null_model(strategy: AdditiveVariationalStrategy, likelihood: Lik
 
 def null_mean(strategy: AdditiveVariationalStrategy, null: NullModel) -> Tensor:
     """
-    The mean of the whitened inducing variables at which the predictor is that of the null model, ``(Q,)`` in float64:
-    zero but for the constant components.
+    The mean of the whitened inducing variables, ``(Q,)`` in float64, that gives the predictor of the null model: zero
+    except for the constant components.
     """
     predictor = strategy.predictor
     mean = torch.zeros(predictor.num_inducing_total, dtype=torch.float64, device=predictor.device)
@@ -174,7 +168,9 @@ def null_mean(strategy: AdditiveVariationalStrategy, null: NullModel) -> Tensor:
 
 
 def units_of_means(strategy: AdditiveVariationalStrategy, null: NullModel) -> dict[int, float]:
-    """How much the predictor varies, by the ``id`` of the parameters of its mean modules that are in units of it."""
+    """
+    The standard deviation of the predictor, by the ``id`` of those parameters of its mean modules that have its unit.
+    """
     return {
         id(parameter): math.sqrt(variance)
         for module, variance in zip(_mean_modules(strategy), null.variance, strict=True)
@@ -196,10 +192,10 @@ def _warn_of_small_units(strategy: AdditiveVariationalStrategy, null: NullModel)
 
 
 def _warn_of_missing_constants(strategy: AdditiveVariationalStrategy, rest: NullModel) -> None:
-    """Effects of mean zero bend, and take variance, to imitate a mean that no term holds."""
+    """Warn where no term can hold the mean: effects of mean zero then bend, and take variance, to imitate it."""
     own = {id(parameter) for parameter in strategy.parameters()}
     if any(id(parameter) not in own and parameter.requires_grad for parameter in strategy.model.parameters()):
-        return  # the model's own forward may add a mean that is trained
+        return  # the model's own forward may add a trained mean
     for p, (module, mean, variance) in enumerate(zip(strategy.predictor.means, rest.mean, rest.variance, strict=True)):
         groups = [group for group in strategy.predictor.groups if group.predictor_index == p]
         is_trained = any(parameter.requires_grad for parameter in module.parameters())
@@ -240,14 +236,14 @@ def _start_likelihood(likelihood: Likelihood, null: NullModel) -> None:
 
 
 def _lower_usual_bound(owner: Module, raw_name: str, value: float) -> None:
-    """A bound that is meant for responses that vary by one must not keep others from their noise."""
+    """Lower a bound meant for responses that vary by one, if it would keep others from their noise."""
     bound = getattr(owner, f"{raw_name}_constraint").lower_bound
     if bool((bound - _USUAL_BOUND).abs().max() < 1e-3 * _USUAL_BOUND):
         bound.fill_(min(_USUAL_BOUND, _USUAL_BOUND * value))
 
 
 def _set_within_bounds(owner: Module, name: str, value: float | Tensor) -> None:
-    """Set a parameter, or leave it where its constraint has no room for the value."""
+    """Set a parameter, unless its constraint has no room for the value."""
     constraint = getattr(owner, f"raw_{name}_constraint", None)
     like = next(owner.parameters())
     tensor = torch.as_tensor(value, dtype=like.dtype, device=like.device)
@@ -259,7 +255,9 @@ def _set_within_bounds(owner: Module, name: str, value: float | Tensor) -> None:
 
 
 def _mean_modules(strategy: AdditiveVariationalStrategy) -> list[Module]:
-    """One for each predictor; in the place of none, that which models of GPyTorch add in ``forward``."""
+    """
+    The mean module of each predictor; a missing one is replaced by the one that GPyTorch's models add in ``forward``.
+    """
     modules: list[Module] = list(strategy.predictor.means)
     own = getattr(strategy.model, "mean_module", None)
     if len(modules) == 1 and isinstance(modules[0], ZeroMean) and isinstance(own, Mean):
@@ -268,7 +266,7 @@ def _mean_modules(strategy: AdditiveVariationalStrategy) -> list[Module]:
 
 
 def _start_means(strategy: AdditiveVariationalStrategy, null: NullModel) -> list[float]:
-    """Put constant mean modules at the null model; what is left of it for each predictor."""
+    """Set constant mean modules to the null model; returns the rest for each predictor."""
     rest = list(null.mean)
     for p, module in enumerate(_mean_modules(strategy)):
         if isinstance(module, ConstantMean) and module.raw_constant.requires_grad and not module.raw_constant.any():
@@ -282,7 +280,10 @@ def _is_constant(group: ComponentGroup) -> bool:
 
 
 def _constants(predictor: AdditivePredictor) -> list[tuple[int, ComponentGroup, slice]]:
-    """The first constant component of each predictor: its predictor, its group and its place in the inducing vector."""
+    """
+    The first constant component of each predictor: the predictor's index, the group and the place in the inducing
+    vector.
+    """
     found: dict[int, tuple[int, ComponentGroup, slice]] = {}
     for group in predictor.groups:
         if _is_constant(group):
@@ -309,11 +310,14 @@ def _start_constant(group: ComponentGroup, mean: float, variance: float) -> None
 
 
 def _scale_kernel(kernel: Kernel, factor: float) -> bool:
-    """Multiply a kernel by a factor, in variances that nobody has chosen; whether it has a variance at all."""
+    """
+    Multiply a kernel by a factor through variances that still have their initial values; whether it has a variance at
+    all.
+    """
     if isinstance(kernel, AdditiveKernel):
-        return sum(_scale_kernel(part, factor) for part in kernel.kernels) > 0  # all of them
+        return sum(_scale_kernel(part, factor) for part in kernel.kernels) > 0  # every summand is scaled
     if isinstance(kernel, ProductKernel):
-        return any(_scale_kernel(part, factor) for part in kernel.kernels)  # the first one that can
+        return any(_scale_kernel(part, factor) for part in kernel.kernels)  # a product scales its first factor that can
     for kind, name in ((ScaleKernel, "outputscale"), (LinearKernel, "variance"), (ConstantKernel, "constant")):
         if isinstance(kernel, kind):
             if has_initial_value(kernel, f"raw_{name}"):
@@ -323,7 +327,7 @@ def _scale_kernel(kernel: Kernel, factor: float) -> bool:
 
 
 def _start_posterior(strategy: AdditiveVariationalStrategy, null: NullModel) -> None:
-    """Put the constant components at the null model, if nothing has been learnt yet."""
+    """Set the constant components' posterior to the null model, if the posterior is untrained."""
     q = strategy._variational_distribution
     is_known = isinstance(q, (*StructuredDistribution, CholeskyVariationalDistribution)) and not q.batch_shape
     has_learnt = strategy.variational_params_initialized and bool(q.variational_mean.abs().max() > _LEARNT_MEAN)
@@ -337,7 +341,10 @@ def _start_posterior(strategy: AdditiveVariationalStrategy, null: NullModel) -> 
 
 
 def _narrow(distribution: Any, index: int, excess: float) -> None:
-    """Give a whitened variable, independent of all others, a precision above one, as far as the family holds it."""
+    """
+    Raise the precision of a whitened variable that is independent of all others by ``excess``, as far as the family
+    can.
+    """
     if isinstance(distribution, CholeskyVariationalDistribution):
         distribution.chol_variational_covar[index] = 0.0
         distribution.chol_variational_covar[index, index] = (1.0 + excess) ** -0.5
@@ -349,7 +356,7 @@ def _narrow(distribution: Any, index: int, excess: float) -> None:
                 factor[(index - start) // size, 0, 0] = math.sqrt(excess)  # a constant is a block of its own
             start += count * size
     elif distribution.precision_factor is not None:
-        # Columns of B are alike at the start.
+        # Columns of B are interchangeable at the start.
         column = index % distribution.rank
         distribution.precision_factor[:, column] = 0.0
         distribution.precision_factor[index, column] = math.sqrt(excess)
