@@ -96,7 +96,7 @@ def fit(
     Train by :class:`~gpytorch.mlls.VariationalELBO`: the posterior with :class:`NaturalGradient`, the hyperparameters
     of model and likelihood with Adam, whose rate decays along a cosine.
 
-    Nothing here is more than the loop of the example of :class:`NaturalGradient`; write that one for anything special.
+    This is the loop in the example of :class:`NaturalGradient`; write that one yourself for anything special.
     Unless the likelihood is Gaussian, the first hundred steps of the posterior and those that see all rows are checked
     against the loss of their rows, and shortened where they do not lower it, which takes another evaluation of it.
 
@@ -104,33 +104,32 @@ def fit(
     quasi-Newton ascent: hyperparameters and posterior are then at a maximum of the bound, however short the training
     was, and the history has one more entry, whose ``elbo`` is exact. Each evaluation is a few passes of :func:`polish`.
     (Not where passes are over different rows, as with a sampler that draws them with replacement.) For larger data the
-    gradients of the last epoch say what is left: a :class:`~gpytorch_gam.warnings.ConvergenceWarning` tells how many
-    nats or more the bound would still rise.
+    gradients of the last epoch show what is left: a :class:`~gpytorch_gam.warnings.ConvergenceWarning` names a lower
+    bound, in nats, on the gain still to be had.
 
     Components that would gain from more inducing points are named by an
     :class:`~gpytorch_gam.warnings.InducingPointsWarning`, see :func:`inducing_shortfall`.
 
-    Hyperparameters that nobody has chosen start from the responses, see :func:`start_from_responses`. Model and
+    Hyperparameters with their initial values start from the responses, see :func:`start_from_responses`. Model and
     likelihood are left in eval mode, also when the loop is interrupted or a callback raises.
 
     :param model: A model that :class:`NaturalGradient` takes.
     :param likelihood: Any likelihood of as many predictors as the model has.
-    :param batches: Pairs of inputs ``(b, D)`` and responses ``(b)``, gone through once an epoch: a ``DataLoader``, or a
-        list with one pair for full-batch training; responses ``(b, T)`` for ``MultitaskGaussianLikelihood`` and models
-        of T predictors. Or triples, whose third entry maps names to row-wise arguments of
-        the likelihood, such as ``{"exposure": e, "weights": w}``: what a loader of a
-        :class:`~gpytorch_gam.data.RowDataset` gives.
-    :param num_data: Number of rows of all the data, which the scale of the posterior comes from; default that of the
-        batches, where it is known: of a list, of batches from files, of a ``DataLoader``'s dataset or of the subset
-        that its sampler shuffles.
-    :param num_epochs: Passes over the data.
+    :param batches: Pairs of inputs ``(b, D)`` and responses ``(b)``, read once an epoch: a ``DataLoader``, or a list
+        with one pair for full-batch training; responses are ``(b, T)`` for ``MultitaskGaussianLikelihood`` and models
+        of T predictors. Or triples, whose third entry maps names to row-wise arguments of the likelihood, such as
+        ``{"exposure": e, "weights": w}``; a loader of a :class:`~gpytorch_gam.data.RowDataset` gives them.
+    :param num_data: Number of rows of all the data, which sets the scale of the posterior. By default they are counted,
+        which needs a list, batches from files, or a ``DataLoader`` (its dataset counts, or the subset that its
+        sampler shuffles).
+    :param num_epochs: Number of passes over the data.
     :param lr: Adam's rate at the start.
-    :param num_held_back: Steps before the hyperparameters move: while the posterior is near the prior, all of the data
-        look like noise to them. Adam's rate begins to decay after them, and the likelihood's own begin at their optimum
-        for the posterior and one batch. Default 12, but no more than a quarter of all steps, and none under
-        ``warm_start``. With as many as there are steps the hyperparameters stay.
-    :param patience: Stop when the smoothed ELBO has not changed notably, by its noise and by half a nat, for so many
-        epochs in which the hyperparameters moved; default never.
+    :param num_held_back: Number of steps before the hyperparameters move: while the posterior is near the prior, all of
+        the data look like noise to them. Then Adam's rate begins to decay, and the likelihood's own parameters begin at
+        their optimum for the posterior and one batch. Default 12, but no more than a quarter of all steps, and none
+        under ``warm_start``. If it is the number of all steps, the hyperparameters stay.
+    :param patience: Stop when the smoothed ELBO has not changed by more than its noise and half a nat for this number
+        of epochs in which the hyperparameters moved; default never.
     :param warm_start: Go on from the present posterior and hyperparameters, as after another ``fit``; see
         :class:`NaturalGradient`.
     :param polish_passes: Bring the posterior to its optimum by up to so many passes of :func:`polish` at the end, at
@@ -144,7 +143,7 @@ def fit(
         ``DataLoader`` with a ``DistributedSampler``, whose ``set_epoch`` a callback may call. All start from the model
         and the likelihood of the first process, and end with the same. ``num_data`` and the ELBO are over the rows of
         all of them. Every process calls its own callback. For ``polish_passes`` see :func:`polish`.
-    :return: The epochs.
+    :return: The results of the epochs.
     :raises ValueError: If an argument is out of range, ``num_data`` is not known or not the number of rows of the
         batches, there is no batch, or the processes have unequal numbers of batches.
     :raises ImportError: If a progress bar is wanted and tqdm is not installed.

@@ -1,4 +1,4 @@
-"""Data whose inputs are indices of bins, and what the bins know of the rows: sums that do not grow with these."""
+"""Data whose inputs are indices of bins, and sums over their rows whose size does not depend on the number of rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gpytorch_gam.variational import AdditiveVariationalStrategy
 
 from .column_bins import ColumnBins
 
-# Rows processed at a time: few enough to stay in the cache, and for torch not to use several threads.
+# Number of rows processed at a time: few enough to stay in the cache, and for torch not to use several threads.
 _CHUNK_SIZE = 32000
 
 
@@ -31,15 +31,16 @@ class BinTables(NamedTuple):
     Sums over rows with weights :math:`\lambda_n` and residuals :math:`r_n`, in float64. T sets of columns have
     :math:`U_t` bins each.
 
-    :ivar places: the bins, ``(U_t, d_t)`` for each t.
-    :ivar own: sum of the weights at each bin, ``(U_t,)``, which is the diagonal of a table of t with itself; or that
-        table, ``(U_t, U_t)``, where rows lie between the bins.
-    :ivar pairs: sum of the weights at each pair of bins of s < t, ``(U_s, U_t)``.
-    :ivar weights: sum of the weights at each bin, ``(U_t,)``.
-    :ivar targets: sum of :math:`\lambda_n r_n` at each bin, ``(U_t,)``.
-    :ivar totals: sums of :math:`\lambda_n`, :math:`\lambda_n r_n` and :math:`\lambda_n r_n^2` over all rows, ``(3,)``.
-    :ivar num_rows: number of rows (with weights their sum) whose Gaussian densities count; 0 for sites.
-    :ivar log_noise: see :class:`~gpytorch_gam.mlls.GaussianStatistics`.
+    :ivar places: The bins, ``(U_t, d_t)`` for each t.
+    :ivar own: The sum of the weights at each bin, ``(U_t,)``, which is the diagonal of the table of t with itself; or
+        that table, ``(U_t, U_t)``, where rows lie between the bins.
+    :ivar pairs: The sum of the weights at each pair of bins of s < t, ``(U_s, U_t)``.
+    :ivar weights: The sum of the weights at each bin, ``(U_t,)``.
+    :ivar targets: The sum of :math:`\lambda_n r_n` at each bin, ``(U_t,)``.
+    :ivar totals: The sums of :math:`\lambda_n`, :math:`\lambda_n r_n` and :math:`\lambda_n r_n^2` over all rows,
+        ``(3,)``.
+    :ivar num_rows: The number of rows (with weights their sum) whose Gaussian densities count; 0 for sites.
+    :ivar log_noise: See :class:`~gpytorch_gam.mlls.GaussianStatistics`.
     """
 
     places: list[Tensor]
@@ -52,7 +53,7 @@ class BinTables(NamedTuple):
     log_noise: Tensor | None = None
 
     def scaled(self, factor: float) -> BinTables:
-        """The sums of ``factor`` times as many rows of the same kind."""
+        """The sums of ``factor`` times as many rows with the same distribution."""
         own, weights, targets = ([factor * table for table in part] for part in (self.own, self.weights, self.targets))
         pairs = {key: factor * table for key, table in self.pairs.items()}
         log_noise = None if self.log_noise is None else factor * self.log_noise
@@ -66,42 +67,38 @@ class MomentTables(NamedTuple):
 
     mean: list[Tensor]  # (U_t,) for each set of columns
     variance: list[Tensor]  # (U_t,) for each
-    pairs: dict[tuple[int, int], Tensor]  # what pairs s < t of sets add to the variance, (U_s, U_t)
+    pairs: dict[tuple[int, int], Tensor]  # contributions of pairs s < t of sets to the variance, (U_s, U_t)
 
 
 class _Centres:
-    """Means of the rows at each bin."""
+    """The mean of the rows at each bin."""
 
     def __init__(self, bins: Tensor) -> None:
         self._bins = bins.double()
         self._sums, self._counts = torch.zeros_like(self._bins), torch.zeros_like(self._bins[:, 0])
 
     def add(self, codes: Tensor, x: Tensor) -> None:
-        """Rows ``(n, d)`` and their bins."""
+        """Add rows ``(n, d)``, given their bins ``(n,)``."""
         positions = codes.int()
         for column, sums in zip(x.unbind(-1), self._sums.unbind(-1), strict=True):
             sums.index_add_(0, positions, column.double())
         self._counts.index_add_(0, positions, torch.ones_like(x[:, 0], dtype=torch.float64))
 
     def mean(self) -> Tensor:
-        """``(U, d)``; the bin itself where there are no rows."""
+        """The means, ``(U, d)``; for bins without rows the bin itself."""
         counts = self._counts.unsqueeze(-1)
         return torch.where(counts > 0, self._sums / counts.clamp_min(1.0), self._bins)
 
 
 class DiscretizedData:
     """
-    Rows as indices of bins.
+    Rows as indices of bins. Each row takes two (or four) bytes for each set of columns, its response and its row-wise
+    arguments.
 
-    It holds two (or four) bytes for each row and set of columns, the response and the row-wise arguments.
-
-    :param places: the bins of each set of columns, ``(U_t, d_t)``.
-    :param codes: the bin of each row, ``(n,)`` integers for each set.
-    :param responses: ``(n,)``.
-    :param taken: row-wise arguments that are taken care of here, in float64: ``offset``, a part of the predictor that
-        stays as it is, and ``weights`` of the rows.
-    :param arguments: row-wise arguments that are left to the likelihood.
-    :param num_threads: threads that share the rows in sums.
+    ``places`` are the bins of each set of columns, ``(U_t, d_t)``, and ``codes`` the bin of each row, integers
+    ``(n,)``, for each set. ``taken`` holds the row-wise arguments that are applied here, in float64: ``offset``, a
+    fixed part of the predictor, and ``weights``. ``arguments`` are passed on to the likelihood. Sums run in
+    ``num_threads`` threads.
     """
 
     def __init__(
@@ -130,21 +127,16 @@ class DiscretizedData:
         num_threads: int = 1,
     ) -> DiscretizedData:
         """
-        One pass over the data. The place of a bin is the mean of the rows that are rounded to it: then sums of
-        functions lose only what is of second order in the step, at the ends of the range, too.
+        Read the data in one pass. The place of a bin is the mean of the rows that are rounded to it: then sums of
+        functions lose only terms of second order in the step, at the ends of the range too.
 
-        :param batches: Pairs of inputs ``(b, D)`` and responses ``(b)``, or triples with row-wise arguments.
-        :param bins: The bins of all components.
-        :param strategy: The strategy that reads the inputs.
-        :param likelihood: The likelihood that reads the row-wise arguments.
-        :param mean: A mean of the predictor that stays as it is, from inputs; None for none.
-        :param num_threads: See the class.
-        :raises ValueError: If the data cannot be read.
+        ``mean`` maps inputs to a fixed part of the predictor, such as that of a mean module. A ValueError is raised if
+        the data cannot be read.
         """
         parts: list[tuple[list[Tensor], Tensor, dict[str, Tensor], dict[str, Tensor]]] = []
         centres = {term: _Centres(bins.values(term)) for term in bins.terms if not bins.is_exact(term)}
         for batch in batches:
-            x, y, arguments = checked_rows(strategy, None, batch)  # the values of all responses are looked at later
+            x, y, arguments = checked_rows(strategy, None, batch)  # the values of all responses are checked later
             check_row_arguments(likelihood, arguments)
             codes = bins.index(x)
             for term, positions in zip(bins.terms, codes, strict=True):
@@ -174,14 +166,14 @@ class DiscretizedData:
 
     @property
     def num_rows(self) -> float:
-        """The number of rows; with weights their sum."""
+        """The number of rows, or with weights their sum."""
         return float(len(self)) if self.weights is None else self.weights.sum().item()
 
     def thinned(self, num_rows: int) -> DiscretizedData:
-        """No more than so many of the rows, from all parts of the data."""
+        """At most ``num_rows`` of the rows, from all parts of the data."""
         if len(self) <= num_rows:
             return self
-        # Not evenly spaced: rows may follow a rhythm of their own.
+        # Random places within equal parts, not equally spaced rows: the data may be periodic in the row number.
         parts = (
             torch.arange(num_rows, dtype=torch.float64)
             + torch.rand(num_rows, generator=torch.Generator().manual_seed(0)).double()
@@ -195,17 +187,16 @@ class DiscretizedData:
 
     def tables(self, weights: Tensor | None, targets: Tensor, squares: Tensor) -> BinTables:
         r"""
-        Sum over the rows: for each pair of sets of columns one pass over their indices.
+        Sum over the rows, with one pass over the indices of each pair of sets of columns.
 
-        :param weights: :math:`\lambda_n`, ``(n,)`` in float64; None for ones.
-        :param targets: :math:`\lambda_n r_n`, ``(n,)`` in float64.
-        :param squares: :math:`\sum_n \lambda_n r_n^2`, ``()``.
+        ``weights`` are :math:`\lambda_n` (None for ones) and ``targets`` :math:`\lambda_n r_n`, both ``(n,)`` in
+        float64; ``squares`` is :math:`\sum_n \lambda_n r_n^2`, ``()``.
         """
         sizes = [len(places) for places in self.places]
         terms = range(len(sizes))
         rows = torch.ones(_CHUNK_SIZE, dtype=targets.dtype, device=targets.device) if weights is None else weights
         count = rows.new_tensor(len(self))
-        # The constant has one bin: its table with another set is that one's own.
+        # The constant has one bin, so its table with another set is the other set's own sums.
         pairs = [(s, t) for s, t in itertools.combinations(terms, 2) if min(sizes[s], sizes[t]) > 1]
         jobs = [
             *(functools.partial(self._sum, rows, weights is None, sizes[s] * sizes[t], s, t) for s, t in pairs),
@@ -222,7 +213,10 @@ class DiscretizedData:
         return BinTables(self.places, own, tables, own, by_target, totals)
 
     def _sum(self, rows: Tensor, repeats: bool, size: int, *terms: int) -> Tensor:
-        """Numbers of the rows (or always the same ones) added up by bin, or pair of bins."""
+        """
+        Sums of numbers of the rows (or of the same numbers for each chunk, if ``repeats``) at each bin, or pair of
+        bins.
+        """
         total = torch.zeros(size, dtype=rows.dtype, device=rows.device)
         for start in range(0, len(self), _CHUNK_SIZE):
             stop = min(start + _CHUNK_SIZE, len(self))
@@ -237,7 +231,7 @@ class DiscretizedData:
         return torch.add(self._codes[second][rows].int(), position, alpha=len(self.places[second]))
 
     def moments(self, tables: MomentTables) -> tuple[Tensor, Tensor]:
-        """Mean and variance of the predictor in each row, offset left out, both ``(n,)`` in float64."""
+        """Mean and variance of the predictor in each row without the offset, both ``(n,)`` in float64."""
         mean, variance = torch.zeros(2, len(self), dtype=torch.float64, device=self.responses.device)
 
         def fill(rows: slice) -> None:
@@ -254,19 +248,22 @@ class DiscretizedData:
     def gradients(
         self, likelihood: Likelihood, mean: Tensor, variance: Tensor, rows: slice, dtype: torch.dtype
     ) -> ExpectedGradients:
-        """Derivatives of the expected log-likelihood of some rows, in a dtype, at moments of their predictors."""
+        """
+        Derivatives of the expected log-likelihood of some rows, given the moments of their predictors, computed in
+        ``dtype``.
+        """
         arguments = {name: value[rows] for name, value in self.arguments.items()}
         found = expected_gradients(likelihood, self.responses[rows], mean.to(dtype), variance.to(dtype), arguments)
         return self.weighted(found, rows)
 
     def weighted(self, found: ExpectedGradients, rows: slice) -> ExpectedGradients:
-        """The derivatives of some rows, times their weights."""
+        """The derivatives of some rows, multiplied by their weights."""
         if self.weights is None:
             return found
         return ExpectedGradients(*(self.weights[rows] * part for part in found))
 
     def map_rows(self, function: Callable[[slice], Any]) -> list[Any]:
-        """Apply a function to chunks of rows."""
+        """Apply a function to chunks of rows, in threads."""
         starts = range(0, len(self), _CHUNK_SIZE)
         chunks = [slice(start, min(start + _CHUNK_SIZE, len(self))) for start in starts]
         return in_threads([functools.partial(function, rows) for rows in chunks], self._num_threads)
@@ -275,10 +272,15 @@ class DiscretizedData:
 def _taken_apart(
     likelihood: Likelihood, y: Tensor, given: Mapping[str, Tensor], mean: Tensor | None
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Offset (with the mean of the predictor in it) and weights of a batch, and the likelihood's own arguments."""
+    """
+    Split a batch's row-wise arguments into offset (plus the given mean) and weights, and the likelihood's own
+    arguments.
+    """
     taken: dict[str, Tensor] = {}
     arguments, like = dict(given), y.detach().double()
-    if isinstance(likelihood, RowwiseLikelihood | OnePredictorLikelihood):  # those of others may mean anything
+    if isinstance(
+        likelihood, RowwiseLikelihood | OnePredictorLikelihood
+    ):  # the names may mean anything to other likelihoods
         for argument in (OFFSET, WEIGHTS):
             value = arguments.pop(argument.name, None)
             taken |= {} if value is None else {argument.name: argument.read(value, like).expand(y.shape)}
@@ -299,10 +301,10 @@ def _joined_by_name(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def sampled(batches: Iterable[Any], share: float) -> Iterator[tuple[Tensor, Tensor, dict[str, Tensor]]]:
-    """A random part of the rows of each batch, always the same one."""
+    """A random part of the rows of each batch, the same one in every call."""
     generator = torch.Generator("cpu").manual_seed(0)  # whatever the default device is
     for x, y, *rest in batches:
-        if share * len(x) < 100:  # many small batches: each row by a coin of its own
+        if share * len(x) < 100:  # for many small batches, rows are drawn one by one
             rows = (torch.rand(len(x), generator=generator, device="cpu") < share).nonzero().squeeze(-1)
         else:
             rows = torch.randint(len(x), (round(share * len(x)),), generator=generator, device="cpu").unique()
@@ -313,7 +315,7 @@ def sampled(batches: Iterable[Any], share: float) -> Iterator[tuple[Tensor, Tens
 
 
 def in_threads(jobs: Sequence[Callable[[], Any]], num_threads: int) -> list[Any]:
-    """Results of jobs in order, which are independent of each other, and serial themselves."""
+    """The results of independent jobs, in order; each job runs in a single thread."""
     if min(num_threads, len(jobs)) == 1:
         return [job() for job in jobs]
     with ThreadPoolExecutor(num_threads) as pool:

@@ -35,29 +35,24 @@ _NUM_KNOTS = (32, 16, 8)
 # Largest interpolation error, relative to the explained variance; beyond it the coarse bound is rejected.
 _LARGEST_EXCESS = 1e-4
 
-# Minus the second derivative of the bound in a hyperparameter of the kernels, as the quasi-Newton method assumes first.
+# Minus the second derivative of the bound in a kernel's hyperparameter that the quasi-Newton method assumes at first.
 _CURVATURE = 1.0
 
-# Factor on the precision of rows at which their posterior mean is no longer shrunk to the prior's.
+# Factor on the precision of rows for which the posterior mean is practically not shrunk towards the prior mean.
 _EXACT = 1e6
 
-# Largest logit of a parameter in an interval: beyond it gradients vanish, and it would never come back.
+# Largest logit of a parameter in an interval: beyond it gradients vanish, and the parameter could not return.
 _LARGEST_LOGIT = 9.0
 
-# Many rows with a Gaussian likelihood begin with the bound of so many rows of the same kind, in which the information
+# Fits of many rows with a Gaussian likelihood begin with the bound of this many equivalent rows, where the information
 # on the kernels is not yet drowned in that on the noise.
 FIRST_ROWS = 2000
 
 
 class DiscretizedProblem:
     """
-    What both kinds of fit share: the model as a function of tables, and moves of its hyperparameters.
-
-    :param model: The model, whose hyperparameters go to their starting values.
-    :param likelihood: Its likelihood, whose parameters do so, too.
-    :param bins: The bins of the columns.
-    :param num_rows: The number of rows of the data.
-    :param null: The null model of the data, which says where to start; None to start from the present values.
+    The part that both kinds of fit share: the model as a function of tables, and moves of its hyperparameters. The
+    hyperparameters of model and likelihood start from the null model, or from their present values if that is None.
     """
 
     def __init__(
@@ -88,27 +83,30 @@ class DiscretizedProblem:
         )
 
     def _curvature(self, parameter: Tensor, num_rows: float) -> float:
-        """About what minus the second derivative of the bound is: each row tells of noise and mean."""
+        """A rough minus second derivative of the bound: each row has information on noise and mean."""
         of_rows = (*self.likelihood.parameters(), *self.strategy.predictor.means[0].parameters())
         return max(0.5 * num_rows, 1.0) if any(parameter is other for other in of_rows) else _CURVATURE
 
     def constant(self) -> Tensor | float:
-        """The constant mean, differentiable."""
+        """The constant mean, with its graph."""
         mean = self.strategy.predictor.means[0]
         return mean.constant.double().squeeze() if isinstance(mean, ConstantMean) else 0.0
 
     def optimum(self, statistics: BinStatistics) -> GaussianOptimum:
-        """The optimal posterior and its bound, which for sites lacks a constant."""
+        """The optimal posterior and its bound; for sites the bound lacks a constant."""
         return self._optimum(statistics(self.constant()))
 
     def _optimum(self, sums: GaussianStatistics) -> GaussianOptimum:
         inner = unwrapped(self.likelihood)
         if isinstance(inner, GaussianLikelihood) and sums.log_noise is None:
             return gaussian_optimum(sums, inner.noise.double().squeeze(-1))
-        return gaussian_optimum(sums, torch.ones_like(sums.residual_square))  # the weights say it all
+        return gaussian_optimum(sums, torch.ones_like(sums.residual_square))  # the weights are the precisions
 
     def moments(self, data: DiscretizedData, optimum: GaussianOptimum) -> tuple[MomentTables, float]:
-        """Moments of the predictor at the bins without mean module, and the divergence from the prior in nats."""
+        """
+        Moments of the predictor at the bins without the mean module, and the posterior's divergence from the prior in
+        nats.
+        """
         cholesky = torch.linalg.cholesky(optimum.precision)
         covariance = torch.cholesky_inverse(cholesky)
         excess = covariance.diagonal() - 1.0 + 2.0 * cholesky.diagonal().log() + optimum.mean.square()
@@ -116,21 +114,21 @@ class DiscretizedProblem:
         return tables, 0.5 * excess.sum().item()
 
     def prior(self) -> GaussianOptimum:
-        """The prior as a posterior."""
+        """The prior, in the form of a posterior without a bound."""
         size = self.strategy.predictor.num_inducing_total
         identity = torch.eye(size, dtype=torch.float64, device=self.strategy.predictor.device)
         return GaussianOptimum(identity[0] * 0.0, identity, identity[0, 0] * math.nan)
 
     def variance_of_effects(self) -> float | None:
-        """Prior variance of the predictor without constants; None if there is nothing else."""
+        """Prior variance of the predictor without constant components; None if there are no others."""
         groups = [group for group in self.strategy.predictor.groups if group.input_dim]
         variances = [group.mean_prior_variance().expand(group.num_components).sum().item() for group in groups]
         return sum(variances) if variances else None
 
     def constant_posterior(self, data: DiscretizedData, place: float, precision: float) -> GaussianOptimum:
         """
-        The posterior of rows that all have the same predictor, which is its mean whatever their precision, all rows
-        together.
+        The posterior given rows that all have the predictor ``place``, with ``precision`` in total. Its mean is that
+        for rows of a practically infinite precision, so that it is not shrunk.
         """
         weights = torch.full((len(data),), precision / len(data), dtype=torch.float64, device=data.responses.device)
         targets = place * weights
@@ -142,8 +140,8 @@ class DiscretizedProblem:
 
     def maximise(self, statistics: BinStatistics, nats: float, steps: int) -> float:
         """
-        Move the hyperparameters on the collapsed bound, first on fewer bins, until a step promises less than so many
-        nats. Gives the nats that a further step promises.
+        Move the hyperparameters on the collapsed bound, first on fewer bins, until a step is predicted to gain less
+        than ``nats``. Returns the predicted gain of a further step.
         """
         if not self.hyperparameters:
             return 0.0
@@ -154,7 +152,7 @@ class DiscretizedProblem:
         return self._ascent.maximise(lambda: self._objective(statistics), nats, steps)
 
     def begin(self, statistics: BinStatistics, steps: int) -> None:
-        """Move the hyperparameters as far as a part of the rows would."""
+        """Move the hyperparameters to the optimum of the bound of a part of the rows."""
         num_rows = statistics.tables.num_rows
         part = BinStatistics(self.strategy, self.terms, statistics.tables.scaled(FIRST_ROWS / num_rows))
         with self._kept_only_if_better(statistics):
@@ -166,9 +164,9 @@ class DiscretizedProblem:
 
     @contextmanager
     def _kept_only_if_better(self, statistics: BinStatistics) -> Iterator[None]:
-        """Moves on a stand-in for the bound are taken back where they lower the bound itself."""
+        """Undo the moves made on an approximation of the bound if they lower the bound itself."""
         before, values = self._bound(statistics), [p.detach().clone() for p in self.hyperparameters]
-        with suppress(ObjectiveError):  # nothing stands in for the bound where it starts
+        with suppress(ObjectiveError):  # the approximation is not finite at the start
             yield
         if not self._bound(statistics) > before:
             with torch.no_grad():
@@ -178,7 +176,7 @@ class DiscretizedProblem:
 
     @torch.no_grad()
     def _bound(self, statistics: BinStatistics) -> float:
-        """Minus infinity where it cannot be computed."""
+        """The bound, or minus infinity where it cannot be computed."""
         try:
             value = self._objective(statistics).item()
         except (torch.linalg.LinAlgError, NotPSDError, NanError):
@@ -186,19 +184,22 @@ class DiscretizedProblem:
         return value if math.isfinite(value) else -math.inf
 
     def scale_to(self, num_rows: float) -> None:
-        """Expect the curvatures of so many rows in the next moves."""
+        """Rescale the curvatures assumed in the next moves to this number of rows."""
         before, self._num_rows = self._num_rows, num_rows
         self._ascent.rescale([self._curvature(p, num_rows) / self._curvature(p, before) for p in self.hyperparameters])
 
     def _on_fewer_bins(self, statistics: BinStatistics) -> BinStatistics | None:
-        """None if there is nothing to be gained."""
+        """The statistics interpolated on coarser bins, or None if no bins become fewer."""
         tables = statistics.tables
         coarse = interpolated(tables, self._is_rounded, _NUM_KNOTS)
         is_smaller = any(len(few) < len(many) for few, many in zip(coarse.places, tables.places, strict=True))
         return BinStatistics(self.strategy, self.terms, coarse) if is_smaller else None
 
     def _interpolated_objective(self, statistics: BinStatistics) -> Callable[[], Tensor]:
-        """NaN where features vary too fast for the knots: they explain more than there is, and the bound has no end."""
+        """
+        The bound, NaN where features vary too fast for the knots: there they explain more variance than the prior has,
+        and the bound grows without limit.
+        """
 
         def objective() -> Tensor:
             sums = statistics(self.constant())
@@ -213,7 +214,7 @@ class DiscretizedProblem:
 
 
 def _in_intervals(*modules: gpytorch.Module) -> set[int]:
-    """The ``id`` of each parameter that is the logit of a value between two bounds."""
+    """The ids of the parameters that are the logit of a value between two bounds."""
     return {
         id(parameter)
         for module in modules

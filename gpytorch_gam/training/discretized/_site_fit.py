@@ -1,4 +1,4 @@
-"""Posteriors of likelihoods that are not Gaussian, by Gaussian sites that each pass over the rows finds again."""
+"""Posteriors for likelihoods that are not Gaussian, by Gaussian sites that each pass over the rows computes anew."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from ._problem import DiscretizedProblem
 from ._statistics import BinStatistics
 from ._tabulated_gradients import distinct_responses, tabulated
 
-# Stop when the predicted gain of a step is below this fraction of `tolerance`: gains in many directions add up.
+# Stop when the predicted gain of a step is below this fraction of `tolerance`: gains left in many directions add up.
 SHARE_OF_TOLERANCE = 0.3
 
-# Steps of the hyperparameters between two passes over the rows.
+# Number of steps of the hyperparameters between two passes over the rows.
 _SITE_STEPS = 12
 
 # Largest fall of the bound, relative to its size, that counts as an error of rounding or quadrature.
@@ -31,27 +31,27 @@ ROUNDING = 1e-9
 # Shortest step, as a share of the way to the posterior of the sites, before the fit is given up.
 _SMALLEST_RATE = 1e-8
 
-# Hyperparameters move once a pass has gained what the sites promised, to within this part of it.
+# Hyperparameters start to move once the gain of a pass differs from the sites' prediction by at most this fraction.
 _FORETOLD = 0.25
 
-# Number of rows from which the model without effects is found, and its precision in units of the prior's.
+# Number of rows from which the model without effects is estimated, and its precision relative to the prior's.
 _NULL_ROWS, _NULL_WEIGHT = 500, 100.0
 
 
 class _Pass(NamedTuple):
-    """What a pass over the rows finds."""
+    """The results of a pass over the rows."""
 
     bound: float
     sites: BinTables
-    rest: float  # what the bound of the sites lacks to be a model of the bound that is right here
+    rest: float  # constant to be added to the bound of the sites, so that it equals the bound here
 
 
 class _State(NamedTuple):
-    """What a fit has come to."""
+    """An accepted state of the fit."""
 
     hyperparameters: list[Tensor]
     optimum: GaussianOptimum  # the posterior
-    seen: _Pass  # at it
+    seen: _Pass  # the pass at this posterior
 
 
 class _Proposal(NamedTuple):
@@ -59,26 +59,26 @@ class _Proposal(NamedTuple):
 
     hyperparameters: list[Tensor]
     optimum: GaussianOptimum
-    promised: float  # nats
-    open: float  # nats that a further step of the hyperparameters promises
+    promised: float  # predicted gain of the bound in nats
+    open: float  # predicted gain of a further step of the hyperparameters in nats
 
 
 class SiteFit:
-    """The loop: posterior, sites there, and hyperparameters, as they were accepted last."""
+    """The loop of the fit, and its last accepted state."""
 
     def __init__(self, problem: DiscretizedProblem, data: DiscretizedData) -> None:
         self._problem, self._data = problem, data
-        # Responses alone say which log-likelihood a row has, unless it has arguments of its own.
+        # Without row-wise arguments, rows with equal responses have equal log-likelihoods, which can be tabulated.
         self._responses = None if data.arguments else distinct_responses(data.responses)
         self._state: _State | None = None
-        #: Nats that a further pass promises, after :meth:`run`.
+        #: Predicted gain of a further pass in nats, after :meth:`run`.
         self.open = math.inf
-        #: Whether a step was accepted.
+        #: Whether any step was accepted, after :meth:`run`.
         self.has_moved = False
 
     @property
     def optimum(self) -> GaussianOptimum:
-        """The posterior that was accepted last."""
+        """The posterior of the last accepted state."""
         assert self._state is not None
         return self._state.optimum
 
@@ -90,13 +90,11 @@ class SiteFit:
         callback: Callable[[float], Any] | None,
     ) -> list[float]:
         """
-        Passes until one gains no more than the tolerance; the bounds that were accepted.
+        Make passes until one gains no more than ``tolerance``, at most ``max_passes`` besides the first one. They begin
+        with the posterior ``start``, by default that of the model without effects. Returns the accepted bounds.
 
-        Hyperparameters wait until the sites have foretold what a pass gains, or there is nothing more to gain without
-        them: sites that are far from the data say nothing of hyperparameters.
-
-        :param start: The posterior to begin with; None for that of the model without effects.
-        :param max_passes: Largest number of passes besides the first one.
+        Hyperparameters wait until the sites have predicted the gain of a pass, or there is nothing more to gain without
+        them: sites that are far from the data carry no information on hyperparameters.
         """
         state = self._first_state(start)
         history: list[float] = []
@@ -141,7 +139,7 @@ class SiteFit:
 
     @torch.no_grad()
     def _starts(self) -> Iterator[GaussianOptimum]:
-        """The posterior of the model without effects, and narrower ones: exponential links overflow."""
+        """The posterior of the model without effects, then narrower ones, because exponential links may overflow."""
         problem, some = self._problem, self._data.thinned(_NULL_ROWS)
         prior = problem.prior()
         variance = some.moments(problem.moments(some, prior)[0])[1].mean().item()
@@ -155,10 +153,8 @@ class SiteFit:
 
     def _null_place(self, some: DiscretizedData, variance: float, narrow: float) -> float:
         """
-        The most probable predictor, offset left out, if it is one and the same in some rows.
-
-        :param variance: The prior variance of the predictor around the constant mean.
-        :param narrow: A variance of the predictor beside which log-likelihoods are smooth.
+        The most probable predictor, without the offset, if it is the same in some rows. ``variance`` is its prior
+        variance around the constant mean, ``narrow`` a variance of the predictor that makes log-likelihoods smooth.
         """
         likelihood, dtype = self._problem.likelihood, self._problem.strategy.predictor.dtype
         centre, factor = float(self._problem.constant()), len(self._data) / len(some)
@@ -173,8 +169,8 @@ class SiteFit:
 
     def _proposal(self, state: _State, moves: bool, tolerance: float) -> _Proposal | None:
         """
-        The posterior of the sites of a state, after the hyperparameters have moved to their optimum if they may; None
-        if there is no such posterior in the range of numbers.
+        The posterior of the sites of a state, after the hyperparameters have moved to their optimum if ``moves``; None
+        if it cannot be represented in floating point.
         """
         still_open = 0.0
         statistics = BinStatistics(self._problem.strategy, self._problem.terms, state.seen.sites)
@@ -190,7 +186,7 @@ class SiteFit:
         return _Proposal(self._hyperparameters(), optimum, promised, still_open)
 
     def _part(self, state: _State, proposal: _Proposal, rate: float) -> GaussianOptimum:
-        """A part of the way from a state to a proposal, to which the hyperparameters are set."""
+        """Go a part of the way from a state to a proposal: sets the hyperparameters, and returns the posterior."""
         pairs = zip(state.hyperparameters, proposal.hyperparameters, strict=True)
         self._set([torch.lerp(old, new, rate) for old, new in pairs])
         return proposal.optimum._replace(
@@ -208,7 +204,7 @@ class SiteFit:
 
     @torch.no_grad()
     def _pass(self, optimum: GaussianOptimum) -> _Pass | None:
-        """The bound and the sites at a posterior, from one pass over the rows; None if there are infinite numbers."""
+        """The bound and the sites at a posterior, from one pass over the rows; None if any number is not finite."""
         problem, data = self._problem, self._data
         tables, divergence = problem.moments(data, optimum)
         mean, variance = data.moments(tables)
@@ -220,7 +216,7 @@ class SiteFit:
             fitted, found = mean[rows], derivatives(rows)
             curvatures[rows] = found.curvatures
             targets[rows] = torch.addcmul(found.gradients, found.curvatures, fitted)
-            # What does not depend on the hyperparameters, g^2 / lambda, is left out.
+            # The term g^2 / lambda is left out: it does not depend on the hyperparameters.
             square = (found.curvatures * fitted.square() + 2 * found.gradients * fitted).sum()
             return torch.stack([found.expected.sum(), square, found.curvatures @ variance[rows]])
 
@@ -231,7 +227,7 @@ class SiteFit:
         return _Pass(expected.item() - divergence, data.tables(curvatures, targets, squares), rest)
 
     def _derivatives(self, mean: Tensor, variance: Tensor) -> Callable[[slice], ExpectedGradients]:
-        """Derivatives of the expected log-likelihood, as a function of the rows, at moments ``(n,)`` without offset."""
+        """A function from rows to derivatives of the expected log-likelihood, given moments ``(n,)`` without offset."""
         data, likelihood, dtype = self._data, self._problem.likelihood, self._problem.strategy.predictor.dtype
         total = mean if data.offset is None else mean + data.offset
         if self._responses is not None:
@@ -243,7 +239,9 @@ class SiteFit:
 
 
 def _shortening(gain: float, promised: float) -> float:
-    """By what a step is shortened: the top of the parabola through the gain with the slope that was promised."""
+    """
+    The factor that shortens a step: the maximum of the parabola through its gain with the predicted slope at the start.
+    """
     if not math.isfinite(gain):
         return 0.1
     slope = 2.0 * max(promised, 0.0)
@@ -252,8 +250,8 @@ def _shortening(gain: float, promised: float) -> float:
 
 def _zero_of_falling(function: Callable[[float], float], start: float, step: float) -> float:
     """
-    Where a falling function is zero, or as near as the range of its numbers goes: NaN and infinity stand for what is
-    beyond its zero. The search begins at ``start`` with a step of the given size.
+    The zero of a falling function, or the place nearest to it with finite values: NaN and infinity count as beyond the
+    zero. The search begins at ``start`` with a step of size ``step``.
     """
     value = function(start)
     if value == 0.0 or not math.isfinite(value):

@@ -2,8 +2,8 @@ r"""
 Statistics of a model from tables of its bins.
 
 With features at the bins :math:`\Phi_t = L^{-1} k(Z, \ell)` of all components that read the set of columns t, blocks of
-the Gram matrix are :math:`\Phi_s W_{st} \Phi_t^\top` with the table :math:`W_{st}` of summed weights: the number of
-rows is gone, and the hyperparameters are free to move.
+the Gram matrix are :math:`\Phi_s W_{st} \Phi_t^\top` with the table :math:`W_{st}` of summed weights. Their cost does
+not depend on the number of rows, and the tables do not depend on the hyperparameters.
 """
 
 from __future__ import annotations
@@ -24,17 +24,14 @@ from ._data import BinTables, MomentTables
 from ._tabulated_gradients import lagrange_weights
 from .column_bins import stacked
 
-# Number of knots around a place from which it is interpolated.
+# Number of knots from which a value is interpolated.
 _STENCIL = 6
 
 
 class BinStatistics:
     """
-    Statistics as a differentiable function of the hyperparameters.
-
-    :param strategy: A strategy with one predictor and no batch shape.
-    :param terms: For each group, the set of columns that each component reads, as its position in the tables.
-    :param tables: The tables of all sets.
+    The statistics as a differentiable function of the hyperparameters, for one predictor and no batch shape. ``terms``
+    holds for each group the position in the tables of the set of columns that each component reads.
     """
 
     def __init__(self, strategy: AdditiveVariationalStrategy, terms: list[list[int]], tables: BinTables) -> None:
@@ -43,7 +40,7 @@ class BinStatistics:
         for group, terms_of_group in zip(strategy.predictor.groups, terms, strict=True):
             for term in terms_of_group:
                 num_features[term] += group.num_inducing
-        # Products with tables are taken from the side of the set that has fewer features.
+        # Each table is multiplied first from the side of the set that has fewer features.
         self._order = sorted(range(len(num_features)), key=num_features.__getitem__)
         self._later = [self._order[position + 1 :] for position in range(len(self._order))]
         self._rows = [  # (U_s, sum of the later U_t)
@@ -72,7 +69,7 @@ class BinStatistics:
 
     def _upper_gram(self, features: list[Tensor]) -> Tensor:
         r"""The upper block triangle of :math:`\Phi W \Phi^\top` with the sets in order, ``(Q, Q)``."""
-        weighted: list[list[Tensor]] = [[] for _ in features]  # for each set, products of it and of those before
+        weighted: list[list[Tensor]] = [[] for _ in features]  # for each set, its products with the sets before it
         for first, later, row in zip(self._order, self._later, self._rows, strict=True):
             phi, own = features[first], self.tables.own[first]
             weighted[first].append(phi * own if own.dim() == 1 else phi @ own)
@@ -85,22 +82,22 @@ class BinStatistics:
 
 
 def _between(tables: BinTables, first: int, second: int) -> Tensor:
-    """The table of two sets, whichever of them comes first, ``(U_first, U_second)``."""
+    """The table of two sets in the given order, ``(U_first, U_second)``."""
     return tables.pairs[first, second] if first < second else tables.pairs[second, first].mT
 
 
 class SetFeatures(NamedTuple):
-    """What components are at the bins of the sets of columns that they read, in float64, a list entry for each set."""
+    """The components at the bins of the sets of columns that they read, in float64, a list entry for each set."""
 
-    features: list[Tensor]  # (M_t, U_t), of all components that read the set
-    prior: list[Tensor]  # their prior variance together, (U_t,)
-    positions: list[Tensor]  # of the features in the inducing vector, (M_t,)
+    features: list[Tensor]  # features of all components that read the set, (M_t, U_t)
+    prior: list[Tensor]  # sum of their prior variances, (U_t,)
+    positions: list[Tensor]  # positions of the features in the inducing vector, (M_t,)
 
 
 def features_of_sets(
     strategy: AdditiveVariationalStrategy, terms: list[list[int]], places: Sequence[Tensor]
 ) -> SetFeatures:
-    """Features and prior variances at bins ``(U_t, d_t)``; for the arguments see :class:`BinStatistics`."""
+    """Features and prior variances at bins ``(U_t, d_t)``; for ``terms`` see :class:`BinStatistics`."""
     features: list[list[Tensor]] = [[] for _ in places]
     positions: list[list[Tensor]] = [[] for _ in places]
     prior = [bins.new_zeros(len(bins)) for bins in places]
@@ -156,12 +153,11 @@ def moment_tables(
 
 def interpolated(tables: BinTables, is_rounded: Sequence[bool], num_knots: Sequence[int]) -> BinTables:
     """
-    Tables on fewer bins: each bin spreads over the six knots of a regular grid around it (in each column) with the
-    weights of polynomial interpolation. Sums of functions as smooth as that stay as they are.
+    The tables on fewer bins: each bin is spread over the six knots of a regular grid around it (in each column) with
+    the weights of polynomial interpolation. This preserves sums of functions that are smooth on the scale of the knots.
 
-    :param tables: The tables on many bins.
-    :param is_rounded: Whether the bins of a set of columns are a grid; any other set stays.
-    :param num_knots: Knots in a column, for sets of one column, two, and so on; the last number holds for further ones.
+    Only sets of columns whose bins ``is_rounded`` are a grid; the others stay. ``num_knots`` counts the knots in a
+    column for sets of one column, two, and so on; the last number holds for all larger sets.
     """
     places = list(tables.places)
     spreads: list[Tensor | None] = []
@@ -182,12 +178,14 @@ def interpolated(tables: BinTables, is_rounded: Sequence[bool], num_knots: Seque
 
 
 def _spread(values: Tensor, spread: Tensor | None) -> Tensor:
-    """Sums at bins as sums at knots; None where these are the same."""
+    """Turn sums at bins into sums at knots; ``spread`` is None where these are the same."""
     return values if spread is None else spread @ values
 
 
 def _knots(bins: Tensor, number: int) -> tuple[Tensor, Tensor]:
-    """A regular grid over the range of bins ``(U, d)``, and the weights ``(K, U)`` of their interpolation from it."""
+    """
+    A regular grid over the range of bins ``(U, d)``, and the weights ``(K, U)`` that interpolate the bins from it.
+    """
     low, high = bins.amin(0), bins.amax(0)
     steps = (high - low) / (number - 1)
     weights = bins.new_ones(1, len(bins))

@@ -1,4 +1,4 @@
-"""Derivatives of expected log-likelihoods of many rows with few distinct responses, by interpolation."""
+"""Derivatives of the expected log-likelihoods of many rows with few distinct responses, by interpolation."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from .column_bins import ColumnBins
 # Numbers of knots over the means and the variances, from coarse to fine.
 _GRIDS = ((512, 3), (1024, 4), (2048, 6))
 
-# Relative errors, root mean squares, that values, gradients and curvatures may have. Some likelihoods are not smoother
-# than that themselves: the normal distribution function of GPyTorch is made of three pieces.
+# Largest relative root-mean-square errors of values, gradients and curvatures. Some likelihoods are not smoother than
+# this themselves: GPyTorch's normal distribution function is made of three pieces.
 _ERRORS = (1e-4, 1e-4, 1e-2)
 
-# Distinct responses, and rows on which a table is tried: some of all, and as many that have the largest variances.
+# Largest number of distinct responses, and number of rows on which a table is checked: equally spaced ones, and as many
+# again with the largest variances.
 _MAX_RESPONSES, _CHECKED_ROWS = 64, 500
 
-# Knots from which a mean is interpolated.
+# Number of knots from which a mean is interpolated.
 _STENCIL = 4
 
 
 class TabulatedGradients:
     """
-    Expected log-likelihoods as smooth functions of mean and variance, one for each of K distinct responses, from knots
-    over ranges ``(2,)`` of both.
+    Expected log-likelihoods of K distinct responses as smooth functions of mean and variance, interpolated from knots
+    over the ranges ``(2,)`` of both.
     """
 
     def __init__(
@@ -47,11 +48,11 @@ class TabulatedGradients:
             knots[:, None].expand(shape).to(responses),
             (self._middle + self._half * self._nodes).expand(shape).to(responses),
         )
-        # Functions of a row stand in rows of their own, so that all work runs along the rows of the data.
+        # Each function has a row of its own in the table, so that all loops run along the rows of the data.
         self._table = torch.stack(found).movedim(-1, 1).reshape(3 * grid[1], -1).contiguous()  # (3 variances, K means)
 
     def __call__(self, codes: Tensor, mean: Tensor, variance: Tensor) -> ExpectedGradients:
-        """The derivatives of rows with these responses (their indices), means and variances, each ``(n,)``."""
+        """The derivatives of rows, given the indices of their responses, means and variances, each ``(n,)``."""
         position = (mean - self._low) / self._step
         first = (position.floor() - (_STENCIL // 2 - 1)).clamp(0, self._num_means - _STENCIL)
         steps = torch.arange(_STENCIL).to(mean)
@@ -71,11 +72,8 @@ def tabulated(
     likelihood: Likelihood, distinct: Tensor, codes: Tensor, mean: Tensor, variance: Tensor
 ) -> TabulatedGradients | None:
     """
-    A table for rows ``(n,)`` with these means and variances, if there is one that is accurate and worth while.
-
-    :param likelihood: Any likelihood of one predictor.
-    :param distinct: The distinct responses, ``(K,)``.
-    :param codes: Which of them each row has, ``(n,)``.
+    A table for rows ``(n,)`` with these means and variances, or None if none is accurate enough and worth its cost.
+    ``distinct`` are the distinct responses, ``(K,)``, and ``codes`` their indices in the rows, ``(n,)``.
     """
     if len(mean) < 4 * _CHECKED_ROWS:
         return None
@@ -98,7 +96,7 @@ def tabulated(
 
 
 def distinct_responses(responses: Tensor) -> tuple[Tensor, Tensor] | None:
-    """The distinct values and which of them each row has; None if there are many."""
+    """The distinct values ``(K,)``, and the index of each row's value; None if there are many."""
     if not responses.is_floating_point() or not torch.isfinite(responses.sum()):
         return None
     bins = ColumnBins.from_data(responses.unsqueeze(-1), max_bins=_MAX_RESPONSES)
@@ -108,7 +106,7 @@ def distinct_responses(responses: Tensor) -> tuple[Tensor, Tensor] | None:
 
 
 def lagrange_weights(position: Tensor, nodes: Tensor) -> Tensor:
-    """Weights ``(k, n)`` of polynomial interpolation at positions ``(n,)`` from the values at nodes ``(k,)``."""
+    """Weights ``(k, n)`` of polynomial interpolation at positions ``(n,)`` from values at nodes ``(k,)``."""
     distances = position - nodes.unsqueeze(-1)
     return torch.stack(list(_products(distances, nodes)))
 

@@ -1,9 +1,9 @@
-r"""
-Columns of data as indices of a few bins, so that what a model needs of them is computed at the bins only.
+"""
+Columns of data as indices of a few bins, so that a model has to be evaluated at the bins only.
 
 A column with few distinct values (a factor, an age in years, a rounded measurement) keeps them. Any other is rounded to
-equidistant values over its range, as ``bam(discrete=TRUE)`` of mgcv does. What periodic components see of a column is
-its phase, and that is what is rounded for them.
+equidistant values over its range, as ``bam(discrete=TRUE)`` of mgcv does. Periodic components depend on a column only
+through its phase, so for them the phase is rounded.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from gpytorch_gam.components.additive_predictor import AdditivePredictor
 from gpytorch_gam.components.component_group import ComponentGroup
 from gpytorch_gam.kernels import ANOVAKernel, CentredKernel, LevelKernel, OrdinalKernel
 
-# Largest number of bins of a column that a component reads alone, of each of two that it reads together, and of more.
+# Largest number of bins of a column that a component reads alone, of each of two columns read together, and of more.
 DEFAULT_MAX_BINS = (1000, 100, 25)
 
-# Number of rows in which new values are looked for at a time.
+# Number of rows searched for new values at a time.
 _BLOCK_SIZE = 16384
 
-# Number of bins of a component at which errors of rounding are computed.
+# Largest number of bins of a component at which rounding errors are computed.
 _MAX_CHECKED = 128
 
-# Largest grid of a component's columns, of which a table holds the combinations that occur.
+# Largest size of the grid of a component's columns; a table of this size marks the combinations that occur.
 _MAX_GRID = 2**24
 
 
 class Phase(NamedTuple):
-    """A column modulo a period: all that a periodic component sees of it."""
+    """A column modulo a period, which is all that a periodic component depends on."""
 
     column: int
     period: float
 
 
-#: What a component reads: a column, or the phase of one.
+#: An input of a component: a column, or the phase of one.
 Coordinate = int | Phase
 
 
@@ -49,10 +49,10 @@ class Margin(NamedTuple):
     """The bins of one column."""
 
     values: Tensor  # ascending, (u,)
-    step: float  # between values to which others are rounded; 0 if these are all the values that there are
+    step: float  # distance of the values; 0 if they are the column's distinct values, and nothing is rounded
 
     def codes(self, column: Tensor, name: str) -> Tensor:
-        """Index of the bin of each entry ``(n,)``, in int32; an error for entries that no bin holds."""
+        """The index of each entry's bin, ``(n,)`` in int32. Entries that no bin holds raise a ValueError."""
         if not self.step:
             codes = torch.searchsorted(self.values, column.contiguous(), out_int32=True).clamp_(
                 max=len(self.values) - 1
@@ -63,21 +63,23 @@ class Margin(NamedTuple):
         smallest, largest = torch.aminmax(column)
         if not (smallest >= low and largest <= high):
             self._refuse(~((column >= low) & (column <= high)), column, f"are outside the range of {name}")
-        scaled = (column - low).mul_(1.0 / self.step).add_(0.5)  # the nearest bin: cut off after adding a half
+        scaled = (
+            (column - low).mul_(1.0 / self.step).add_(0.5)
+        )  # rounds to the nearest bin: the half is added before truncation
         return scaled.to(torch.int32).clamp_(max=len(self.values) - 1)
 
     @classmethod
     def regular(cls, low: float, high: float, number: int, like: Tensor) -> Margin:
-        """So many equidistant bins, in the dtype of ``like``."""
+        """``number`` equidistant bins, in the dtype of ``like``."""
         if number < 2:
             raise ValueError(f"max_bins must be at least 2 for columns that are rounded, got {number}")
-        # In float64 first: the ends are the range itself, whatever the dtype.
+        # Computed in float64, so that the ends are exactly those of the range in any dtype.
         values = torch.linspace(low, high, number, dtype=torch.float64, device=like.device).to(like.dtype)
         values[0], values[-1] = low, high
         return cls(values, (high - low) / (number - 1))
 
     def coarser(self, low: float, high: float, number: int) -> Margin:
-        """At most so many bins over a range; exact ones stay."""
+        """At most ``number`` bins over a range; bins that are the distinct values stay."""
         is_fine = self.step > 0 and len(self.values) > number
         return Margin.regular(low, high, number, self.values) if is_fine else self
 
@@ -90,23 +92,23 @@ class Margin(NamedTuple):
 
 
 class _Term(NamedTuple):
-    """Coordinates that a component reads, and the combinations of their bins that occur."""
+    """The coordinates that a component reads, and the combinations of their bins that occur."""
 
     columns: tuple[Coordinate, ...]
     margins: tuple[Margin, ...]
     values: Tensor  # (U, d)
-    positions: Tensor | None  # int32: from the grid of the margins to the combinations, -1 for none; None if all occur
+    positions: Tensor | None  # int32, maps the grid of margins to combinations, -1 for none; None if all occur
 
 
 class ColumnBins:
-    r"""
-    For each set of columns that a component reads, the places (bins) to which rows are assigned.
+    """
+    The bins to which rows are assigned, for each set of columns that a component reads.
 
     A column that has no more than ``max_bins`` distinct values keeps them, and nothing is lost. Any other gets
-    ``max_bins`` equidistant values over its range, and entries are rounded to the nearest. The bins of several
-    columns are the combinations of coarser margins that occur in the data. For a component that is periodic in a
-    column, with a period that is not trained, the column stands for its phase, a :class:`Phase` in :attr:`terms`. See
-    :meth:`max_error` for what rounding does.
+    ``max_bins`` equidistant values over its range, and entries are rounded to the nearest. The bins of several columns
+    are the combinations of coarser margins that occur in the data. For a component that is periodic in a column, with a
+    period that is not trained, the column is replaced by its phase, a :class:`Phase` in :attr:`terms`. See
+    :meth:`max_error` for the effect of rounding.
 
     Make one with :meth:`from_data` or :meth:`from_batches`.
 
@@ -129,7 +131,7 @@ class ColumnBins:
         max_bins: int | Sequence[int] = DEFAULT_MAX_BINS,
     ) -> ColumnBins:
         """
-        Bins from data in memory.
+        Make bins from data in memory.
 
         :param x: Inputs ``(n, D)``.
         :param terms: Sets of columns that components read, or a predictor that has them; default each column alone.
@@ -150,7 +152,8 @@ class ColumnBins:
         max_bins: int | Sequence[int] = DEFAULT_MAX_BINS,
     ) -> ColumnBins:
         """
-        Bins from batches of rows, gone through once, and a second time if components read several columns together.
+        Make bins from batches of rows, which are read once, and a second time if components read several columns
+        together.
 
         :param batches: Inputs ``(b, D)``, or tuples that begin with them, such as a ``DataLoader`` gives.
         :param terms: See :meth:`from_data`.
@@ -191,10 +194,10 @@ class ColumnBins:
 
     def positions(self, group: ComponentGroup) -> list[int]:
         """
-        Which of :attr:`terms` each component of a group reads.
+        The index in :attr:`terms` of the set of columns that each component of a group reads.
 
-        :param group: The components.
-        :raises ValueError: If there are no bins for one.
+        :param group: The group of components.
+        :raises ValueError: If there are no bins for a component.
         """
         places = {columns: position for position, columns in enumerate(self._terms)}
         found = []
@@ -206,7 +209,7 @@ class ColumnBins:
     @staticmethod
     def coordinates(x: Tensor, columns: Sequence[Coordinate]) -> Tensor:
         """
-        What a component reads of the rows, ``(n, d)``.
+        The columns, or phases of columns, that a component reads, ``(n, d)``.
 
         :param x: Inputs ``(n, D)``.
         :param columns: One of :attr:`terms`.
@@ -223,7 +226,7 @@ class ColumnBins:
 
     def num_bins(self, columns: Sequence[Coordinate]) -> int:
         """
-        Number of bins.
+        The number of bins.
 
         :param columns: One of :attr:`terms`.
         """
@@ -248,11 +251,11 @@ class ColumnBins:
     @torch.no_grad()
     def index(self, x: Tensor) -> list[Tensor]:
         """
-        The bin of each row, in the smallest of int16 and int32 that holds it.
+        The bin of each row, in the smaller of int16 and int32 that can hold it.
 
         :param x: Inputs ``(n, D)``.
-        :return: For each of :attr:`terms` ``(n,)``.
-        :raises ValueError: For values outside the range, or that are not among the bins where these are exact.
+        :return: The indices ``(n,)`` for each of :attr:`terms`.
+        :raises ValueError: For values outside the range, or values that are not among exact bins.
         """
         cache: dict[tuple[Coordinate, int, float], Tensor] = {}
         codes = []
@@ -274,7 +277,7 @@ class ColumnBins:
         Bins of the same columns with fewer values where these are rounded. Exact ones stay, and all combinations of
         columns count as occurring.
 
-        :param max_bins: See :meth:`from_data`.
+        :param max_bins: The largest numbers of bins, as in :meth:`from_data`.
         """
         numbers = _validated_max_bins(max_bins)
         terms = []
@@ -292,19 +295,18 @@ class ColumnBins:
     def max_error(self, predictor: AdditivePredictor) -> dict[str, float]:
         r"""
         Largest rounding error of each component: the prior standard deviation of :math:`f_c(\mathbf x) - f_c(\ell)`,
-        with
-        :math:`\mathbf x` half a step from its bin :math:`\ell` in every rounded column and :math:`\ell` where that is
-        largest, relative to the largest prior standard deviation of :math:`f_c` at the bins,
+        with :math:`\mathbf x` half a step from its bin :math:`\ell` in every rounded column and :math:`\ell` where that
+        is largest, relative to the largest prior standard deviation of :math:`f_c` at the bins,
 
         .. math::
             \sqrt{\max_\ell \big( k_c(\mathbf x, \mathbf x) + k_c(\ell, \ell) - 2 k_c(\mathbf x, \ell) \big)} .
 
-        It is 0 where bins are exact, and computed at no more than 128 bins of a component. Where rows fill the
+        It is 0 where bins are exact, and is computed at no more than 128 bins of a component. Where rows fill the
         intervals evenly, errors of opposite sign cancel in sums over the data, so fits lose far less, in proportion to
         the square of the step.
 
-        :param predictor: Components whose columns have bins, without multipliers taken into account.
-        :return: For each component, by name.
+        :param predictor: Components whose columns have bins; their multipliers are ignored.
+        :return: The error of each component, by name.
         """
         return {name: error for group in predictor.groups for name, error in self._errors(group).items()}
 
@@ -318,7 +320,7 @@ class ColumnBins:
         bounds = bins.new_tensor([[self._ranges[column] for column in term.columns] for term in terms]).unsqueeze(-3)
         largest = bins.new_zeros(len(terms))
         prior = _paired_kernel(group, bins, bins)
-        # Half a step up from a bin and half a step down from the next are nearly the same: one direction will do.
+        # Half a step up from a bin and half a step down from the next are nearly the same, so one direction suffices.
         for signs in itertools.product((1.0,), *[(1.0, -1.0)] * (bins.shape[-1] - 1)):
             moved = bins + bins.new_tensor(signs) * halves
             moved = torch.minimum(torch.maximum(moved, bounds[..., 0]), bounds[..., 1])
@@ -333,37 +335,40 @@ class ColumnBins:
 
 
 def stacked(bins: Sequence[Tensor]) -> Tensor:
-    """Bins ``(U_t, d)`` of several components for their batched kernel, ``(C, U, d)``: shorter ones repeat a bin."""
+    """The bins ``(U_t, d)`` of several components for a batched kernel, ``(C, U, d)``; shorter lists repeat a bin."""
     size = max(map(len, bins))
     return torch.stack([torch.cat([each, each[:1].expand(size - len(each), -1)]) for each in bins])
 
 
 def _thinned(values: Tensor) -> Tensor:
-    """Bins from all of their range, in a stride that shares no factor with the sides of a grid of them."""
+    """
+    Some bins from their whole range. The stride is odd, so that on grids whose sides are powers of two it meets all
+    values of each column.
+    """
     stride = -(-len(values) // _MAX_CHECKED) | 1
     return values[::stride]
 
 
 def _paired_kernel(group: ComponentGroup, left: Tensor, right: Tensor) -> Tensor:
-    """The kernels of the components between the rows of ``left`` and those of ``right``, ``(C_g, U)``."""
+    """The components' kernels between corresponding rows of ``left`` and ``right``, ``(C_g, U)``."""
     return group.kernel(left, right, diag=True).double().expand(left.shape[:-1])
 
 
 def _index(coordinate: Coordinate) -> int:
-    """The index of its column."""
+    """The column of a coordinate."""
     return coordinate if isinstance(coordinate, int) else coordinate.column
 
 
 def _read(x: Tensor, coordinate: Coordinate) -> Tensor:
-    """A coordinate of the rows, ``(n,)``."""
+    """The values of a coordinate in the rows, ``(n,)``."""
     if isinstance(coordinate, int):
         return x[:, coordinate]
-    # In float64: a column of many periods has few digits left for its phase.
+    # In float64, because a column of many periods has few digits left for its phase.
     return torch.remainder(x[:, coordinate.column].double(), coordinate.period).to(x.dtype)
 
 
 class _ColumnSummary:
-    """Range of a column, and its distinct values as long as there are few."""
+    """The range of a column, and its distinct values while there are few."""
 
     def __init__(self, max_distinct: int) -> None:
         self._max_distinct = max_distinct
@@ -428,7 +433,7 @@ def _inputs_of(batch: Tensor | Sequence[Tensor]) -> Tensor:
 
 
 def _columns_of(terms: Sequence[Sequence[Coordinate]] | None, x: Tensor) -> list[tuple[Coordinate, ...]]:
-    """The distinct sets of coordinates, in order."""
+    """The distinct sets of coordinates, in order of appearance."""
     terms = [[column] for column in range(x.shape[-1])] if terms is None else terms
     found = list(dict.fromkeys(tuple(columns) for columns in terms))
     beyond = [columns for columns in found if any(not 0 <= _index(column) < x.shape[-1] for column in columns)]
@@ -440,7 +445,7 @@ def _columns_of(terms: Sequence[Sequence[Coordinate]] | None, x: Tensor) -> list
 def _refuse_rounded_categories(
     groups: Sequence[ComponentGroup], margins: dict[tuple[Coordinate, ...], tuple[Margin, ...]]
 ) -> None:
-    """Between the levels of a category there is nothing: their columns must not be rounded, or interpolated."""
+    """Refuse columns of categories that would be rounded or interpolated: between the levels there is nothing."""
     for group in groups:
         positions = _category_positions(group)
         for name, row, read in zip(group.names, group.columns.tolist(), _coordinates_of(group), strict=True):
@@ -459,16 +464,16 @@ def _refuse_rounded_categories(
 
 
 def _category_positions(group: ComponentGroup) -> set[int]:
-    """The columns of its components that hold categories for the kernel."""
+    """The positions among a component's columns that hold categories for the kernel."""
     leaves = _leaves(group.kernel, list(range(group.input_dim)))
     return {position for leaf, read in leaves if isinstance(leaf, LevelKernel | OrdinalKernel) for position in read}
 
 
 def _leaves(kernel: Kernel, positions: list[int]) -> Iterator[tuple[Kernel, list[int]]]:
-    """The kernels of which a kernel is made, and which of a component's columns each reads."""
+    """The kernels of which a kernel is composed, with the positions of the component's columns that each reads."""
     if kernel.active_dims is not None:
         positions = [positions[index] for index in kernel.active_dims.tolist()]
-    while isinstance(kernel, ScaleKernel | ANOVAKernel):  # has taken over the active_dims of its base kernel
+    while isinstance(kernel, ScaleKernel | ANOVAKernel):  # these have taken over the active_dims of the base kernel
         kernel = kernel.base_kernel
     if isinstance(kernel, CentredKernel):
         yield from _leaves(kernel.base_kernel, positions)
@@ -492,7 +497,7 @@ def _coordinates_of(group: ComponentGroup) -> list[tuple[Coordinate, ...]]:
 
 
 def _periods(group: ComponentGroup, position: int) -> list[float] | list[None]:
-    """The period of each component in one of its columns; None where it has none, or one that is trained."""
+    """The period of each component in one of its columns; None where it has none or the period is trained."""
     none = [None] * group.num_components
     found: list[float] | None = None
     for leaf, read in _leaves(group.kernel, list(range(group.input_dim))):
@@ -506,11 +511,11 @@ def _periods(group: ComponentGroup, position: int) -> list[float] | list[None]:
 
 
 def _periods_of_leaf(kernel: Kernel, index: int, num_columns: int, num_components: int) -> list[float] | None:
-    """The fixed period of a kernel in one of the columns that it reads, for each component."""
+    """The fixed period of a kernel in one of the columns that it reads, for each component; None if there is none."""
     if isinstance(kernel, PeriodicKernel):
         factor = 1.0
     elif isinstance(kernel, CosineKernel) and num_columns == 1:
-        factor = 2.0  # it changes its sign after what GPyTorch calls the period
+        factor = 2.0  # the kernel changes its sign after GPyTorch's `period_length`
     else:
         return None
     if kernel.raw_period_length.requires_grad:
@@ -551,7 +556,7 @@ def _position_in_grid(
     margins: tuple[Margin, ...],
     cache: dict[tuple[Coordinate, int, float], Tensor],
 ) -> Tensor:
-    """Where the rows are in the grid of the margins of some columns, in int32."""
+    """The position of each row in the grid of the margins of some columns, in int32."""
     position = torch.zeros(len(x), dtype=torch.int32, device=x.device)
     for column, margin in zip(columns, margins, strict=True):
         key = (column, len(margin.values), margin.step)
@@ -562,7 +567,7 @@ def _position_in_grid(
 
 
 def _combinations(margins: tuple[Margin, ...], seen: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Values ``(U, d)`` of the combinations that occur, and where in the grid they are."""
+    """The values ``(U, d)`` of the combinations that occur, and the map from the grid to them, None if all occur."""
     if not margins:
         return torch.zeros(1, 0), None
     if seen is None:
@@ -576,6 +581,6 @@ def _combinations(margins: tuple[Margin, ...], seen: Tensor | None) -> tuple[Ten
 
 
 def _grid(margins: tuple[Margin, ...]) -> Tensor:
-    """All combinations, ``(U, d)``, the last column running fastest."""
+    """All combinations of the margins' values, ``(U, d)``, the last column varying fastest."""
     axes = torch.meshgrid(*(margin.values for margin in margins), indexing="ij")
     return torch.stack(axes, dim=-1).flatten(0, -2)

@@ -31,27 +31,27 @@ from ._site_fit import ROUNDING, SHARE_OF_TOLERANCE, SiteFit
 from ._statistics import BinStatistics
 from .column_bins import ColumnBins
 
-# Bins of a column read alone, of each of two read together, and of each of more. Rounding to them loses far less than
-# the uncertainty that the data leave, and tables of pairs of them stay in the cache.
+# Numbers of bins of a column read alone, of each of two read together, and of each of more. The rounding error is far
+# below the posterior's uncertainty, and tables of pairs of them stay in the cache.
 _MAX_BINS = (256, 64, 16)
 
 # Largest number of steps of the hyperparameters with a Gaussian likelihood.
 _GAUSSIAN_STEPS = 200
 
-# With any other likelihood, more than four times so many rows begin with a sample of that size, on fewer bins.
+# With other likelihoods, data of more than four times this size are first fitted to a sample of it, on fewer bins.
 _SAMPLE_SIZE, _SAMPLE_BINS = 20000, (64, 20, 8)
 
-# Largest number of rows from which starting values are taken.
+# Largest number of rows from which starting values are computed.
 _NUM_MOMENT_ROWS = 100000
 
-# Largest Q, as Q x Q matrices are factorised at each step, and numbers in all tables together (2 GiB).
+# Largest Q, because Q x Q matrices are factorised at each step, and largest size of all tables together (2 GiB).
 _MAX_INDUCING, _MAX_TABLE_ENTRIES = 4096, 2**28
 
-# Largest rounding error of a component, in its prior standard deviations, at the start, and without a warning at the
-# end; and the part of the largest prior variance below which a component does not matter.
+# Largest rounding error of a component, in its prior standard deviations, that is accepted at the start, and the
+# largest without a warning at the end; fraction of the largest prior variance below which a component does not matter.
 _LARGEST_ERROR, _LARGE_ERROR, _SMALL_VARIANCE = 1.0, 0.5, 1e-3
 
-# Number of inducing variables up to which matrices are too small for torch's own threads.
+# Number of inducing variables up to which matrices are too small to profit from torch's threads.
 _SMALL = 512
 
 
@@ -83,7 +83,7 @@ def fit_discretized(
       its expected log-likelihood in mean and variance. The posterior of the sites is closed-form, and the
       hyperparameters move on their collapsed bound, whose gradient is that of the evidence lower bound. This is
       repeated until the bound gains less than ``tolerance``; a step that lowers it is damped. It begins with the
-      posterior of the model without effects, and hyperparameters wait until the sites foretell what a pass gains. Many
+      posterior of the model without effects, and hyperparameters wait until the sites predict the gain of a pass. Many
       rows start from the fit to a sample.
 
     Cost for N rows, C components of U bins and M inducing points: :math:`O(N C^2)` additions a pass, with a constant
@@ -95,19 +95,19 @@ def fit_discretized(
     :func:`~gpytorch_gam.terms.cyclic`, take the phase of their column, over however many periods it extends.
     Components that vary within a bin are refused at the start, and warned of (``DiscretizationWarning``) at the end.
 
-    A fit that ends where a further step promises more than ``tolerance`` says so, by a ``ConvergenceWarning`` with the
-    nats that are open.
+    A fit that ends where a further step is predicted to gain more than ``tolerance`` gives a ``ConvergenceWarning``
+    with the predicted gain in nats.
 
     Components that would gain from more inducing points are named by an
     :class:`~gpytorch_gam.warnings.InducingPointsWarning`, see :func:`inducing_shortfall`.
 
-    Hyperparameters that nobody has chosen start from the responses, see :func:`start_from_responses`, and others where
-    they are; the posterior is found from scratch. Those with ``requires_grad=False`` stay.
-    Model and likelihood are left in eval mode.
+    Hyperparameters that still have their initial values start from the responses, see :func:`start_from_responses`;
+    others start from their present values, and those with ``requires_grad=False`` stay. The posterior is found from
+    scratch. Model and likelihood are left in eval mode.
 
     :param model: A model whose ``variational_strategy`` is an
         :class:`~gpytorch_gam.AdditiveVariationalStrategy` with one predictor, no batch shape, no ``by`` columns, and a
-        low-rank, block + low-rank, mean-field or Cholesky distribution. The structured ones take the fit of
+        low-rank, block + low-rank, mean-field or Cholesky distribution. The structured ones are set by
         :meth:`~gpytorch_gam.AdditiveVariationalStrategy.set_whitened_posterior`; a mean-field model has the
         hyperparameters of the coupled posterior.
     :param likelihood: A Gaussian likelihood, or any log-concave one of one predictor whose own parameters stay as they
@@ -117,13 +117,13 @@ def fit_discretized(
         arguments of the likelihood, such as ``{"weights": w}``, as for :func:`fit`.
     :param max_bins: Largest number of bins of a column alone, of each of two columns that a component reads together,
         of each of three, and so on.
-    :param bins: Ready bins, instead of ``max_bins``.
+    :param bins: Bins made before, used instead of ``max_bins``.
     :param max_passes: Largest number of passes over all rows.
     :param tolerance: Stop when a pass gains no more than so many nats.
     :param callback: Called with the bound after each pass.
     :return: The evidence lower bound of the discretised data in nats after each pass, at the optimal (coupled)
-        posterior of the sites, priors of hyperparameters left out. With a Gaussian likelihood: at the hyperparameters
-        of the start and at those found.
+        posterior of the sites, without the priors of hyperparameters. A Gaussian likelihood gives two bounds: at the
+        hyperparameters of the start and at those found.
     :raises ValueError: If an argument is out of range, the data cannot be read, or the tables would be too large.
     :raises TypeError: If model or distribution are of another kind.
     :raises RuntimeError: If no step from the model without effects raises the bound.
@@ -181,8 +181,8 @@ def fit_discretized(
 @contextmanager
 def _one_thread(is_wanted: bool) -> Iterator[None]:
     """
-    Threads of torch wait for each other where matrices are small. Rows are shared among threads all the same. Torch
-    knows no other number of threads than that of the process, so other threads of it feel this, too.
+    Use one thread of torch: for small matrices its threads mostly wait for each other. Rows are shared among threads
+    all the same. Torch's setting holds for the whole process, so other threads of it are affected, too.
     """
     before = torch.get_num_threads()
     if is_wanted:
@@ -198,7 +198,9 @@ def _is_closed_form(likelihood: Likelihood) -> bool:
 
 
 def _check_forward(strategy: AdditiveVariationalStrategy, batches: Iterable[Any]) -> None:
-    """The columns of x are discretised, and so must be what the predictor reads."""
+    """
+    Refuse a model whose predictor reads other inputs than the columns of x, which are the ones that are discretised.
+    """
     for x, *_ in batches:
         if not strategy.read(x[:2]).is_plain:
             raise NotImplementedError(
@@ -245,7 +247,10 @@ def _check_sizes(bins: ColumnBins) -> None:
 
 
 def _refuse_coarse_bins(bins: ColumnBins, strategy: AdditiveVariationalStrategy) -> None:
-    """Rows of which a component knows no more than its prior when it knows their bin."""
+    """
+    Refuse bins that leave a component no information: knowing a row's bin, its value is as uncertain as under the
+    prior.
+    """
     errors = bins.max_error(strategy.predictor)
     blurred = {name: error for name, error in errors.items() if error > _LARGEST_ERROR}
     if blurred:
@@ -282,7 +287,7 @@ def _warn_of_coarse_bins(bins: ColumnBins, strategy: AdditiveVariationalStrategy
 
 
 def _fixed_mean(strategy: AdditiveVariationalStrategy) -> Any:
-    """The mean module, if it is neither zero nor a constant, which need no rows."""
+    """The mean module, unless it is zero or a constant, which can be handled without the rows."""
     mean = strategy.predictor.means[0]
     return None if isinstance(mean, ZeroMean | ConstantMean) else mean
 
@@ -291,7 +296,7 @@ def _fixed_mean(strategy: AdditiveVariationalStrategy) -> Any:
 def _null_model(
     strategy: AdditiveVariationalStrategy, likelihood: Likelihood, data: DiscretizedData
 ) -> NullModel | None:
-    """The null model of equally spaced rows that the mean module leaves; None if the likelihood is not known."""
+    """The null model of equally spaced rows with the mean module as offset; None if the likelihood is not known."""
     rows = slice(None, None, max(1, len(data) // _NUM_MOMENT_ROWS))
     y, mean = data.responses[rows], strategy.predictor.means[0]
     constant = mean.constant.squeeze() if isinstance(mean, ConstantMean) else y.new_zeros(())
@@ -305,7 +310,10 @@ def _null_model(
 def _fit_gaussian(
     problem: DiscretizedProblem, data: DiscretizedData, tolerance: float, callback: Callable[[float], Any] | None
 ) -> tuple[GaussianOptimum, list[float], float]:
-    """The tables say all of these data: one pass. Last comes what a further step of the hyperparameters promises."""
+    """
+    The fit from tables alone, after one pass. Returns the optimum, the bounds at the start and at the end, and the
+    predicted gain of a further step of the hyperparameters.
+    """
     residuals = data.responses.double()
     residuals = residuals if data.offset is None else residuals - data.offset
     precisions, _, log_noise = RowPrecisions.of_rows(residuals, data.weights, data.arguments.get("noise"))
@@ -349,7 +357,7 @@ def _warn_of_what_is_open(nats: float, tolerance: float, bound: float) -> None:
 def _fit_sample(
     problem: DiscretizedProblem, batches: Iterable[Any], bins: ColumnBins, data: DiscretizedData
 ) -> GaussianOptimum:
-    """The posterior of a sample, with the precision of all rows; hyperparameters move with it."""
+    """Fit a sample, hyperparameters included, and return its posterior with the precision scaled to all rows."""
     strategy = problem.strategy
     part = sampled(batches, _SAMPLE_SIZE / len(data))
     sample = DiscretizedData.from_batches(
