@@ -1,4 +1,4 @@
-"""Questions asked of a fitted model."""
+"""Diagnostics of a fitted model."""
 
 from .concurvity_of_components import Concurvity, concurvity
 from .hyperparameter_uncertainty import HyperparameterUncertainty

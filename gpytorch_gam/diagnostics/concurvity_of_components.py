@@ -1,4 +1,4 @@
-"""How far the components of an additive model can stand in for each other at given inputs."""
+"""Concurvity: how well the components of an additive model can replace each other at given inputs."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from gpytorch_gam import _checks as checks
 from gpytorch_gam.variational.additive_variational_strategy import AdditiveVariationalStrategy
 from gpytorch_gam.variational.model_check import inducing_strategy
 
-# Largest number of entries of the features of a chunk of rows (Q a row), and smallest number of its rows.
+# Largest number of entries in the features of a chunk of rows (Q a row), and smallest number of rows in a chunk.
 _FEATURE_NUMBERS, _LEAST_ROWS = 2**22, 256
 
-# Directions of the other components that agree to this share of their squares count as one.
+# Directions of the other components that agree up to this share of their squares count as one.
 _DEGENERATE = 1e-9
 
 
 @dataclass(frozen=True)
 class Concurvity:
     """
-    Concurvity of the components of a model, each value in [0, 1]. Made by :func:`concurvity`, which says what it is.
+    Concurvity of the components of a model, with values in [0, 1], as returned and explained by :func:`concurvity`.
 
-    In the pairwise matrices row i is the component whose functions explain, column j the one that is explained, as in
-    mgcv; the diagonal is 1, and components of different predictors have 0.
+    In the pairwise matrices the component of row i explains that of column j, as in mgcv; the diagonal is 1, and
+    components of different predictors have 0.
 
-    :ivar names: names of the C components, in order.
-    :ivar worst: of each component against all others of its predictor, ``(C)``, float64.
-    :ivar observed: the same.
-    :ivar estimate: the same.
-    :ivar pairwise_worst: ``(C, C)``, float64.
-    :ivar pairwise_observed: ``(C, C)``.
-    :ivar pairwise_estimate: ``(C, C)``.
+    :ivar names: The names of the C components, in order.
+    :ivar worst: The worst case for each component against all others of its predictor, ``(C)``, float64.
+    :ivar observed: The value for each component's posterior mean, ``(C)``.
+    :ivar estimate: The average over each component's functions, ``(C)``.
+    :ivar pairwise_worst: The worst case for pairs, ``(C, C)``, float64.
+    :ivar pairwise_observed: The value for posterior means in pairs, ``(C, C)``.
+    :ivar pairwise_estimate: The average over functions in pairs, ``(C, C)``.
     """
 
     names: tuple[str, ...]
@@ -47,7 +47,7 @@ class Concurvity:
     pairwise_estimate: Tensor
 
     def __str__(self) -> str:
-        """A table: each component against all others, and the component that explains most of it on its own."""
+        """A table with each component against all others, and the component that explains most of it alone."""
         width = max(len(name) for name in (*self.names, "component"))
         lines = [f"{'component':<{width}}  worst  observed  estimate  most by (estimate)"]
         others = self.pairwise_estimate - torch.eye(len(self.names)).to(self.pairwise_estimate)
@@ -60,13 +60,13 @@ class Concurvity:
 
 
 class _Functions(NamedTuple):
-    """Functions of all components at the rows, those of each orthonormal over the rows."""
+    """Functions of all components at the rows; those of each component are orthonormal over the rows."""
 
-    owner: Tensor  # the component of each of the K functions, (K)
+    owner: Tensor  # index of the component of each of the K functions, (K)
     products: Tensor  # their inner products over the rows, (K, K)
-    variances: Tensor  # prior variance along each, summed over the rows, (K)
+    variances: Tensor  # prior variance along each function, summed over the rows, (K)
     means: Tensor  # inner products with the posterior mean of each component, (K, C)
-    mean_squares: Tensor  # squares of that mean, summed over the rows, (C)
+    mean_squares: Tensor  # squares of the posterior means, summed over the rows, (C)
 
 
 @torch.no_grad()
@@ -78,10 +78,10 @@ def concurvity(
     rows of ``x`` that functions of the others can reproduce. 0 is none; at 1 the data cannot tell the components apart,
     and only the prior does. As in mgcv's function of this name,
 
-    - ``worst`` is that of the function of the component that the others explain best (the square of the largest
+    - ``worst`` is the value for that function of the component which the others explain best (the square of the largest
       canonical correlation, not centred). It is pessimistic: one such function is enough.
-    - ``observed`` is that of the component's posterior mean.
-    - ``estimate`` is that of the component's functions on average: the share of the prior variance over the rows that
+    - ``observed`` is the value for the component's posterior mean.
+    - ``estimate`` is the average over the component's functions: the share of the prior variance over the rows that
       lies in the span of the others.
 
     **What to do about it.** A coupled posterior counts concurvity in its bands already, and
@@ -101,9 +101,9 @@ def concurvity(
     :param model: A model whose ``variational_strategy`` is an :class:`AdditiveVariationalStrategy` (with inducing
         variables), without batch shape.
     :param x: Inputs ``(n, D)``, the rows of the data.
-    :param chunk_size: Rows whose features exist at a time; by default so many that these take some megabytes.
-    :param tolerance: Smallest share of a component's prior variance of the directions that count, in [1e-6, 1).
-    :return: All measures. A component that is zero at all rows has none.
+    :param chunk_size: Number of rows whose features are in memory at a time; by default they take some megabytes.
+    :param tolerance: Smallest share of a component's prior variance for which a direction counts, in [1e-6, 1).
+    :return: All measures. A component that is zero at all rows has zero concurvity.
     :raises TypeError: If the model's strategy is of another kind, or ``chunk_size`` not an integer.
     :raises NotImplementedError: For batches of models, and strategies without inducing variables.
     :raises ValueError: If ``x`` cannot be read by the components, or an argument is out of range.
@@ -151,11 +151,11 @@ def _validate_arguments(
 ) -> None:
     if chunk_size is not None:
         checks.integer("chunk_size", chunk_size, least=1)
-    checks.number("tolerance", tolerance, least=1e-6, below=1)  # rounding comes close to smaller ones
+    checks.number("tolerance", tolerance, least=1e-6, below=1)  # smaller ones are close to rounding
     if checks.tensor("x", x).dim() != 2 or x.shape[0] == 0:
         raise ValueError(f"x must be rows (n, D) with n >= 1, got shape {tuple(x.shape)}")
     strategy._prepare()
-    strategy.check_inputs(x[:1])  # what is wrong with all rows, before any work
+    strategy.check_inputs(x[:1])  # report errors that concern all rows before any work
 
 
 def _feature_gram(strategy: AdditiveVariationalStrategy, x: Tensor, chunk_size: int | None) -> Tensor:
@@ -169,7 +169,7 @@ def _feature_gram(strategy: AdditiveVariationalStrategy, x: Tensor, chunk_size: 
 
 
 def _functions(gram: Tensor, mean: Tensor, slices: Sequence[slice], tolerance: float) -> _Functions:
-    """Reduce the features to the directions that count, see :func:`concurvity`."""
+    """Reduce the features to the directions that count, see :func:`concurvity`. ``gram`` is ``(Q, Q)``."""
     coordinates, variances, means = [], [], []
     for rows in slices:
         own, directions = torch.linalg.eigh(gram[rows, rows])
@@ -191,8 +191,8 @@ def _functions(gram: Tensor, mean: Tensor, slices: Sequence[slice], tolerance: f
 
 def _measures(functions: _Functions, index: int, explains: Tensor, basis: Tensor | None = None) -> Tensor:
     """
-    Worst, observed and estimate of one component, ``(3)``, explained by some of the functions ``(K)``: by combinations
-    ``(J, k)`` of these that are orthonormal over the rows, where they are not so themselves.
+    Worst, observed and estimate of one component, ``(3)``, explained by the functions ``(K)`` marked in ``explains``.
+    If these are not orthonormal over the rows, ``basis`` holds combinations ``(J, k)`` of them that are.
     """
     is_own = functions.owner == index
     if not is_own.any() or not explains.any():
@@ -211,7 +211,7 @@ def _measures(functions: _Functions, index: int, explains: Tensor, basis: Tensor
 
 
 def _inverse_root(products: Tensor) -> Tensor:
-    """T with T T' the inverse of a positive semidefinite matrix on its range."""
+    """A matrix T such that T T' is the inverse of a positive semidefinite matrix on its range."""
     values, vectors = torch.linalg.eigh(products)
     keep = values > _DEGENERATE * values[-1:]
     return vectors[:, keep] * values[keep].rsqrt()

@@ -1,4 +1,4 @@
-"""The uncertainty of hyperparameters, and its share in the bands."""
+"""The uncertainty of hyperparameters, and its contribution to the bands."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from gpytorch_gam.variational import AdditiveVariationalStrategy
 
 
 class _Coordinate(NamedTuple):
-    """One entry of a hyperparameter: on a logarithmic scale where its constraint makes it positive."""
+    """One entry of a hyperparameter, on a logarithmic scale if its constraint makes it positive."""
 
-    name: str  # of the raw parameter in "model" or "likelihood"
+    name: str  # of the raw parameter, with a prefix "model." or "likelihood."
     raw: Tensor
     constraint: gpytorch.constraints.Interval
-    entry: int  # of the flattened parameter
+    entry: int  # index in the flattened parameter
     is_log: bool
 
     @property
@@ -40,7 +40,7 @@ class _Coordinate(NamedTuple):
 
 
 class _Neighbour(NamedTuple):
-    state: tuple[dict[str, Tensor], Tensor]  # of the prior, and the mean of the whitened inducing variables
+    state: tuple[dict[str, Tensor], Tensor]  # state of the prior, and mean of the whitened inducing variables
     gradient: Tensor  # (p,)
 
 
@@ -61,16 +61,17 @@ class HyperparameterUncertainty:
         J(\mathbf x) = \frac{\partial\, \mathrm{E} \rho(\mathbf x)}{\partial \mathbf z} ,
 
     and the components likewise, jointly. Derivatives are central differences: for p hyperparameters the posterior is
-    brought to its optimum 2p times by :func:`polish`. A hyperparameter with bounds that stands at one of them counts as
-    known. Inducing points and the parameters of mean modules without a constraint are held fixed.
+    brought to its optimum 2p times by :func:`polish`. A hyperparameter at one of its bounds counts as known. Inducing
+    points and the parameters of mean modules without a constraint are held fixed.
 
-    Made for Gaussian likelihoods it costs seconds with some thousand rows; for others the bound is used all the same.
+    With a Gaussian likelihood and some thousand rows it takes seconds. For other likelihoods the bound is used in the
+    same way.
 
     :param model: A trained model that :func:`polish` takes. It is copied and stays as it is.
-    :param likelihood: Its likelihood, copied likewise.
+    :param likelihood: Its likelihood, which is copied too.
     :param batches: All rows of the data, as for :func:`polish`.
     :param prior_stddev: Prior standard deviation of each hyperparameter around its estimate, on the logarithmic scale.
-    :param step: Step of the differences, on the logarithmic scale.
+    :param step: Step of the central differences, on the logarithmic scale.
     :param max_passes: Largest number of passes of :func:`polish` for each neighbour of the estimates.
     :raises ValueError: If an argument is out of range or there is no hyperparameter to be uncertain of.
 
@@ -103,7 +104,7 @@ class HyperparameterUncertainty:
             self.covariance = self._explored_covariance(prior_stddev)
 
     def _explored_covariance(self, prior_stddev: float) -> Tensor:
-        """V, after a visit to all neighbours of the estimates."""
+        """The covariance V, from the gradients at all neighbours of the estimates."""
         polish(self._model, self._likelihood, self._batches, max_passes=self._max_passes)
         self._origin = deepcopy((self._model.state_dict(), self._likelihood.state_dict()))
         self._coordinates = [c for c in self._all_coordinates() if self._may_move(c)]
@@ -121,19 +122,20 @@ class HyperparameterUncertainty:
 
     @property
     def names(self) -> list[str]:
-        """Names of the hyperparameters that are uncertain, with the index of the entry."""
+        """Names of the uncertain hyperparameters, with the index of the entry."""
         return [f"{c.name}[{c.entry}]" for c in self._coordinates]
 
     # ------------------------------------------------------------------ what it adds
 
     @torch.no_grad()
     def component_changes(self, x: Tensor) -> Tensor:
-        r"""
-        How the means of the components change along independent directions of the hyperparameters, each of one standard
-        deviation. Their covariance is the sum of the outer products over the first dimension.
+        """
+        Changes of the components' means along independent directions of the hyperparameters, each of one standard
+        deviation. The additional covariance of the components is the sum of their outer products over the first
+        dimension.
 
         :param x: Inputs ``(n, D)``.
-        :return: ``(p, C, n)``.
+        :return: The changes ``(p, C, n)``.
         """
         differences = [
             self._component_means(*ahead, x) - self._component_means(*behind, x) for ahead, behind in self._states
@@ -145,19 +147,19 @@ class HyperparameterUncertainty:
 
     def component_variance(self, x: Tensor) -> Tensor:
         """
-        Variance to be added to that of each component.
+        Variance to be added to the posterior variance of each component.
 
         :param x: Inputs ``(n, D)``.
-        :return: ``(C, n)``.
+        :return: The additional variance ``(C, n)``.
         """
         return self.component_changes(x).square().sum(0)
 
     def variance(self, x: Tensor) -> Tensor:
         """
-        Variance to be added to that of the predictor.
+        Variance to be added to the posterior variance of the predictor.
 
         :param x: Inputs ``(n, D)``.
-        :return: ``(n,)``; with several predictors ``(n, P)``.
+        :return: The additional variance ``(n,)``; with several predictors ``(n, P)``.
         """
         changes = self.component_changes(x)
         predictor = self._strategy.predictor
@@ -182,7 +184,7 @@ class HyperparameterUncertainty:
                         yield _Coordinate(f"{owner}.{name}", raw, constraint, entry, is_log)
 
     def _may_move(self, coordinate: _Coordinate) -> bool:
-        """Whether both neighbours keep the constraint."""
+        """Whether both neighbours of the estimate satisfy the constraint."""
         value, constraint = coordinate.value, coordinate.constraint
         lower, upper = (
             bound.expand(coordinate.raw.shape).flatten()[coordinate.entry].item()
@@ -200,7 +202,7 @@ class HyperparameterUncertainty:
         self._likelihood.load_state_dict(likelihood)
 
     def _explore(self, coordinate: _Coordinate, change: float) -> _Neighbour:
-        """The optimal posterior, and the gradient of the bound, at a neighbour of the estimates."""
+        """The optimal posterior and the gradient of the bound at a neighbour of the estimates."""
         self._load(*self._origin)
         _move(coordinate, change)
         polish(self._model, self._likelihood, self._batches, max_passes=self._max_passes)
@@ -209,7 +211,7 @@ class HyperparameterUncertainty:
         return _Neighbour((self._prior_state(), mean), gradient)
 
     def _prior_state(self) -> dict[str, Tensor]:
-        """The state of the model without its posterior: of the predictor, and of what else its forward reads."""
+        """The state of the model without its posterior: the predictor, and whatever else its forward reads."""
         names = {
             f"variational_strategy._variational_distribution.{name}"
             for name in self._strategy._variational_distribution.state_dict()
@@ -226,7 +228,7 @@ class HyperparameterUncertainty:
         return torch.stack([totals[id(c.raw)].flatten()[c.entry] * _slope(c) for c in self._coordinates])
 
     def _component_means(self, prior: dict[str, Tensor], mean: Tensor, x: Tensor) -> Tensor:
-        """Means of the components ``(C, n)`` at a neighbour."""
+        """The components' means ``(C, n)`` at a neighbour of the estimates."""
         strategy = self._strategy
         self._model.load_state_dict(prior, strict=False)
         inputs = strategy.read(x).inputs
@@ -248,7 +250,7 @@ def _move(coordinate: _Coordinate, change: float) -> None:
 
 
 def _slope(coordinate: _Coordinate) -> Tensor:
-    """Derivative of the raw parameter in the coordinate."""
+    """The derivative of the raw parameter in the coordinate."""
     with gradients_on():
         raw = coordinate.raw.detach().double().requires_grad_()
         value = coordinate.constraint.transform(raw).flatten()[coordinate.entry]

@@ -1,4 +1,4 @@
-"""Shares of the components in the variance of the predictor."""
+"""The components' shares in the variance of the predictor."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from gpytorch_gam.variational.model_check import additive_strategy
 @dataclass(frozen=True)
 class SobolIndices:
     """
-    Shares of components in the variance of their predictor over inputs, with posterior intervals. Made by
-    :func:`sobol_indices`, which says what they are.
+    Shares of components in the variance of their predictor over inputs, with posterior intervals, as returned and
+    explained by :func:`sobol_indices`.
 
-    :ivar names: names of the K components, in order.
-    :ivar probability: of the central posterior intervals.
-    :ivar share: posterior mean of each component's variance beside the predictor's, ``(*batch, K)``.
-    :ivar lower: lower end of its interval, the same shape.
-    :ivar upper: upper end.
-    :ivar covariance_share: posterior mean of each component's covariance with the predictor beside the latter's
-        variance, ``(*batch, K)``; over all components (and the mean module) they sum to one.
-    :ivar covariance_lower: lower end of its interval.
-    :ivar covariance_upper: upper end.
+    :ivar names: The names of the K components, in order.
+    :ivar probability: The probability of the central posterior intervals.
+    :ivar share: The posterior mean of each component's variance relative to the predictor's, ``(*batch, K)``.
+    :ivar lower: The lower end of the share's interval, ``(*batch, K)``.
+    :ivar upper: The upper end of the share's interval, ``(*batch, K)``.
+    :ivar covariance_share: The posterior mean of each component's covariance with the predictor, relative to the
+        predictor's variance, ``(*batch, K)``; over all components (and the mean module) these sum to one.
+    :ivar covariance_lower: The lower end of the covariance share's interval, ``(*batch, K)``.
+    :ivar covariance_upper: The upper end of the covariance share's interval, ``(*batch, K)``.
     """
 
     names: tuple[str, ...]
@@ -40,7 +40,7 @@ class SobolIndices:
     covariance_upper: Tensor
 
     def __str__(self) -> str:
-        """A table of the shares, their intervals and the covariance shares; shapes alone for a batch of models."""
+        """A table of the shares, their intervals and the covariance shares; for a batch of models only the shapes."""
         if self.share.dim() > 1:
             return f"SobolIndices(names={list(self.names)}, share={tuple(self.share.shape)})"
         width = max(len(name) for name in (*self.names, "component"))
@@ -61,7 +61,7 @@ def sobol_indices(
     probability: float = 0.95,
 ) -> SobolIndices:
     r"""
-    Share of each component in the variance of its predictor over the rows of ``x``,
+    The share of each component in the variance of its predictor over the rows of ``x``,
     :math:`\mathrm{Var}_x(f_c) / \mathrm{Var}_x(\rho)`, with its posterior distribution from joint draws of all
     components at these rows.
 
@@ -79,11 +79,10 @@ def sobol_indices(
 
     :param model: A model whose ``variational_strategy`` is an :class:`AdditiveVariationalStrategy`.
     :param x: Inputs ``(*batch, n, D)``, at least two rows.
-    :param num_samples: Joint draws from the posterior.
-    :param names: Components to report; default all. The predictor is the sum of all of them in any case; with several
-        predictors, of those that belong to the same one.
+    :param num_samples: Number of joint draws from the posterior.
+    :param names: Components to report; default all. The predictor always includes all components that belong to it.
     :param probability: Probability of the posterior intervals.
-    :return: Shares, where a predictor without variance gives 0.
+    :return: The shares; a predictor without variance gives 0.
     :raises TypeError: If the model's strategy is of another kind, or ``num_samples`` not an integer.
     :raises ValueError: If a name is unknown, or an argument out of range.
 
@@ -126,7 +125,7 @@ def sobol_indices(
 
 
 def _interval(draws: Tensor, probability: float) -> tuple[Tensor, Tensor]:
-    """The central interval of draws in the first dimension."""
+    """The central interval of draws along the first dimension."""
     tails = torch.tensor([0.5 * (1 - probability), 0.5 * (1 + probability)], dtype=draws.dtype, device=draws.device)
     lower, upper = draws.quantile(tails, dim=0)
     return lower, upper
@@ -141,6 +140,6 @@ def _validate_arguments(x: Tensor, num_samples: int, probability: float) -> None
 
 
 def _deviations(values: Tensor) -> Tensor:
-    """Deviations from the mean over the rows."""
-    deviations = values - values[..., :1]  # what does not vary becomes zero exactly
+    """The deviations from the mean over the rows, the last dimension."""
+    deviations = values - values[..., :1]  # constants become exactly zero
     return deviations - deviations.mean(-1, keepdim=True)

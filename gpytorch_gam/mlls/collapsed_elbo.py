@@ -30,12 +30,12 @@ _NOISE = RowArgument("noise", 1.0, is_positive=True)
 
 class RowPrecisions(NamedTuple):
     r"""
-    How much each row counts with a Gaussian likelihood.
+    The rows' precisions under a Gaussian likelihood.
 
-    :ivar precisions: weight of each row, over its noise variance where rows have their own, ``(*batch, n)`` in float64;
-        None for ones.
-    :ivar num_rows: sum of the weights.
-    :ivar log_noise: sum of :math:`w_n \log \sigma_n^2`, ``(*batch)``; None where all rows share a noise variance.
+    :ivar precisions: The weight of each row, divided by its noise variance where rows have their own, ``(*batch, n)``
+        in float64; None for ones.
+    :ivar num_rows: The sum of the weights.
+    :ivar log_noise: The sum of :math:`w_n \log \sigma_n^2`, ``(*batch)``; None where all rows share a noise variance.
     """
 
     precisions: Tensor | None
@@ -45,12 +45,8 @@ class RowPrecisions(NamedTuple):
     @classmethod
     def of_rows(cls, y: Tensor, weights: Tensor | None, noise: Tensor | None) -> RowPrecisions:
         """
-        Precisions from row-wise arguments.
-
-        :param y: Responses ``(*batch, n)``.
-        :param weights: Weights of the rows, ``(*batch, n)``; None for ones.
-        :param noise: Variances of the rows' noises, ``(*batch, n)``; None for one that they share.
-        :raises ValueError: If they do not fit the responses, weights are negative or variances not positive.
+        The precisions from row-wise weights (None for ones) and noise variances (None for a shared one), like ``y``
+        ``(*batch, n)``. A ValueError is raised if they do not fit it, weights are negative or variances not positive.
         """
         like = y.detach().double()
         weights = None if weights is None else WEIGHTS.read(weights, like)
@@ -64,17 +60,18 @@ class RowPrecisions(NamedTuple):
 
 class GaussianStatistics(NamedTuple):
     r"""
-    What a Gaussian likelihood needs to know of the data, in float64. Statistics of disjoint rows add up.
+    Sums over the data, in float64, that determine the optimal posterior and bound with a Gaussian likelihood. Those of
+    disjoint rows add up.
 
-    With features :math:`\phi`, residuals :math:`r = y - \mu(x) - \text{offset}` and precisions :math:`\lambda` beside
-    those of other rows (1 without weights and noises by row):
+    With features :math:`\phi`, residuals :math:`r = y - \mu(x) - \text{offset}` and relative precisions :math:`\lambda`
+    of the rows (1 without weights and noises by row):
 
-    :ivar gram: :math:`\sum_n \lambda_n \phi_n \phi_n^\top`, ``(*batch, Q, Q)``.
-    :ivar projected: :math:`\sum_n \lambda_n \phi_n r_n`, ``(*batch, Q)``.
-    :ivar residual_square: :math:`\sum_n \lambda_n r_n^2`, ``(*batch)``.
-    :ivar unexplained: :math:`\sum_n \lambda_n (k(x_n, x_n) - \phi_n^\top \phi_n)`, ``(*batch)``.
-    :ivar num_rows: number of rows; with weights their sum.
-    :ivar log_noise: sum of the logarithms of the rows' own noise variances, weighted; None where they share one.
+    :ivar gram: The sum :math:`\sum_n \lambda_n \phi_n \phi_n^\top`, ``(*batch, Q, Q)``.
+    :ivar projected: The sum :math:`\sum_n \lambda_n \phi_n r_n`, ``(*batch, Q)``.
+    :ivar residual_square: The sum :math:`\sum_n \lambda_n r_n^2`, ``(*batch)``.
+    :ivar unexplained: The sum :math:`\sum_n \lambda_n (k(x_n, x_n) - \phi_n^\top \phi_n)`, ``(*batch)``.
+    :ivar num_rows: The number of rows, or with weights their sum.
+    :ivar log_noise: The weighted sum of the logarithms of the rows' own noise variances; None where they share one.
     """
 
     gram: Tensor
@@ -86,10 +83,10 @@ class GaussianStatistics(NamedTuple):
 
     def plus(self, other: GaussianStatistics) -> GaussianStatistics:
         """
-        Statistics of the rows of both.
+        The statistics of the rows of both.
 
-        :param other: Those of further rows.
-        :raises ValueError: If the rows of one alone have noises of their own.
+        :param other: The statistics of further rows.
+        :raises ValueError: If only one of them has rows with noises of their own.
         """
         if (self.log_noise is None) != (other.log_noise is None):
             raise ValueError("some batches have the row-wise argument noise, and others do not: give it with each row")
@@ -107,10 +104,10 @@ class GaussianOptimum(NamedTuple):
     r"""
     The optimal posterior :math:`N(m, P^{-1})` of the whitened inducing variables at fixed hyperparameters, in float64.
 
-    :ivar mean: :math:`m`, ``(*batch, Q)``.
-    :ivar precision: :math:`P = I + \Phi\Lambda\Phi^\top`, with the rows' precisions :math:`\Lambda`, by default
-        :math:`\sigma^{-2} I`; ``(*batch, Q, Q)``.
-    :ivar bound: the collapsed bound in nats, summed over the data, ``(*batch)``.
+    :ivar mean: The mean :math:`m`, ``(*batch, Q)``.
+    :ivar precision: The precision :math:`P = I + \Phi\Lambda\Phi^\top`, with the rows' precisions :math:`\Lambda`, by
+        default :math:`\sigma^{-2} I`; ``(*batch, Q, Q)``.
+    :ivar bound: The collapsed bound in nats, summed over the data, ``(*batch)``.
     """
 
     mean: Tensor
@@ -130,14 +127,14 @@ class CollapsedELBO(gpytorch.Module):
     an objective in the hyperparameters alone. No variational posterior reaches a higher bound with the same
     hyperparameters and inducing points. Cost :math:`O(NQ^2 + Q^3)` a call.
 
-    Row-wise arguments are given by keyword, and mean what they mean in :class:`gpytorch.mlls.VariationalELBO`:
+    Row-wise arguments are given by keyword, with the same meaning as in :class:`gpytorch.mlls.VariationalELBO`:
     ``weights`` and ``offset`` with a :class:`~gpytorch_gam.likelihoods.RowwiseLikelihood`, ``noise`` for variances by
-    row, which stand in the place of the likelihood's.
+    row, which replace the likelihood's.
 
     :param likelihood: A ``GaussianLikelihood`` or ``FixedNoiseGaussianLikelihood``, or a
         :class:`~gpytorch_gam.likelihoods.RowwiseLikelihood` of one.
     :param model: A model whose ``variational_strategy`` is an :class:`AdditiveVariationalStrategy`.
-    :param chunk_size: Rows whose features exist at a time.
+    :param chunk_size: Number of rows whose features are in memory at a time.
     :raises TypeError: If the likelihood is not Gaussian, or the model is not additive.
     :raises ValueError: If the model has several predictors.
 
@@ -169,8 +166,8 @@ class CollapsedELBO(gpytorch.Module):
 
         :param x: Inputs ``(*batch, n, D)``, all rows of the data.
         :param y: Responses ``(*batch, n)``.
-        :param row_arguments: Those of the likelihood, which broadcast to the responses.
-        :return: ``(*batch)``.
+        :param row_arguments: Row-wise arguments of the likelihood, which broadcast to the responses.
+        :return: The bound ``(*batch)``.
         """
         bound = self._solve(self._summed_statistics(x, y, row_arguments)).bound / y.shape[-1]
         for _, module, prior, closure, _ in self.named_priors():
@@ -180,21 +177,22 @@ class CollapsedELBO(gpytorch.Module):
     @torch.no_grad()
     def optimum(self, x: Tensor, y: Tensor, **row_arguments: Tensor) -> GaussianOptimum:
         """
-        The optimal posterior and its bound (priors of hyperparameters left out), in chunks of rows.
+        The optimal posterior and its bound, without the priors of hyperparameters, computed in chunks of rows.
 
         :param x: Inputs ``(*batch, n, D)``, all rows of the data.
         :param y: Responses ``(*batch, n)``.
-        :param row_arguments: Those of the likelihood, which broadcast to the responses.
+        :param row_arguments: Row-wise arguments of the likelihood, which broadcast to the responses.
         """
         return self._solve(self._summed_statistics(x, y, row_arguments))
 
     def _summed_statistics(self, x: Tensor, y: Tensor, row_arguments: Mapping[str, Tensor]) -> GaussianStatistics:
-        """Statistics of all rows. With gradients, chunks are evaluated again in the backward pass and not kept."""
+        """Statistics of all rows. With gradients, chunks are recomputed in the backward pass instead of kept."""
         _check_lengths(x, y)
         row_arguments = arguments_with_noise(self.likelihood, y.shape[-1], row_arguments)
         if x.shape[-2] <= self.chunk_size:
             return self.statistics(x, y, **row_arguments)
-        # Evaluating again needs the parameters that are there later; functional_call puts others in their place.
+        # Recomputing in the backward pass needs the same parameters, which functional_call replaces only during the
+        # forward.
         are_own = all(isinstance(parameter, torch.nn.Parameter) for parameter in self.parameters())
         total: GaussianStatistics | None = None
         by_row = {name: _by_row(name, value, y) for name, value in row_arguments.items()}
@@ -215,12 +213,12 @@ class CollapsedELBO(gpytorch.Module):
 
         :param batches: Pairs of inputs ``(*batch, b, D)`` and responses ``(*batch, b)``, or triples, whose third entry
             maps names to row-wise arguments of the likelihood; each row of the data once. Rows that a ``DataLoader``
-            would drop are taken as well.
+            would drop are read as well.
         :raises ValueError: If there is no batch.
         """
         checks.batches(batches)
         total: GaussianStatistics | None = None
-        # What can be gone through only once is taken as it is.
+        # An iterator, which can be read only once, is taken as it is.
         rows = batches if iter(batches) is batches else every_row(batches)
         for batch in with_noise_by_row(self.likelihood, rows):
             x, y, row_arguments = _taken_apart(batch)
@@ -236,7 +234,7 @@ class CollapsedELBO(gpytorch.Module):
 
         :param x: Inputs ``(*batch, n, D)``.
         :param y: Responses ``(*batch, n)``.
-        :param row_arguments: Those of the likelihood, which broadcast to the responses.
+        :param row_arguments: Row-wise arguments of the likelihood, which broadcast to the responses.
         """
         strategy = self.model.variational_strategy
         _check_lengths(x, y)
@@ -250,7 +248,8 @@ class CollapsedELBO(gpytorch.Module):
             y, row_arguments.get("weights"), row_arguments.get("noise")
         )
         offset = OFFSET.read(row_arguments.get("offset"), y)
-        # Sums over rows in float64: in float32 their rounding outgrows the identity that makes the precision positive.
+        # Sums over rows are in float64: in float32 their rounding outgrows the identity that makes the precision
+        # positive.
         predictor = strategy.predictor
         features = predictor.features(reading.inputs, strategy.inducing_choleskys()).double()
         weighted = features if precisions is None else features * precisions.unsqueeze(-2)
@@ -276,7 +275,7 @@ class CollapsedELBO(gpytorch.Module):
 
 
 def _taken_apart(batch: object) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Inputs, responses and row-wise arguments."""
+    """The inputs, responses and row-wise arguments of a batch."""
     is_known = isinstance(batch, tuple | list) and len(batch) in (2, 3)
     if not is_known or (len(batch) == 3 and not isinstance(batch[2], Mapping)):  # type: ignore[arg-type, index]
         raise ValueError(
@@ -287,7 +286,7 @@ def _taken_apart(batch: object) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
 
 
 def _by_row(name: str, value: Tensor, y: Tensor) -> Tensor:
-    """A row-wise argument with one entry for each response."""
+    """A row-wise argument, expanded to one entry for each response."""
     return RowArgument(name, 0.0).read(value, y).expand(y.shape)
 
 
@@ -302,10 +301,8 @@ def _check_lengths(x: Tensor, y: Tensor) -> None:
 
 def gaussian_optimum(statistics: GaussianStatistics, noise: Tensor) -> GaussianOptimum:
     """
-    The optimal posterior and its bound from statistics of all rows. Cost :math:`O(Q^3)`, whatever the number of rows.
-
-    :param statistics: Those of all rows.
-    :param noise: Variance of the noise that the rows share, ``(*batch)``; ones where each row has its own.
+    The optimal posterior and its bound from the statistics of all rows, in :math:`O(Q^3)` for any number of rows.
+    ``noise`` is the noise variance that the rows share, ``(*batch)``, or ones where each row has its own.
     """
     precision = add_identity(statistics.gram / noise[..., None, None])
     cholesky = torch.linalg.cholesky(precision)

@@ -1,4 +1,4 @@
-"""Ready models."""
+"""Ready-made models."""
 
 from .additive_gp import AdditiveGP
 

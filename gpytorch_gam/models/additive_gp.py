@@ -1,4 +1,4 @@
-"""A ready model: an additive predictor with a variational posterior."""
+"""A ready-made model: an additive predictor with a variational posterior."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ FAMILIES = ("block_low_rank", "low_rank", "mean_field", "coupled", "delta")
 class AdditiveGP(ApproximateGP):
     r"""
     An additive Gaussian process :math:`\rho(\mathbf x) = m(\mathbf x) + \sum_c f_c(\mathbf x_c)` with a sparse
-    variational posterior, for those who do not want to write the class. Train it like any
+    variational posterior, ready to use without a class of your own. Train it like any
     :class:`~gpytorch.models.ApproximateGP`, but the first three families with natural gradients for the posterior
     (:class:`~gpytorch_gam.optim.NaturalGradient`, or :func:`~gpytorch_gam.training.fit`): Adam alone takes thousands of
-    steps to bring their precision to its size. Until then bands are too wide, and a warning says so.
+    steps until their precision has grown to its size. Until then bands are too wide, and a warning says so.
 
-    :param predictor: Components and their prior.
+    :param predictor: The components and their prior.
     :param family: The posterior over the inducing variables of all components:
 
         - ``"block_low_rank"``: :class:`BlockLowRankPrecisionVariationalDistribution`, the default;
@@ -41,10 +41,10 @@ class AdditiveGP(ApproximateGP):
         - ``"mean_field"``: independent components, each with a full covariance;
         - ``"coupled"``: one full covariance over all inducing variables, for small models;
         - ``"delta"``: a point estimate (maximum a posteriori).
-    :param rank: Columns of the low-rank factor; only for the first two families. Default 32 for ``"block_low_rank"``
-        and 64 for ``"low_rank"``, or the number of inducing points if that is smaller. ``"auto"`` chooses it from the
-        data, see :class:`LowRankPrecisionVariationalDistribution`.
-    :param batch_shape: Batch shape of independent models; default the predictor's.
+    :param rank: Number of columns of the low-rank factor, for the first two families. Default 32 for
+        ``"block_low_rank"`` and 64 for ``"low_rank"``, or the number of inducing points if that is smaller. ``"auto"``
+        chooses it from the data, see :class:`LowRankPrecisionVariationalDistribution`.
+    :param batch_shape: Batch shape of independent models; default that of the predictor.
     :param jitter_val: Absolute jitter, see :class:`AdditiveVariationalStrategy`.
     :param rank_tolerance: Nats that an automatic rank may lose against the optimum; default that of the distribution.
     :raises TypeError: If an argument is of another kind.
@@ -82,23 +82,23 @@ class AdditiveGP(ApproximateGP):
 
     def __call__(self, inputs: Tensor, prior: bool = False, **kwargs: Any) -> MultivariateNormal:
         """
-        Posterior (or, with ``prior=True``, prior) of the predictor at the rows of ``inputs``.
+        The posterior (or, with ``prior=True``, prior) of the predictor at the rows of ``inputs``.
 
-        :param inputs: ``(*batch, n, D)``, or ``(n)`` for a single column.
-        :param prior: Return the prior.
+        :param inputs: Inputs ``(*batch, n, D)``, or ``(n)`` for a single column.
+        :param prior: Return the prior instead of the posterior.
         :param kwargs: Further arguments of :meth:`forward`, for subclasses whose method has some.
-        :raises TypeError: For arguments that it does not have. Those of the likelihood, such as offsets, belong to the
-            objective: ``mll(model(x), y, offset=...)``.
+        :raises TypeError: For arguments that :meth:`forward` does not have. Those of the likelihood, such as offsets,
+            belong to the objective: ``mll(model(x), y, offset=...)``.
         """
         return super().__call__(checks.tensor("inputs", inputs), prior=checks.flag("prior", prior), **kwargs)
 
     @predictor_alone
     def forward(self, x: Tensor) -> MultivariateNormal:
         """
-        Prior of the predictor at the rows of ``x``. Subclasses may give it other inputs and add a mean, such as
-        ``self.mean_module(x) + self.predictor(self.network(x))``: the posterior is that of these.
+        The prior of the predictor at the rows of ``x``. Subclasses may give it other inputs and add a mean, as in
+        ``self.mean_module(x) + self.predictor(self.network(x))``; the posterior then includes them.
 
-        :param x: ``(*batch, n, D)``.
+        :param x: Inputs ``(*batch, n, D)``.
         """
         return self.predictor(x)
 
@@ -110,10 +110,10 @@ class AdditiveGP(ApproximateGP):
         **kwargs: Any,
     ) -> ComponentPosterior:
         """
-        Joint posterior of the components, see :meth:`AdditiveVariationalStrategy.components`.
+        The joint posterior of the components, see :meth:`AdditiveVariationalStrategy.components`.
 
         :param x: Inputs ``(*batch, n, D)``.
-        :param names: Which components, in a list; default all. One name gives results without their dimension.
+        :param names: A list of components; default all. A single name gives results without the components' dimension.
         :param exclude: Components to leave out, instead of ``names``.
         :param kwargs: Further arguments of :meth:`forward`, for subclasses whose method has some.
         """
@@ -133,9 +133,9 @@ class AdditiveGP(ApproximateGP):
         :meth:`AdditiveVariationalStrategy.predict`.
 
         :param x: Inputs ``(*batch, n, D)``, or ``(n)`` for a single column; on any device.
-        :param components: Which components' moments to give: True for all, False for none, or names.
-        :param chunk_size: Rows whose projections exist at a time.
-        :param exclude: Components that the predictor is to be without, such as random effects.
+        :param components: Components whose moments to return: True for all, False for none, or names.
+        :param chunk_size: Number of rows whose projections are in memory at a time.
+        :param exclude: Components to leave out of the predictor, such as random effects.
         :param kwargs: Further arguments of :meth:`forward`, for subclasses whose method has some.
         """
         x = x.unsqueeze(-1) if torch.is_tensor(x) and x.dim() == 1 else x
