@@ -1,4 +1,4 @@
-"""What the additive components are: groups of equal shape, the predictor that sums them, and their inducing points."""
+"""Additive components: groups of components of equal shape, the predictor that sums them, and their inducing points."""
 
 from .additive_predictor import AdditivePredictor
 from .component_group import ComponentGroup

@@ -1,4 +1,4 @@
-"""What a predictor is given, and returns, while a model's ``forward`` runs."""
+"""The calls of a predictor, with inputs and results, that happen while the ``forward`` of a model runs."""
 
 from __future__ import annotations
 
@@ -13,30 +13,18 @@ from torch import Tensor
 
 
 class PredictorCall(NamedTuple):
-    """
-    One call of a predictor.
+    """One call of a predictor."""
 
-    :ivar inputs: ``(*batch, n, D)``.
-    :ivar means: of its mean modules there, ``(*batch, P, n)``.
-    :ivar prior: what it returned.
-    """
-
-    inputs: Tensor
-    means: Tensor
-    prior: MultivariateNormal
+    inputs: Tensor  # (*batch, n, D)
+    means: Tensor  # values of the mean modules there, (*batch, P, n)
+    prior: MultivariateNormal  # the returned distribution
 
 
 class Capture(NamedTuple):
-    """
-    The calls of one predictor.
-
-    :ivar predictor: the predictor whose calls are kept.
-    :ivar check_finite: whether it looks for NaN and infinity in its inputs.
-    :ivar calls: its calls so far.
-    """
+    """The calls of one predictor."""
 
     predictor: torch.nn.Module
-    check_finite: bool
+    check_finite: bool  # whether the predictor looks for NaN and infinity in its inputs
     calls: list[PredictorCall]
 
 
@@ -46,10 +34,8 @@ _capture: ContextVar[Capture | None] = ContextVar("_capture", default=None)
 @contextmanager
 def captured_calls(predictor: torch.nn.Module, check_finite: bool) -> Iterator[list[PredictorCall]]:
     """
-    Collect the calls of a predictor in this context (and thread). Their covariances are formed when asked for only.
-
-    :param predictor: The predictor whose calls are kept.
-    :param check_finite: Whether it looks for NaN and infinity in its inputs.
+    Collect the calls of a predictor in this context (and thread). Their covariances are formed only when they are
+    needed. With ``check_finite`` the predictor looks for NaN and infinity in its inputs.
     """
     capture = Capture(predictor, check_finite, [])
     token = _capture.set(capture)
@@ -60,6 +46,6 @@ def captured_calls(predictor: torch.nn.Module, check_finite: bool) -> Iterator[l
 
 
 def capture_of(predictor: torch.nn.Module) -> Capture | None:
-    """Where the calls of a predictor are kept at present, if anywhere."""
+    """The capture that collects the calls of a predictor at present, if there is one."""
     capture = _capture.get()
     return capture if capture is not None and capture.predictor is predictor else None

@@ -1,4 +1,4 @@
-"""The arguments of a group of components, checked."""
+"""Checks of the arguments of a group of components."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .levels import Levels, listed
 
 
 def checked_columns(columns: Any) -> list[list[int]]:
-    """The columns of each component, equally many."""
+    """The columns of each component, of which all components have equally many."""
     wanted = "columns must be a non-empty sequence with one sequence of column indices for each component, such as"
     if isinstance(columns, str) or not isinstance(columns, Iterable):
         raise TypeError(f"{wanted} [[0], [1]], got {checks.shown(columns)}")
@@ -40,7 +40,7 @@ def checked_columns(columns: Any) -> list[list[int]]:
 
 
 def checked_by(by: Any, num_components: int) -> list[int | None]:
-    """The multiplier column of each component, if it has one."""
+    """The multiplier column of each component, or None."""
     if by is None or isinstance(by, int):
         by = [by] * num_components
     if isinstance(by, str) or not isinstance(by, Iterable):
@@ -61,7 +61,7 @@ def _check_index(wanted: str, column: Any) -> None:
 
 
 def checked_levels(levels: Any, columns: list[list[int]], by: list[int | None]) -> dict[int, Levels]:
-    """The levels of columns that the components read."""
+    """The levels of those columns that are categories; only columns that the components read may have levels."""
     if levels is None:
         return {}
     if not isinstance(levels, Mapping):
@@ -79,7 +79,7 @@ def checked_levels(levels: Any, columns: list[list[int]], by: list[int | None]) 
 
 
 def checked_by_levels(by_levels: Any, by: list[int | None], levels: dict[int, Levels]) -> tuple[float | None, ...]:
-    """The level of its multiplier column in whose rows each component is."""
+    """The level of its multiplier column to whose rows each component is confined, or None."""
     if by_levels is None:
         return (None,) * len(by)
     if isinstance(by_levels, str) or not isinstance(by_levels, Sequence):
@@ -104,7 +104,7 @@ def checked_by_levels(by_levels: Any, by: list[int | None], levels: dict[int, Le
 
 
 def checked_names(names: Any, num_components: int) -> tuple[str, ...]:
-    """One name a component."""
+    """One name for each component."""
     if isinstance(names, str):
         raise TypeError(f"names must be a sequence with one name for each component, got the string {names!r}")
     if not isinstance(names, Iterable) or not all(isinstance(name, str) for name in names):
@@ -116,7 +116,7 @@ def checked_names(names: Any, num_components: int) -> tuple[str, ...]:
 
 
 def checked_inducing_points(label: str, inducing_points: Any, num_components: int, input_dim: int) -> Tensor:
-    """Inducing points ``(*batch, C_g, M, d)``, a copy of what was given."""
+    """Inducing points ``(*batch, C_g, M, d)``, as a copy of the argument."""
     name = f"inducing_points of {label}"
     if isinstance(inducing_points, np.ndarray):
         inducing_points = torch.as_tensor(inducing_points)
@@ -151,7 +151,7 @@ def checked_inducing_points(label: str, inducing_points: Any, num_components: in
 
 
 def check_kernel(label: str, kernel: Any, points: Tensor) -> None:
-    """Raise an error for what is no kernel of components with these inducing points ``(*batch, C_g, M, d)``."""
+    """Raise an error if an argument is no kernel of components with these inducing points, ``(*batch, C_g, M, d)``."""
     name, (num_components, _, input_dim) = f"kernel of {label}", points.shape[-3:]
     if not isinstance(kernel, Kernel):
         raise TypeError(
@@ -189,7 +189,9 @@ def check_kernel(label: str, kernel: Any, points: Tensor) -> None:
 
 
 def _with_numbers_of_columns(kernel: Kernel, num_columns: int) -> Iterator[tuple[Kernel, int]]:
-    """The kernel and those inside it that are handed its columns, each with the number of columns that it reads."""
+    """
+    The kernel and those inside it that are called with the same columns, each with the number of columns that it reads.
+    """
     if kernel.active_dims is not None:
         num_columns = kernel.active_dims.numel()
     yield kernel, num_columns

@@ -1,4 +1,4 @@
-"""Inputs that components cannot read."""
+"""Checks that components can read their inputs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .levels import Levels, listed
 
 
 def check_one_kind(groups: Sequence[ComponentGroup]) -> None:
-    """Groups may be built from tensors of any dtype, but are used in one."""
+    """Groups may be built from tensors of any dtype and device, but must be used in a single one."""
     dtype = groups[0].inducing_points.dtype
     if dtype not in (torch.float32, torch.float64):
         raise ValueError(f"the model is in {dtype}; use float32 or float64: model.float() or model.double()")
@@ -32,7 +32,7 @@ def check_one_kind(groups: Sequence[ComponentGroup]) -> None:
 
 
 def check_kind(x: Tensor, dtype: torch.dtype, device: torch.device) -> None:
-    """Inputs have the dtype and the device of the model."""
+    """Inputs must have the dtype and the device of the model."""
     if not x.is_floating_point():
         raise ValueError(f"x has dtype {x.dtype}, but the model computes in {dtype}: pass x.to({dtype})")
     if x.device != device:
@@ -45,7 +45,7 @@ def check_kind(x: Tensor, dtype: torch.dtype, device: torch.device) -> None:
 
 
 def check_shape(groups: Sequence[ComponentGroup], x: Tensor) -> None:
-    """Inputs have rows, and the columns that the components read."""
+    """Inputs must have rows, and the columns that the components read."""
     if x.dim() < 2:
         raise ValueError(f"x must have shape (*batch, n, D), got {tuple(x.shape)}")
     for group in groups:
@@ -59,7 +59,7 @@ def check_shape(groups: Sequence[ComponentGroup], x: Tensor) -> None:
 
 
 def check_columns_finite(groups: Sequence[ComponentGroup], x: Tensor) -> None:
-    """NaN only stands in columns that may be missing, and infinity in none that is read."""
+    """Columns that are read must not hold infinity, nor NaN unless they may be missing."""
     finite, optional, needed = torch.isfinite(x), set[int](), set[int]()
     for group in groups:
         (optional if group.missing == "marginal" else needed).update(group.columns.flatten().tolist())
@@ -80,7 +80,7 @@ def check_columns_finite(groups: Sequence[ComponentGroup], x: Tensor) -> None:
 
 
 def check_means_finite(means: Tensor) -> None:
-    """The prior means ``(*batch, P, n)`` are numbers in all rows."""
+    """The prior means ``(*batch, P, n)`` must be finite in all rows."""
     bad = ~torch.isfinite(means).all(-2)
     if bad.any():
         raise ValueError(
@@ -90,7 +90,7 @@ def check_means_finite(means: Tensor) -> None:
 
 
 def check_levels(groups: Sequence[ComponentGroup], x: Tensor) -> None:
-    """Columns of categories hold their levels, unless these allow others."""
+    """Columns of categories must hold their levels, unless these allow unseen ones."""
     names: dict[tuple[int, Levels], list[str]] = {}
     for group in groups:
         for column, levels in group.levels.items():
@@ -103,7 +103,7 @@ def check_levels(groups: Sequence[ComponentGroup], x: Tensor) -> None:
 
 
 def _unseen(values: Tensor, column: int, levels: Levels, names: list[str]) -> str | None:
-    """What is wrong with a column of x; NaN counts as missing, not as a level."""
+    """A message on the values of a column of x that are none of the levels, or None; NaN counts as missing."""
     single = values.float().contiguous()  # as level kernels compare
     codes = torch.tensor(sorted(levels.codes), dtype=torch.float32, device=values.device)
     nearest = codes[torch.searchsorted(codes, single).clamp_(max=len(codes) - 1)]

@@ -1,9 +1,9 @@
 r"""
-Components of independent levels, of which a row sees one: lookups, not matrices.
+Lookups in the place of matrices, for components of independent levels, of which a row sees only one.
 
-The kernel is that of levels, or its product with kernels of other columns, and the inducing points are all pairs of the
-levels and some places in these columns. Their covariance is block-diagonal, with one and the same block for each level,
-and a row has a covariance with the block of its level alone.
+The kernel is that of levels, or its product with kernels of other columns, and the inducing points are all pairs of a
+level and a place in these columns. Their covariance is block-diagonal, with one and the same block for each level, and
+a row has a covariance with the block of its level alone.
 """
 
 from __future__ import annotations
@@ -19,40 +19,28 @@ from gpytorch_gam.kernels.evaluation import factors
 
 
 class LevelBlocks(NamedTuple):
-    """
-    Inducing points that are all pairs of levels and places, level by level.
+    """Inducing points that are all pairs of levels and places, level by level."""
 
-    :ivar column: the column of a component that the levels stand in.
-    :ivar num_levels: number of levels L of each component.
-    :ivar num_places: number of places at each level, m.
-    """
-
-    column: int
-    num_levels: int
-    num_places: int
+    column: int  # the column of a component that holds the levels
+    num_levels: int  # L, for each component
+    num_places: int  # m, at each level
 
     def codes(self, points: Tensor) -> Tensor:
         """The levels ``(*batch, C_g, L)`` of inducing points ``(*batch, C_g, M, d)``, in single precision."""
         return points.detach()[..., :: self.num_places, self.column].float()
 
     def at_first_level(self, inputs: Tensor, points: Tensor) -> Tensor:
-        """Inputs ``(*batch, C_g, n, d)`` with the first level of the inducing points in the place of theirs."""
+        """Inputs ``(*batch, C_g, n, d)`` whose levels are replaced by the first level of the inducing points."""
         level = points.detach()[..., :1, :].to(inputs.dtype)
         is_level = torch.arange(inputs.shape[-1], device=inputs.device) == self.column
         return torch.where(is_level, level, inputs)
 
 
 class LevelRows(NamedTuple):
-    """
-    Where rows find their levels among the inducing points.
+    """The level of each row among the inducing points, and the covariance with the inducing variables of that level."""
 
-    :ivar level: of each row, ``(*batch, C_g, n)``; any where it is none of those with inducing points.
-    :ivar covariance: of the component in each row with the inducing variables of that level, ``(*batch, C_g, m, n)``; 0
-        where there are none.
-    """
-
-    level: Tensor
-    covariance: Tensor
+    level: Tensor  # (*batch, C_g, n); any number where the level has no inducing points
+    covariance: Tensor  # (*batch, C_g, m, n); 0 where the level has no inducing points
 
     def project(self, weights: Tensor) -> Tensor:
         """The projections ``(*batch, C_g, n, k)`` of the rows on weights ``(*batch, C_g, M, k)``."""
@@ -72,7 +60,7 @@ class LevelRows(NamedTuple):
 
 
 def level_blocks(kernel: Kernel, points: Tensor) -> LevelBlocks | None:
-    """The structure of inducing points ``(*batch, C_g, M, d)`` whose levels are independent, None for others."""
+    """The structure of inducing points ``(*batch, C_g, M, d)`` whose levels are independent; None for others."""
     column = _level_column(kernel, points.shape[-1])
     if column is None:
         return None
@@ -92,7 +80,7 @@ def level_blocks(kernel: Kernel, points: Tensor) -> LevelBlocks | None:
 
 
 def _level_column(kernel: Kernel, num_columns: int) -> int | None:
-    """The column of the levels, if all that the kernel makes of it is to compare them."""
+    """The column of the levels, if the kernel only compares them; otherwise None."""
     found = factors(kernel, num_columns)
     of_levels = [columns[0] for factor, columns in found if type(factor) is LevelKernel and len(columns) == 1]
     if len(of_levels) != 1:
@@ -102,7 +90,9 @@ def _level_column(kernel: Kernel, num_columns: int) -> int | None:
 
 
 def find_levels(column: Tensor, codes: Tensor) -> tuple[Tensor, Tensor]:
-    """Places of values ``(*batch, C_g, n)`` among distinct codes ``(*batch, C_g, L)``, float32, and which are there."""
+    """
+    Positions of values ``(*batch, C_g, n)`` among distinct codes ``(*batch, C_g, L)``, float32, and which were found.
+    """
     batch = torch.broadcast_shapes(column.shape[:-1], codes.shape[:-1])
     ordered, order = (part.expand(*batch, -1).contiguous() for part in codes.sort(-1))
     column = column.expand(*batch, -1).contiguous()

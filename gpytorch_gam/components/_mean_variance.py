@@ -19,8 +19,8 @@ _CORRELATIONS = (*RBF_KERNELS, *MATERN_KERNELS, PeriodicKernel, RQKernel, Cosine
 
 def is_product_of_scales(kernel: Kernel, num_columns: int) -> bool:
     """
-    Whether the mean of a kernel's diagonal is known to be the product of its output scales: whether apart from these it
-    is a product of correlation functions and of normalised centred kernels, no two of these on one column.
+    Whether the mean of a kernel's diagonal is known to be the product of its output scales. It is if, apart from these,
+    the kernel is a product of correlation functions and normalised centred kernels, no two of these on one column.
     """
     centred: list[int] = []
     for factor, columns in factors(kernel, num_columns):
@@ -43,7 +43,7 @@ def product_of_scales(kernel: Kernel) -> Tensor | float:
 
 
 def mean_diagonal(kernel: Kernel, points: Tensor) -> Tensor:
-    """Mean of a kernel's diagonal over points ``(*batch, C, M, d)``: ``(*batch, C)``."""
+    """The mean of a kernel's diagonal over points ``(*batch, C, M, d)``, of shape ``(*batch, C)``."""
     if points.device.type != "cpu":
         # GPyTorch's kernels compare their inputs, which waits for the device.
         form = separable_form(kernel, points, points)

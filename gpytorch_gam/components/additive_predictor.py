@@ -1,4 +1,4 @@
-"""The additive predictor: ordered groups of components and the prior of their sum."""
+"""The additive predictor: ordered groups of components, and the prior of their sum."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from ._input_checks import (
 from .component_group import ComponentGroup
 from .prior_normal import MultitaskPriorNormal, PriorNormal
 
-# To which a tensor of means can be added.
+# The classes of priors, to which a tensor of means can be added.
 _PRIORS = (PriorNormal, MultitaskPriorNormal)
 
 
@@ -48,8 +48,8 @@ class AdditivePredictor(gpytorch.Module):
     to, and the call returns a :class:`~gpytorch.distributions.MultitaskMultivariateNormal` with one task a predictor.
 
     :param groups: The component groups.
-    :param mean: Mean module of :math:`\rho` on the raw columns of ``x``, or one (or None) for each predictor. It is the
-        only mean: components have mean zero.
+    :param mean: A mean module for :math:`\rho`, called with the raw columns of ``x``, or one (or None) for each
+        predictor. It is the only mean: components have mean zero.
     :raises ValueError: If names repeat, or the predictors are not numbered 0, 1, ... without gaps.
 
     Example:
@@ -118,7 +118,7 @@ class AdditivePredictor(gpytorch.Module):
         Names of the components of one predictor, in order.
 
         :param predictor: The number of the predictor.
-        :raises TypeError: If it is no integer.
+        :raises TypeError: If ``predictor`` is no integer.
         :raises ValueError: If there is no such predictor.
         """
         if not 0 <= checks.integer("predictor", predictor) < self.num_predictors:
@@ -130,35 +130,35 @@ class AdditivePredictor(gpytorch.Module):
         The group that a component belongs to, with its kernel: ``group_of("site").kernel.outputscale``.
 
         :param name: The name of the component.
-        :raises ValueError: If it is unknown.
+        :raises ValueError: If no component has this name.
         """
         self.component_indices(name)
         return next(group for group in self.groups if name in group.names)
 
     @property
     def num_components(self) -> int:
-        """Number of components :math:`C`."""
+        """The number of components :math:`C`."""
         return sum(group.num_components for group in self.groups)
 
     @property
     def num_predictors(self) -> int:
-        """Number of additive predictors."""
+        """The number of additive predictors."""
         return max(group.predictor_index for group in self.groups) + 1
 
     @property
     def num_inducing_per_component(self) -> tuple[int, ...]:
-        """Number of inducing points of each component."""
+        """The number of inducing points of each component."""
         return tuple(group.num_inducing for group in self.groups for _ in range(group.num_components))
 
     @property
     def num_inducing_total(self) -> int:
-        """Length :math:`Q` of the inducing vector."""
+        """The length :math:`Q` of the inducing vector."""
         return sum(self.num_inducing_per_component)
 
     @property
     def group_shapes(self) -> tuple[tuple[int, int], ...]:
         """
-        For each group the number of blocks of its prior covariance, as a rule one a component, and their size: see
+        For each group the number and the size of the blocks of its prior covariance, see
         :attr:`ComponentGroup.block_shape`.
         """
         return tuple(group.block_shape for group in self.groups)
@@ -170,7 +170,7 @@ class AdditivePredictor(gpytorch.Module):
 
     @property
     def inducing_slices(self) -> dict[str, slice]:
-        """Where the inducing variables of each component stand in the inducing vector."""
+        """The slice of the inducing vector that holds the inducing variables of each component."""
         slices, start = {}, 0
         for name, size in zip(self.names, self.num_inducing_per_component, strict=True):
             slices[name] = slice(start, start + size)
@@ -179,17 +179,17 @@ class AdditivePredictor(gpytorch.Module):
 
     @property
     def batch_shape(self) -> torch.Size:
-        """Batch shape of independent models."""
+        """The batch shape of independent models."""
         return torch.broadcast_shapes(*(group.batch_shape for group in self.groups))
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype that inputs must have."""
+        """The dtype that inputs must have."""
         return self.groups[0].inducing_points.dtype
 
     @property
     def device(self) -> torch.device:
-        """Device that inputs must be on."""
+        """The device that inputs must be on."""
         return self.groups[0].inducing_points.device
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
@@ -198,11 +198,11 @@ class AdditivePredictor(gpytorch.Module):
 
     def check_state(self, state_dict: Mapping[str, Any], prefix: str = "") -> None:
         """
-        Raise an error if a state is not one of the same components, see :meth:`ComponentGroup.check_state`.
+        Raise an error unless a state is one of the same components, see :meth:`ComponentGroup.check_state`.
 
-        :param state_dict: A state with the predictor's entries.
-        :param prefix: What their names begin with.
-        :raises ValueError: If it is that of other components.
+        :param state_dict: A state with the entries of the predictor.
+        :param prefix: The beginning of the names of these entries.
+        :raises ValueError: If the state is that of other components.
         """
         for index, group in enumerate(self.groups):
             group.check_state(state_dict, f"{prefix}groups.{index}.")
@@ -214,8 +214,8 @@ class AdditivePredictor(gpytorch.Module):
         Positions of components given by name.
 
         :param names: Names, one name, or None for all components.
-        :param exclude: Names, or one name, of those to leave out, instead of ``names``.
-        :raises ValueError: If a name is unknown, or none is left.
+        :param exclude: Names, or one name, of components to leave out, instead of ``names``.
+        :raises ValueError: If a name is unknown, or no component is left.
         """
         if exclude is not None:
             if names is not None:
@@ -245,13 +245,13 @@ class AdditivePredictor(gpytorch.Module):
         Raise a clear error for inputs that the components cannot read.
 
         :param x: Inputs ``(*batch, n, D)``.
-        :param check_finite: Also look for NaN, infinity and unseen levels, which waits for the device. Not inside of
-            ``torch.vmap``, where there are no values to look at.
-        :raises TypeError: If it is no tensor.
-        :raises ValueError: For a wrong dtype, device or shape, an empty batch, too few columns; for NaN and
-            infinity in a column that a component uses (NaN only unless all components that read the column allow it by
+        :param check_finite: Whether to look for NaN, infinity and unseen levels as well, which waits for the device.
+            Inside of ``torch.vmap`` there are no values to look at.
+        :raises TypeError: If ``x`` is no tensor.
+        :raises ValueError: For a wrong dtype, device or shape, an empty batch, too few columns; for NaN and infinity in
+            a column that a component uses (NaN only unless all components that read the column allow it by
             ``missing="marginal"``) or that a mean module reads; and for values in columns with ``levels`` that are none
-            of these, unless they allow unseen ones.
+            of the levels, unless these allow unseen ones.
         """
         checks.tensor("x", x)
         check_one_kind(self.groups)
@@ -265,23 +265,23 @@ class AdditivePredictor(gpytorch.Module):
         # A sum is finite unless an entry is not (or it overflows): one cheap reduction for the usual case.
         if not torch.isfinite(x.sum()):
             check_columns_finite(self.groups, x)
-            # Mean modules read the raw columns, those that may be missing as well.
+            # Mean modules read the raw columns, including those that may be missing.
             check_means_finite(self.prior_means(x))
         check_levels(self.groups, x)
 
     def prior_means(self, x: Tensor) -> Tensor:
         """
-        Mean modules of all predictors at ``x``.
+        The means of all predictors at ``x``, from their mean modules.
 
         :param x: Inputs ``(*batch, n, D)``.
-        :return: ``(*batch, P, n)``.
+        :return: The means ``(*batch, P, n)``.
         """
         means = torch.broadcast_tensors(*(module(x) for module in self.means))
         return torch.stack(means, dim=-2)
 
     def prior_covariances(self, x: Tensor) -> list[LinearOperator]:
         """
-        Prior covariance of each predictor over the rows of ``x``, lazily.
+        The prior covariance of each predictor over the rows of ``x``, lazily.
 
         :param x: Inputs ``(*batch, n, D)``.
         :return: For each predictor ``(*batch, n, n)``.
@@ -296,11 +296,11 @@ class AdditivePredictor(gpytorch.Module):
     @without_autocast
     def features(self, x: Tensor, choleskys: Sequence[Tensor]) -> Tensor:
         r"""
-        Features :math:`\phi_c(\mathbf x) = L_c^{-1} k_c(Z_c, \mathbf x)` of all components, stacked.
+        The features :math:`\phi_c(\mathbf x) = L_c^{-1} k_c(Z_c, \mathbf x)` of all components, stacked.
 
         :param x: Inputs ``(*batch, n, D)``.
         :param choleskys: :math:`L_c` of each group, from :meth:`ComponentGroup.inducing_cholesky`.
-        :return: ``(*batch, Q, n)``.
+        :return: The features ``(*batch, Q, n)``.
         """
         parts = [
             group.features(x, cholesky).flatten(-3, -2) for group, cholesky in zip(self.groups, choleskys, strict=True)
@@ -310,10 +310,8 @@ class AdditivePredictor(gpytorch.Module):
 
     def forward(self, x: Tensor) -> MultivariateNormal:
         """
-        Prior of the predictor at the rows of ``x``. A tensor of means may be added to it.
-
-        :param x: Inputs ``(*batch, n, D)``.
-        :return: A multivariate normal over ``n`` rows; with several predictors a multitask one over ``n x P``.
+        The prior of the predictor at the rows of ``x``, ``(*batch, n, D)``: a multivariate normal over ``n`` rows, or
+        with several predictors a multitask one over ``n x P``. A tensor of means may be added to it.
         """
         capture = capture_of(self)
         if capture is None:
@@ -340,10 +338,8 @@ class AdditivePredictor(gpytorch.Module):
 
 def join_covariances(covariances: list[LinearOperator]) -> LinearOperator:
     """
-    Joint prior covariance of a priori independent predictors.
-
-    :param covariances: For each of P predictors ``(*batch, n, n)``.
-    :return: ``(*batch, P n, P n)``, rows running over (predictor, row of x).
+    The joint prior covariance ``(*batch, P n, P n)``, rows running over (predictor, row of x), of a priori independent
+    predictors, from that of each, ``(*batch, n, n)``.
     """
     if len(covariances) == 1:
         return covariances[0]
@@ -360,12 +356,9 @@ def predictor_distribution(
     ),
 ) -> MultivariateNormal:
     """
-    The joint distribution of the predictors over the rows, batch shapes broadcast.
-
-    :param means: ``(*batch, P, n)``.
-    :param covariance: ``(*batch, P n, P n)``, rows running over (predictor, row of x).
-    :param kinds: The classes for one predictor and for several.
-    :return: A multivariate normal over n rows; with P > 1 predictors a multitask one over n x P.
+    The joint distribution of the predictors over n rows, of the class ``kinds[0]`` for one predictor and ``kinds[1]``
+    (a multitask one over n x P) for several, from means ``(*batch, P, n)`` and a covariance ``(*batch, P n, P n)``
+    whose rows run over (predictor, row of x). Batch shapes are broadcast.
     """
     batch_shape = torch.broadcast_shapes(means.shape[:-2], covariance.shape[:-2])
     means, covariance = means.expand(*batch_shape, *means.shape[-2:]), _expand(covariance, batch_shape)

@@ -49,17 +49,16 @@ class ComponentGroup(gpytorch.Module):
     :math:`C_g` additive components of equal shape: one kernel class, one input dimension :math:`d`, one number of
     inducing points :math:`M`. The components are evaluated by a single call of a batched kernel.
 
-    Component :math:`c` is :math:`f_c(\mathbf x) = b_c(\mathbf x) \, g_c(\mathbf x_c)` with
-    :math:`g_c \sim GP(0, k_c)`, where :math:`\mathbf x_c` are the columns of the component and :math:`b_c` is 1,
-    or the column named by ``by`` (a varying coefficient in the words of mgcv), or with ``by_levels`` the indicator that
-    the column holds a level.
+    Component :math:`c` is :math:`f_c(\mathbf x) = b_c(\mathbf x) \, g_c(\mathbf x_c)` with :math:`g_c \sim GP(0, k_c)`,
+    where :math:`\mathbf x_c` are the columns of the component and :math:`b_c` is 1, or the column named by ``by`` (what
+    mgcv calls a varying coefficient), or with ``by_levels`` the indicator that this column holds a level.
 
-    The component dimension stands directly left of the data dimensions everywhere: kernels have batch shape
+    The component dimension always stands directly left of the data dimensions: kernels have batch shape
     ``(*batch, C_g)``, inducing points ``(*batch, C_g, M, d)``, covariances ``(*batch, C_g, M, n)``.
 
-    :param kernel: A kernel over :math:`d` columns. Its batch shape is ``(*batch, C_g)`` for hyperparameters of each
-        component's own, or ``()`` (or any shape that broadcasts) for shared ones. ``active_dims`` in it count the
-        columns of a component (0 to d - 1), not those of ``x``.
+    :param kernel: A kernel over :math:`d` columns. Its batch shape is ``(*batch, C_g)`` if each component has
+        hyperparameters of its own, or ``()`` (or any shape that broadcasts) for shared ones. Its ``active_dims`` count
+        the columns of a component (0 to d - 1), not those of ``x``.
     :param columns: For each component the columns of ``x`` it reads: ``C_g`` sequences of ``d`` indices. Columns may
         overlap and repeat between components. ``[[]]`` is a component without inputs, that is a constant.
     :param inducing_points: ``(*batch, C_g, M, d)``, or ``(M, d)`` to start every component at the same places, or a
@@ -68,25 +67,26 @@ class ComponentGroup(gpytorch.Module):
         multiplier, ``x0|x2=Oslo`` for a level; and ``x0.1`` for predictor 1.
     :param by: Multiplier column of each component (``None`` for none), or one index for all of them. With an ANOVA
         kernel :math:`g_c` has mean zero, which leaves the linear effect of the multiplier itself to another component.
-    :param by_levels: For each component the level (a code) of its ``by`` column in whose rows it is; elsewhere it is
-        zero. None for a component whose ``by`` column is a multiplier, or which has none.
-    :param levels: Levels of those of the columns that are categories. Any other value is an error, unless they allow
-        unseen levels because the kernel knows what to do with these.
-    :param missing: What NaN in a component's own columns means. "error": it is refused. "marginal": in such a row the
-        component has mean zero and its mean prior variance, independently of all other rows, whatever the data: the
-        output scale with normalised ANOVA kernels, and otherwise the mean over the inducing points, which is exact for
-        stationary kernels. NaN in ``by`` columns is an error in either case.
-    :param predictor: Which additive predictor of a multi-parameter likelihood the components belong to.
+    :param by_levels: For each component the level (a code) of its ``by`` column to whose rows it is confined; in other
+        rows it is zero. None for a component whose ``by`` column is a multiplier, or which has no such column.
+    :param levels: For each column that is a category, its levels. Any other value in the column is an error, unless the
+        levels allow unseen ones, which the kernel must then be able to handle.
+    :param missing: The meaning of NaN in the columns that a component reads. "error": it is refused. "marginal": in
+        such a row the component has mean zero and its mean prior variance, independently of all other rows, whatever
+        the data: the output scale with normalised ANOVA kernels, and otherwise the mean over the inducing points, which
+        is exact for stationary kernels. NaN in ``by`` columns is an error in either case.
+    :param predictor: The number of the additive predictor, in a likelihood of several parameters, to which the
+        components belong.
     :param learn_inducing_locations: Whether the inducing points are parameters; otherwise they are buffers.
-    :param exact: Declare that the inducing variables determine the components everywhere (a constant, the levels of
-        a factor). No jitter is added to the covariance of such a group, so it must be well conditioned.
+    :param exact: Declare that the inducing variables determine the components everywhere (a constant, the levels of a
+        factor). No jitter is added to the covariance of such a group, so it must be well conditioned.
     :ivar names: One name a component.
     :ivar predictor_index: The additive predictor that the components belong to.
-    :ivar levels: Levels of those columns that are categories.
-    :ivar multiplier_columns: The ``by`` column of each component, as a multiplier or for a level of it, or None.
-    :ivar has_multiplier: Whether any component has one.
-    :ivar max_column: The largest index of a column in use, -1 if none is.
-    :raises TypeError: If an argument is of another kind.
+    :ivar levels: The levels of each column that is a category.
+    :ivar multiplier_columns: The ``by`` column of each component, be it a multiplier or a category, or None.
+    :ivar has_multiplier: Whether any component has a ``by`` column.
+    :ivar max_column: The largest index of a column in use, -1 if no column is.
+    :raises TypeError: If an argument has the wrong type.
     :raises ValueError: If shapes, columns or names do not fit each other.
 
     Example:
@@ -154,7 +154,7 @@ class ComponentGroup(gpytorch.Module):
         }
         for name, table in tables.items():
             self.register_buffer(name, table, persistent=False)
-        # Known to the processor, which then does not wait for a device to tell.
+        # Kept on the CPU, so that nothing waits for a device to read it.
         self._component_columns = columns
         self.has_multiplier = any(column is not None for column in by)
         self._has_indicator = any(level is not None for level in self._by_levels)
@@ -164,24 +164,24 @@ class ComponentGroup(gpytorch.Module):
 
     @property
     def num_components(self) -> int:
-        """Number of components :math:`C_g`."""
+        """The number of components :math:`C_g`."""
         return self.columns.shape[0]
 
     @property
     def input_dim(self) -> int:
-        """Number of columns :math:`d` that each component reads."""
+        """The number of columns :math:`d` that each component reads."""
         return self.columns.shape[1]
 
     @property
     def num_inducing(self) -> int:
-        """Number of inducing points :math:`M` of each component."""
+        """The number of inducing points :math:`M` of each component."""
         return self.inducing_points.shape[-2]
 
     @property
     def block_shape(self) -> tuple[int, int]:
         """
-        Number and size of the blocks into which the prior covariance of the inducing variables falls: one a component,
-        but one a level where levels are independent, as in :func:`random_effect` and :func:`factor_smooth`.
+        The number and the size of the diagonal blocks of the prior covariance of the inducing variables: one block a
+        component, or one a level where levels are independent, as in :func:`random_effect` and :func:`factor_smooth`.
         """
         if self._level_blocks is None:
             return self.num_components, self.num_inducing
@@ -189,16 +189,16 @@ class ComponentGroup(gpytorch.Module):
 
     @property
     def batch_shape(self) -> torch.Size:
-        """Batch shape of independent models, without the component dimension."""
+        """The batch shape of independent models, without the component dimension."""
         with_components = torch.broadcast_shapes(self.kernel.batch_shape, self.inducing_points.shape[:-2])
         return torch.Size(with_components[:-1])
 
     def get_extra_state(self) -> Tensor:
-        """What the group is apart from the numbers in its state: names, columns, levels, kinds of kernels."""
+        """The properties of the group that are no numbers of its state: names, columns, levels and kinds of kernels."""
         return as_bytes(self._structure())
 
     def set_extra_state(self, state: Any) -> None:
-        """Nothing is left to do: :meth:`check_state` was called before anything was loaded."""
+        """Do nothing: :meth:`check_state` was called before anything was loaded."""
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         self.check_state(state_dict, prefix)
@@ -206,11 +206,11 @@ class ComponentGroup(gpytorch.Module):
 
     def check_state(self, state_dict: Mapping[str, Any], prefix: str = "") -> None:
         """
-        Raise an error if a state is not one of a group with the same names, columns, levels and kinds of kernels.
+        Raise an error unless a state is one of a group with the same names, columns, levels and kinds of kernels.
 
-        :param state_dict: A state with the group's entries.
-        :param prefix: What their names begin with.
-        :raises ValueError: If it is that of another group.
+        :param state_dict: A state with the entries of the group.
+        :param prefix: The beginning of the names of these entries.
+        :raises ValueError: If the state is that of another group.
         """
         key = prefix + STATE_KEY
         if key not in state_dict:
@@ -249,11 +249,11 @@ class ComponentGroup(gpytorch.Module):
 
     def select(self, x: Tensor) -> Tensor:
         """
-        Gather each component's own columns. An inducing point stands in for missing values, if these are allowed:
-        what comes of it is masked by :meth:`multiplier`.
+        The columns that each component reads. An inducing point stands in for missing values, if these are allowed; the
+        results for such rows are masked by :meth:`multiplier`.
 
         :param x: Inputs ``(*batch, n, D)``.
-        :return: ``(*batch, C_g, n, d)``.
+        :return: Inputs of the components ``(*batch, C_g, n, d)``.
         """
         gathered = x.mT[..., self.columns.reshape(-1), :]  # (*batch, C_g * d, n)
         selected = gathered.unflatten(-2, self.columns.shape).mT
@@ -269,11 +269,11 @@ class ComponentGroup(gpytorch.Module):
 
     def multiplier(self, x: Tensor) -> Tensor | None:
         """
-        The values of the ``by`` columns or the indicators of their levels, 1 for components without; and 0 where a
-        component's own columns are missing.
+        The values of the ``by`` columns or the indicators of their levels, 1 for components without such a column, and
+        0 in rows where a column that the component reads is missing.
 
         :param x: Inputs ``(*batch, n, D)``.
-        :return: ``(*batch, C_g, n)``, or None if it is one for all components, whatever the inputs.
+        :return: The multipliers ``(*batch, C_g, n)``, or None if they are one for all components, whatever the inputs.
         """
         multiplier = self._by_multiplier(x)
         if not self._allows_missing:
@@ -294,15 +294,16 @@ class ComponentGroup(gpytorch.Module):
         return torch.where(self._has_by.unsqueeze(-1), values, torch.ones_like(values))
 
     def _is_missing(self, x: Tensor) -> Tensor:
-        """Rows in which a column of a component is NaN, ``(*batch, C_g, n)``."""
+        """Whether a column that a component reads is NaN in a row, ``(*batch, C_g, n)``."""
         missing = x.isnan().mT[..., self.columns.reshape(-1), :]
         return missing.unflatten(-2, self.columns.shape).any(-2)
 
     def mean_prior_variance(self) -> Tensor:
         """
-        The prior variance of the components where their columns are not known, multipliers left out: see ``missing``.
+        The prior variance of the components in rows where their columns are missing, without multipliers: see
+        ``missing``.
 
-        :return: ``(*batch, C_g)``, or a shape that broadcasts to it.
+        :return: The variances ``(*batch, C_g)``, or a shape that broadcasts to it.
         """
         if self._has_known_mean_variance:
             scales = product_of_scales(self.kernel)
@@ -312,11 +313,11 @@ class ComponentGroup(gpytorch.Module):
 
     def missing_variance(self, x: Tensor) -> Tensor | None:
         """
-        What the rows in which a component's columns are missing add to :meth:`prior_variance`, independently of all
-        other rows.
+        The part of :meth:`prior_variance` that comes from rows in which a column of a component is missing, and which
+        is independent of all other rows.
 
         :param x: Inputs ``(*batch, n, D)``.
-        :return: ``(*batch, C_g, n)``, 0 where nothing is missing; None if missing values are not allowed.
+        :return: The variances ``(*batch, C_g, n)``, 0 where nothing is missing; None if missing values are not allowed.
         """
         if not self._allows_missing:
             return None
@@ -326,12 +327,12 @@ class ComponentGroup(gpytorch.Module):
 
     def inducing_cholesky(self, jitter: float, relative: bool = False, covariance: Tensor | None = None) -> Tensor:
         """
-        Cholesky factor of the prior covariance of the inducing variables, in float64.
+        The Cholesky factor of the prior covariance of the inducing variables, in float64.
 
-        :param jitter: Added to the diagonal. An exact group takes none.
-        :param relative: Whether the jitter is meant relative to the mean variance of each component.
-        :param covariance: :meth:`inducing_covariance` in float64, if it is known already.
-        :return: ``(*batch, num_blocks, size, size)``, see :attr:`block_shape`.
+        :param jitter: The number to add to the diagonal; an exact group takes none.
+        :param relative: Whether the jitter is relative to the mean variance of each component.
+        :param covariance: The :meth:`inducing_covariance` in float64, if it is known already.
+        :return: The factor of each block, ``(*batch, num_blocks, size, size)``, see :attr:`block_shape`.
         """
         covariance = self.inducing_covariance(torch.float64) if covariance is None else covariance
         if self.exact or jitter == 0.0:
@@ -342,10 +343,10 @@ class ComponentGroup(gpytorch.Module):
 
     def inducing_covariance(self, dtype: torch.dtype | None = None) -> Tensor:
         """
-        Blocks of the prior covariance of the inducing variables, without jitter.
+        The diagonal blocks of the prior covariance of the inducing variables, without jitter.
 
-        :param dtype: Precision in which the kernel is evaluated; default that of the inducing points.
-        :return: ``(*batch, num_blocks, size, size)``, see :attr:`block_shape`.
+        :param dtype: The precision in which the kernel is evaluated; default that of the inducing points.
+        :return: The blocks ``(*batch, num_blocks, size, size)``, see :attr:`block_shape`.
         """
         points = self.inducing_points if dtype is None else self.inducing_points.to(dtype)
         if self._level_blocks is not None:
@@ -365,8 +366,8 @@ class ComponentGroup(gpytorch.Module):
 
         :param left: Selected inputs ``(*batch, C_g, n, d)``.
         :param right: Selected inputs ``(*batch, C_g, m, d)``; default ``left``.
-        :param diag: Only its diagonal.
-        :return: ``(*batch, C_g, n, m)``, or the diagonal ``(*batch, C_g, n)``.
+        :param diag: Whether to return only the diagonal of the matrix.
+        :return: The matrix ``(*batch, C_g, n, m)``, or the diagonal ``(*batch, C_g, n)``.
         """
         if is_transformed() and trace_mode.off():
             with for_transforms():
@@ -375,10 +376,10 @@ class ComponentGroup(gpytorch.Module):
 
     def cross_covariance(self, x: Tensor) -> Tensor:
         """
-        Prior covariance between the inducing variables and the components at ``x``, multipliers included.
+        The prior covariance between the inducing variables and the components at ``x``, multipliers included.
 
         :param x: Inputs ``(*batch, n, D)``.
-        :return: ``(*batch, C_g, M, n)``.
+        :return: The covariances ``(*batch, C_g, M, n)``.
         """
         rows = self.level_rows(x)
         if rows is not None:
@@ -389,20 +390,20 @@ class ComponentGroup(gpytorch.Module):
 
     def features(self, x: Tensor, cholesky: Tensor) -> Tensor:
         r"""
-        Features :math:`\phi_c(\mathbf x) = L_c^{-1} k_c(Z_c, \mathbf x)`, multipliers included.
+        The features :math:`\phi_c(\mathbf x) = L_c^{-1} k_c(Z_c, \mathbf x)`, multipliers included.
 
         :param x: Inputs ``(*batch, n, D)``.
         :param cholesky: :math:`L_c` from :meth:`inducing_cholesky`, ``(*batch, num_blocks, size, size)``.
-        :return: ``(*batch, C_g, M, n)``.
+        :return: The features ``(*batch, C_g, M, n)``.
         """
         return solve_in_blocks(cholesky.to(x.dtype), self.cross_covariance(x))
 
     def level_rows(self, x: Tensor) -> LevelRows | None:
         """
-        Where the rows find their levels, if these are independent.
+        The levels of the rows among the inducing points, if levels are independent.
 
         :param x: Inputs ``(*batch, n, D)``.
-        :return: None for other groups, and under transformations that lookups do not know.
+        :return: The rows' levels; None for other groups, and inside of transformations that do not support lookups.
         """
         blocks = self._level_blocks
         if blocks is None or trace_mode.on() or is_transformed(x):
@@ -417,25 +418,25 @@ class ComponentGroup(gpytorch.Module):
 
     def prior_variance(self, x: Tensor) -> Tensor:
         """
-        Prior variance of the components at ``x``.
+        The prior variance of the components at ``x``.
 
         :param x: Inputs ``(*batch, n, D)``.
-        :return: ``(*batch, C_g, n)``.
+        :return: The variances ``(*batch, C_g, n)``.
         """
         variance, missing = self._observed_variance(x), self.missing_variance(x)
         return variance if missing is None else variance + missing
 
     def _observed_variance(self, x: Tensor) -> Tensor:
-        """The prior variance without that of rows that miss columns, ``(*batch, C_g, n)``."""
+        """The prior variance without the part from rows with missing columns, ``(*batch, C_g, n)``."""
         variance, multiplier = self.evaluate_kernel(self.select(x), diag=True), self.multiplier(x)
         return variance if multiplier is None else variance * multiplier.square()
 
     def prior_covariance(self, x: Tensor) -> LinearOperator:
         """
-        Prior covariance of each component over the rows of ``x``, lazily.
+        The prior covariance of each component over the rows of ``x``, lazily.
 
         :param x: Inputs ``(*batch, n, D)``.
-        :return: ``(*batch, C_g, n, n)``.
+        :return: The covariances ``(*batch, C_g, n, n)``.
         """
         covariance, missing = self._observed_covariance(x), self.missing_variance(x)
         if missing is None:
@@ -446,11 +447,11 @@ class ComponentGroup(gpytorch.Module):
         return SumLinearOperator(covariance, DiagLinearOperator(missing.expand(shape)))
 
     def _observed_covariance(self, x: Tensor) -> LinearOperator:
-        """The prior covariance without the variance of rows that miss columns."""
-        # As a rule, the inducing variables of an exact group determine it: the covariance is of their number's rank.
+        """The prior covariance without the variance of rows with missing columns."""
+        # As a rule the inducing variables of an exact group determine it: the rank of the covariance is their number.
         if self.exact and not trace_mode.on() and not is_transformed(x):
             features = self.features(x, self.inducing_cholesky(0.0))
-            # Training does not wait for a device to say that a row has an unseen level.
+            # Training does not wait for a device to find rows with an unseen level.
             if (self.training and x.device.type != "cpu") or not self._undetermined(x, features).any():
                 return RootLinearOperator(features.mT)
         covariance = to_linear_operator(self._lazy_kernel(self.select(x)))
@@ -467,19 +468,19 @@ class ComponentGroup(gpytorch.Module):
 
     def undetermined_rows(self, x: Tensor, cholesky: Tensor) -> Tensor:
         """
-        Rows in which the inducing variables do not determine the components. For an exact group these hold levels that
-        are none of the inducing points.
+        The rows in which the inducing variables do not determine the components. For an exact group these hold levels
+        that are none of the inducing points.
 
         :param x: Inputs ``(*batch, n, D)``.
         :param cholesky: :math:`L_c` from :meth:`inducing_cholesky`, ``(*batch, num_blocks, size, size)``.
-        :return: ``(*batch, C_g, n)``.
+        :return: Booleans ``(*batch, C_g, n)``.
         """
         return self._undetermined(x, self.features(x, cholesky))
 
     @torch.no_grad()
     def _undetermined(self, x: Tensor, features: Tensor) -> Tensor:
         variance = self._observed_variance(x)
-        tolerance = math.sqrt(torch.finfo(variance.dtype).eps)  # of what is rounded on the way through a factorisation
+        tolerance = math.sqrt(torch.finfo(variance.dtype).eps)  # for rounding errors of a factorisation
         return variance - features.square().sum(-2) > tolerance * variance
 
     def extra_repr(self) -> str:

@@ -1,7 +1,7 @@
 r"""
-All work that grows with the number of rows: projections :math:`W_c^\top k_c(Z_c, \mathbf x)` of kernel rows.
+Projections :math:`W_c^\top k_c(Z_c, \mathbf x)` of kernel rows: all the work that grows with the number of rows.
 
-The weights come from the side of the inducing variables, where they are computed once a step. What is left is a kernel
+The weights depend on the inducing variables alone and are computed once a step. For the rows there remain a kernel
 evaluation and matrix products: no triangular solve against the data, and nothing that grows with :math:`C^2`.
 """
 
@@ -29,42 +29,26 @@ from .component_group import ComponentGroup
 
 
 class SummedProjection(NamedTuple):
-    r"""
-    Projections of a group, reduced over its components as the moments of the predictor need them.
+    """Projections of a group, reduced over its components as the moments of the predictor need them."""
 
-    :ivar shared: :math:`\sum_c W_c^\top k_c`, ``(*batch, S, n)``.
-    :ivar squares: :math:`\sum_{c, j} (V_c^\top k_c)_j^2`, ``(*batch, n)``; None without block weights.
-    :ivar prior_variance: :math:`\sum_c k_c(\mathbf x, \mathbf x)`, ``(*batch, n)``.
-    """
-
-    shared: Tensor
-    squares: Tensor | None
-    prior_variance: Tensor
+    shared: Tensor  # sum over c of W_c' k_c, (*batch, S, n)
+    squares: Tensor | None  # sum over c and j of (V_c' k_c)_j^2, (*batch, n); None without block weights
+    prior_variance: Tensor  # sum over c of k_c(x, x), (*batch, n)
 
 
 class ComponentProjection(NamedTuple):
-    r"""
-    Projections of a group, each component for itself.
+    """Projections of a group, separately for each component."""
 
-    :ivar shared: :math:`W_c^\top k_c`, ``(*batch, C_g, S, n)``.
-    :ivar block: :math:`V_c^\top k_c`, ``(*batch, C_g, r, n)`` with the directions of all blocks of a component; None
-        without block weights.
-    :ivar prior_variance: :math:`k_c(\mathbf x, \mathbf x)`, ``(*batch, C_g, n)``.
-    """
-
-    shared: Tensor
-    block: Tensor | None
-    prior_variance: Tensor
+    shared: Tensor  # W_c' k_c, (*batch, C_g, S, n)
+    block: Tensor | None  # V_c' k_c in the directions of all blocks, (*batch, C_g, r, n); None without block weights
+    prior_variance: Tensor  # k_c(x, x), (*batch, C_g, n)
 
 
 def whitened_weights(cholesky: Tensor, columns: Tensor) -> Tensor:
     r"""
-    Weights :math:`L_c^{-\top} G_c`, whose projection is :math:`G_c^\top \phi_c(\mathbf x)` with features
-    :math:`\phi_c(\mathbf x) = L_c^{-1} k_c(Z_c, \mathbf x)`.
-
-    :param cholesky: :math:`L_c`, ``(*batch, num_blocks, size, size)``.
-    :param columns: :math:`G_c`, ``(*batch, num_blocks, size, k)``.
-    :return: ``(*batch, num_blocks, size, k)``.
+    Weights :math:`L_c^{-\top} G_c`, ``(*batch, num_blocks, size, k)``, whose projection is
+    :math:`G_c^\top \phi_c(\mathbf x)` with features :math:`\phi_c(\mathbf x) = L_c^{-1} k_c(Z_c, \mathbf x)`, from
+    :math:`L_c`, ``(*batch, num_blocks, size, size)``, and columns :math:`G_c` of the shape of the weights.
     """
     return triangular_solve(cholesky, columns, transpose=True)
 
@@ -72,15 +56,12 @@ def whitened_weights(cholesky: Tensor, columns: Tensor) -> Tensor:
 def project_sum(
     group: ComponentGroup, x: Tensor, shared_weights: Tensor, block_weights: Tensor | None
 ) -> SummedProjection:
-    r"""
-    Projections of a group, summed over its components: see :class:`~gpytorch_gam.settings.fused_projection`.
-
-    :param group: The components.
-    :param x: Inputs ``(*batch, n, D)``.
-    :param shared_weights: ``(*batch, num_blocks, size, S)``, see :attr:`ComponentGroup.block_shape`, summed over
-        components after projection.
-    :param block_weights: ``(*batch, num_blocks, size, r)``, of directions that each block has for itself, squared and
-        summed over components and columns; None for none.
+    """
+    Projections of a group at ``x``, ``(*batch, n, D)``, summed over its components; see
+    :class:`~gpytorch_gam.settings.fused_projection`. Those on the shared weights, ``(*batch, num_blocks, size, S)``,
+    are summed as they are; those on the block weights, ``(*batch, num_blocks, size, r)`` (directions that each block
+    has for itself), are squared and summed over components and columns. Blocks are those of
+    :attr:`ComponentGroup.block_shape`.
     """
     squares = None
     if settings.fused_projection.value() != "off":
@@ -105,7 +86,7 @@ def project_sum(
 def project_components(
     group: ComponentGroup, x: Tensor, shared_weights: Tensor, block_weights: Tensor | None
 ) -> ComponentProjection:
-    """Projections of a group, each component for itself. Parameters are those of :func:`project_sum`."""
+    """Projections of a group, separately for each component. Arguments are those of :func:`project_sum`."""
     covariance, prior_variance = _covariance_and_variance(group, x)
     block = None if block_weights is None else _own_directions(block_weights, covariance)
     return ComponentProjection(_by_component(group, shared_weights).mT @ covariance, block, prior_variance)
@@ -114,7 +95,10 @@ def project_components(
 def _fused_inputs(
     group: ComponentGroup, x: Tensor, shared_weights: Tensor, block_weights: Tensor | None
 ) -> tuple[ProjectionInputs, Tensor] | None:
-    """What the fused projection needs, and the prior variance ``(*batch, n)``; None where the plain path is right."""
+    """
+    The inputs of the fused projection, and the prior variance ``(*batch, n)``; None where the plain path should be
+    taken.
+    """
     form = None
     if not is_transformed():
         form = separable_form(group.kernel, group.inducing_points.to(x.dtype), group.select(x))
@@ -133,7 +117,7 @@ def _fused_inputs(
 
 
 def _with_batch(weights: Tensor, batch_shape: torch.Size) -> Tensor | None:
-    """Weights with these batch dimensions, None if they have more of their own."""
+    """The weights with these batch dimensions; None if they have more of their own."""
     if torch.broadcast_shapes(weights.shape[:-2], batch_shape) != batch_shape:
         return None
     return weights.expand(*batch_shape, *weights.shape[-2:])
@@ -163,7 +147,7 @@ def _covariance_and_variance(group: ComponentGroup, x: Tensor) -> tuple[Tensor, 
 
 
 def _with_missing(group: ComponentGroup, x: Tensor, variance: Tensor) -> Tensor:
-    """Prior variances ``(*batch, C_g, n)`` with those of rows that miss columns."""
+    """Prior variances ``(*batch, C_g, n)``, to which those of rows with missing columns are added."""
     missing = group.missing_variance(x)
     return variance if missing is None else variance + missing
 
@@ -177,7 +161,7 @@ def _own_directions(
     block_weights: Tensor,  # (*batch, num_blocks, size, r)
     covariance: Tensor,  # (*batch, C_g, M, n)
 ) -> Tensor:  # (*batch, C_g, num_blocks / C_g * r, n)
-    """Projections on the directions of all blocks of each component."""
+    """Projections ``(*batch, C_g, r, n)`` on the directions of all blocks of each component."""
     num_blocks, size = block_weights.shape[-3:-1]
     num_components, num_inducing = covariance.shape[-3:-1]
     if size == num_inducing:
@@ -187,14 +171,15 @@ def _own_directions(
 
 
 def _sum_of_squares(projections: Tensor) -> Tensor:
-    """Over the components and columns of ``(*batch, C_g, r, n)``."""
+    """The sum of squares over the components and columns of ``(*batch, C_g, r, n)``."""
     return projections.square().sum((-3, -2)) if is_transformed(projections) else _SumOfSquares.apply(projections)
 
 
 class _SumOfSquares(torch.autograd.Function):
     """
-    The sum with a backward of its own: the projections are the largest tensor of a step, over which autograd's backward
-    of a square and a sum sweeps four times, keeping temporaries of its size. This one sweeps once.
+    The sum of squares with a backward pass of its own: the projections are the largest tensor of a step, over which
+    autograd's backward pass of a square and a sum sweeps four times, keeping temporaries of its size. This one sweeps
+    once.
     """
 
     @staticmethod

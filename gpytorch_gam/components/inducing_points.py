@@ -1,4 +1,4 @@
-"""Where to put inducing points: grids, quantiles of the data, k-means."""
+"""Choices of inducing points: grids, quantiles of the data, k-means."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def regular_grid(low: Bounds, high: Bounds, num: int | Sequence[int]) -> Tensor:
     :param low: Lower end, or one for each dimension.
     :param high: Upper end, or one for each dimension.
     :param num: Number of points along each dimension (one integer, or one for each dimension).
-    :return: ``(M, d)`` with ``M`` the product of the numbers.
+    :return: Points ``(M, d)``, where ``M`` is the product of the numbers.
     """
     lows, highs = (
         checks.as_numbers("regular_grid", name, end, torch.float64).reshape(-1).tolist()
@@ -47,9 +47,9 @@ def quantile_points(values: Tensor, num: int) -> Tensor:
     A column with fewer distinct values than ``num`` gives all its distinct values: inducing points that are then exact
     on the data.
 
-    :param values: ``(n,)`` or ``(n, 1)``.
+    :param values: The column, ``(n,)`` or ``(n, 1)``.
     :param num: Largest number of points.
-    :return: ``(M, 1)`` with ``M <= num``, ascending.
+    :return: Points ``(M, 1)`` with ``M <= num``, ascending.
     """
     column = _validated_data(values, num)
     if column.shape[-1] != 1:
@@ -69,10 +69,10 @@ def kmeans_points(values: Tensor, num: int, seed: int = 0) -> Tensor:
     Columns are brought to unit standard deviation for the clustering. Data with fewer distinct rows than ``num`` give
     all their distinct rows.
 
-    :param values: ``(n, d)``.
+    :param values: The data, ``(n, d)``.
     :param num: Largest number of points.
     :param seed: Seed of the starting centres (k-means++).
-    :return: ``(M, d)`` with ``M <= num``.
+    :return: Points ``(M, d)`` with ``M <= num``.
     """
     rows = _validated_data(values, num)
     distinct = rows.unique(dim=0)

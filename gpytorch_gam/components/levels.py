@@ -1,4 +1,4 @@
-"""Levels of a categorical column: the numbers that stand in it, and what they are called."""
+"""Levels of a categorical column: the numbers in the column, and their labels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from gpytorch_gam import _checks as checks
 from gpytorch_gam.kernels.level_kernel import LARGEST_CODE
 
-# Levels that a message lists before it breaks off.
+# The number of levels that a message lists before it breaks off.
 _MOST_LISTED = 10
 
 
@@ -25,10 +25,11 @@ class Levels:
     """
     The levels of a categorical column. Columns of inputs hold numbers, the codes; labels are for names and messages.
 
-    :param codes: The values in the column: distinct and finite numbers, in an order of your own. They may be negative
-        or fractions; numbers that float32 cannot tell apart are refused.
-    :param labels: One distinct name a code. Default: the codes, whole numbers without ".0".
-    :param allows_unseen: What :meth:`encode` does by default with values that are none of the levels.
+    :param codes: The values in the column: distinct and finite numbers, in any order, which is kept. They may be
+        negative or fractions; numbers that float32 cannot tell apart are refused.
+    :param labels: One distinct name for each code. Default: the codes, whole numbers without ".0".
+    :param allows_unseen: Whether, by default, :meth:`encode` gives new codes to values that are none of the levels,
+        instead of an error.
     :raises TypeError: If codes are no numbers, or labels no strings.
     :raises ValueError: If there are no codes, or codes or labels are not as described.
 
@@ -67,11 +68,11 @@ class Levels:
         return len(self.codes)
 
     def label(self, code: float) -> str:
-        """What the level with one of the :attr:`codes` is called."""
+        """The label of the level with one of the :attr:`codes`."""
         return self.labels[self.codes.index(code)]
 
     def describe(self) -> str:
-        """The codes for a message, with the labels where these say more."""
+        """The codes as text for a message, with the labels where these differ."""
         pairs = tuple(zip(self.codes, self.labels, strict=True))
         if all(label == _text(code) for code, label in pairs):
             return listed(self.codes)
@@ -80,11 +81,11 @@ class Levels:
     @classmethod
     def of(cls, levels: Levels | int | Sequence[float] | Sequence[str] | Tensor) -> Levels:
         """
-        Levels from what is at hand.
+        Levels from any of several descriptions.
 
-        :param levels: Levels; their number L, for codes 0 to L - 1; the codes themselves; or labels, which get the
-            codes 0, 1, ... . The order is kept.
-        :raises ValueError: If levels repeat, are missing, or there are none.
+        :param levels: An instance of this class; the number L of levels, for codes 0 to L - 1; the codes themselves; or
+            labels, which get the codes 0, 1, ... . The order is kept.
+        :raises ValueError: If a level is repeated or missing, or there are none.
         :raises TypeError: For anything else.
         """
         if isinstance(levels, Levels):
@@ -129,15 +130,16 @@ class Levels:
 
     def encode(self, values: Iterable[Any], unseen: Literal["error", "new"] | None = None) -> Tensor:
         """
-        Values as codes. Strings are looked up among the labels, numbers (compared in single precision) among the codes.
+        The codes of values. Strings are looked up among the labels, numbers (compared in single precision) among the
+        codes.
 
         :param values: Strings, numbers or booleans ``(n,)``; NaN and None stay missing.
-        :param unseen: What becomes of values that are none of the levels: "error", or "new" for codes above the
+        :param unseen: The treatment of values that are none of the levels: "error", or "new" for codes above the
             largest, in order of appearance, the same for equal values of one call. Default: "new" if
             :attr:`allows_unseen`.
-        :return: ``(n,)`` in float64, NaN where a value is missing.
-        :raises ValueError: For unseen values, unless they are new, and for numbers that are the code of one level and
-            the label of another.
+        :return: The codes ``(n,)`` in float64, NaN where a value is missing.
+        :raises ValueError: For unseen values, unless ``unseen`` is "new", and for numbers that are the code of one
+            level and the label of another.
         :raises TypeError: For values that are neither strings nor numbers.
         """
         if unseen is None:
@@ -186,7 +188,7 @@ class Levels:
 
 
 def listed(values: Sequence[Any]) -> str:
-    """Values for a message, in brackets; long lists break off."""
+    """Values as text for a message, in brackets; long lists are cut off."""
     shown = [_shown(value) for value in values[:_MOST_LISTED]]
     more = f", ... ({len(values)} in all)" if len(values) > _MOST_LISTED else ""
     return f"[{', '.join(shown)}{more}]"
@@ -194,19 +196,12 @@ def listed(values: Sequence[Any]) -> str:
 
 @dataclass
 class _Column:
-    """
-    A column of data.
+    """A column of data, as numbers or as texts."""
 
-    :ivar missing: ``(n,)``, whether an entry is NaN or None.
-    :ivar numbers: ``(n,)`` in float64; empty if there are texts.
-    :ivar texts: n strings (any where missing), or None if the column holds numbers.
-    :ivar is_boolean: whether all entries are booleans.
-    """
-
-    missing: np.ndarray
-    numbers: np.ndarray
-    texts: list[str] | None
-    is_boolean: bool
+    missing: np.ndarray  # (n,), whether an entry is NaN or None
+    numbers: np.ndarray  # (n,) in float64; empty if there are texts
+    texts: list[str] | None  # n strings, arbitrary where missing; None if the column holds numbers
+    is_boolean: bool  # whether all entries are booleans
 
     @classmethod
     def of(cls, values: Any, name: str) -> _Column:
@@ -257,7 +252,7 @@ class _Column:
 
 
 def _is_missing(entry: Any) -> bool:
-    # The missing values of pandas are known by their names: components do not depend on it.
+    # The missing values of pandas are recognised by their names, as this package does not depend on pandas.
     if entry is None or type(entry).__name__ in ("NAType", "NaTType"):
         return True
     return isinstance(entry, float | np.floating) and math.isnan(entry)
@@ -278,7 +273,7 @@ def _validated_code(code: Any) -> float:
 
 
 def _single(values: Any) -> np.ndarray:
-    """Numbers in single precision, infinite beyond its range."""
+    """Numbers in single precision; those beyond its range become infinite."""
     with np.errstate(over="ignore"):
         return np.asarray(values, dtype=np.float64).astype(np.float32)
 

@@ -1,4 +1,4 @@
-"""What components are called unless their user gives names."""
+"""The names of components for which their user gives none."""
 
 from __future__ import annotations
 
@@ -16,14 +16,9 @@ def default_names(
     term: str | None = None,
 ) -> tuple[str, ...]:
     """
-    Names of components, see :class:`ComponentGroup`.
-
-    :param columns: The columns of each component.
-    :param by: The multiplier column of each.
-    :param by_levels: The level of that column, for each.
-    :param levels: Levels of categorical columns.
-    :param predictor: The predictor that the components belong to.
-    :param term: Kind of the term, where a smooth one of the same columns is called by these alone.
+    Names of components with these columns, multiplier columns ``by`` and their levels, see :class:`ComponentGroup`;
+    ``levels`` are those of categorical columns. A ``term`` is named by its kind, as in ``linear(x0)``, where a smooth
+    one of the same columns has the plain name.
     """
     return tuple(
         default_name(_name_of(row, column, level, levels, term), predictor)
@@ -32,12 +27,7 @@ def default_names(
 
 
 def default_name(name: str, predictor: int) -> str:
-    """
-    The name of a component in its predictor.
-
-    :param name: What it is called in predictor 0.
-    :param predictor: The predictor that it belongs to.
-    """
+    """The name of a component in its predictor, where in predictor 0 it is called ``name``."""
     return name if predictor == 0 else f"{name}.{predictor}"
 
 

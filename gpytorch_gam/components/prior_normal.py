@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class _WithMeansAdded(MultivariateNormal):
-    """A normal to which tensors of means can be added as well as numbers."""
+    """A normal distribution to which tensors of means can be added as well as numbers."""
 
     def _with_mean(self, mean: Tensor) -> MultivariateNormal:
         raise NotImplementedError
@@ -31,11 +31,8 @@ class _WithMeansAdded(MultivariateNormal):
 
 class PriorNormal(_WithMeansAdded):
     """
-    The prior of one predictor at n rows. An ordinary :class:`~gpytorch.distributions.MultivariateNormal` to which a
-    tensor can be added as well as a number: ``self.mean_module(x) + self.predictor(x)``.
-
-    :param mean: ``(*batch, n)``.
-    :param covariance_matrix: ``(*batch, n, n)``.
+    The prior of one predictor at n rows: a :class:`~gpytorch.distributions.MultivariateNormal` to which a tensor can be
+    added as well as a number, as in ``self.mean_module(x) + self.predictor(x)``.
     """
 
     def _with_mean(self, mean: Tensor) -> MultivariateNormal:
@@ -44,11 +41,9 @@ class PriorNormal(_WithMeansAdded):
 
 class MultitaskPriorNormal(_WithMeansAdded, MultitaskMultivariateNormal):
     """
-    The prior of P predictors at n rows, to which a tensor or a number can be added.
-
-    :param mean: ``(*batch, n, P)``.
-    :param covariance_matrix: ``(*batch, n P, n P)``.
-    :param interleaved: Whether its rows run over (row, predictor) or, if False, over (predictor, row).
+    The prior of P predictors at n rows, to which a tensor or a number can be added: mean ``(*batch, n, P)`` and
+    covariance ``(*batch, n P, n P)``, whose rows run over (row, predictor) or, if not ``interleaved``, (predictor,
+    row).
     """
 
     def __init__(
@@ -70,12 +65,9 @@ def _is_mean(other: Any) -> bool:
 
 def shifted(mean: Tensor, shift: Tensor | float, num_event_dims: int) -> Tensor:
     """
-    A mean plus a shift. A column (n, 1) beside n values, which torch would take for n batches, is an error.
-
-    :param mean: ``(*batch, *event)``.
-    :param shift: A number, or a tensor that broadcasts to ``(*batch, *event)``.
-    :param num_event_dims: 1, or 2 for several predictors.
-    :raises ValueError: If the sum has rows that the mean has not.
+    A mean ``(*batch, *event)``, with ``num_event_dims`` event dimensions, plus a number or a tensor that broadcasts to
+    it. A sum with more rows than the mean is a ValueError, such as that with a column (n, 1) beside n values, which
+    torch would take for n batches.
     """
     event = mean.shape[-num_event_dims:]
     own = torch.Size() if not torch.is_tensor(shift) else shift.shape

@@ -1,4 +1,4 @@
-"""What a model's ``forward`` makes of the rows of its data: inputs of the predictor, and its prior mean there."""
+"""The prior that a model's ``forward`` gives to the rows of its data: inputs of the predictor, and the mean there."""
 
 from __future__ import annotations
 
@@ -17,27 +17,21 @@ from gpytorch_gam.numerics.transforms import is_vmapped
 from ._captured_calls import PredictorCall, captured_calls
 from .additive_predictor import AdditivePredictor
 
-# Columns of two covariances that are compared where they are not the same object, for rows up to so many.
+# How many columns of two covariances that are different objects are compared, and up to how many rows.
 _NUM_COMPARED, _MOST_COMPARED = 4, 2048
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-# Functions `forward` that add nothing to the predictor, and those that stand for none.
+# Methods `forward` that add nothing to the predictor, and those that stand for no method.
 _PLAIN: set[Any] = {gpytorch.models.ApproximateGP.forward, gpytorch.Module.forward, torch.nn.Module.forward}
 
 
 class Reading(NamedTuple):
-    """
-    The prior that a model has at some rows, all but its covariance, which is that of the predictor at ``inputs``.
+    """The prior that a model has at some rows, without its covariance, which is that of the predictor at ``inputs``."""
 
-    :ivar inputs: what ``forward`` gives its predictor, ``(*batch, n, D)``.
-    :ivar means: of the predictors there, ``(*batch, P, n)``: their mean modules, and what ``forward`` adds.
-    :ivar is_plain: whether ``forward`` gives the predictor the rows as they are, and adds nothing.
-    """
-
-    inputs: Tensor
-    means: Tensor
-    is_plain: bool
+    inputs: Tensor  # the inputs that forward gives to its predictor, (*batch, n, D)
+    means: Tensor  # those of the mean modules there, plus what forward adds, (*batch, P, n)
+    is_plain: bool  # whether forward gives the predictor the rows as they are, and adds nothing
 
     def split(self, size: int) -> Iterator[Reading]:
         """Chunks of ``size`` rows, of which the last one may be shorter."""
@@ -46,29 +40,19 @@ class Reading(NamedTuple):
 
 
 def predictor_alone(forward: _Function) -> _Function:
-    """
-    Declare a method ``forward`` to be ``return self.predictor(x)``: it need not be called to know the prior.
-
-    :param forward: The method.
-    """
+    """Declare a method ``forward`` to be ``return self.predictor(x)``: it need not be called to know the prior."""
     _PLAIN.add(forward)
     return forward
 
 
 def has_own_forward(model: gpytorch.Module) -> bool:
-    """Whether the ``forward`` of a model has to be called to know what it does."""
+    """Whether the prior of a model is known only by calling its ``forward``."""
     forward = getattr(model, "forward", gpytorch.Module.forward)
     return getattr(forward, "__func__", forward) not in _PLAIN
 
 
 def check_keywords(model: gpytorch.Module, keywords: Mapping[str, Any]) -> None:
-    """
-    Refuse arguments of a call that nobody reads.
-
-    :param model: The model, whose ``forward`` may have arguments of its own.
-    :param keywords: The arguments.
-    :raises TypeError: If one of them is unknown.
-    """
+    """Raise a TypeError for arguments of a call that are read by nothing; ``forward`` may have arguments of its own."""
     if not keywords:
         return
     known = inspect.signature(model.forward).parameters.values() if has_own_forward(model) else ()
@@ -92,16 +76,12 @@ def read_rows(
     keywords: Mapping[str, Any],
 ) -> Reading:
     """
-    Inputs of the predictor and prior means, checked.
+    Inputs of the predictor and prior means at the rows ``x``, ``(*batch, n, D)``, by the ``forward`` of the model,
+    which gets the ``keywords``. ``batch_shape`` is that of predictor and posterior; ``check_finite`` also looks for NaN
+    and infinity, which waits for the device.
 
-    :param model: The model, whose ``forward`` decides.
-    :param predictor: The predictor that it calls.
-    :param x: Rows of the data, ``(*batch, n, D)``.
-    :param batch_shape: Batch shape of predictor and posterior.
-    :param check_finite: Also look for NaN and infinity, which waits for the device.
-    :param keywords: Further arguments of ``forward``.
-    :raises ValueError: If the predictor cannot read what it is given, or ``forward`` returns something else than the
-        predictor's prior with another mean.
+    :raises ValueError: If the predictor cannot read its inputs, or ``forward`` returns anything but the predictor's
+        prior with another mean.
     :raises TypeError: If ``forward`` does not know an argument, or returns no multivariate normal.
     """
     check_keywords(model, keywords)
@@ -125,13 +105,13 @@ def read_rows(
 
 
 def check_rows(x: Tensor) -> None:
-    """Raise an error for what is no tensor of rows, whatever ``forward`` makes of them."""
+    """Raise an error unless x is a tensor of rows, whatever ``forward`` does with them."""
     if checks.tensor("x", x).dim() < 2 or x.shape[-2] == 0:
         raise ValueError(f"x must have shape (*batch, n, D) with at least one row, got {tuple(x.shape)}")
 
 
 def _call_behind(returned: MultivariateNormal, calls: list[PredictorCall], name: str) -> PredictorCall:
-    """The call of the predictor whose covariance was returned."""
+    """The call of the predictor that has produced the covariance which ``forward`` returned."""
     if not calls:
         raise ValueError(
             f"{name} does not call the predictor of its variational strategy, so the posterior would have nothing to do"
@@ -157,7 +137,7 @@ def _call_behind(returned: MultivariateNormal, calls: list[PredictorCall], name:
 
 @torch.no_grad()
 def _is_same_covariance(returned: MultivariateNormal, prior: MultivariateNormal) -> bool:
-    """By their diagonals, and by a few columns where these can be had."""
+    """Whether two covariances agree in their diagonals, and in a few columns where these are cheap."""
     found, expected = returned.lazy_covariance_matrix, prior.lazy_covariance_matrix
     if found.shape[-2:] != expected.shape[-2:]:
         return False
@@ -202,7 +182,7 @@ def _check_number_of_rows(returned: MultivariateNormal, x: Tensor, name: str) ->
 
 
 def _enlarges(shape: torch.Size, known: torch.Size) -> bool:
-    """Whether a batch shape does not broadcast into another one."""
+    """Whether a batch shape does not broadcast into a known one."""
     try:
         return torch.broadcast_shapes(shape, known) != known
     except RuntimeError:
