@@ -8,21 +8,24 @@ A term that takes several columns makes a component of each, and has ``names=``;
 * ``x``: training inputs ``(n, D)``, from whose finite values ranges are taken; not kept. Not needed with ``low`` and
   ``high``, the ends of the range of all columns, or one a column.
 * ``kernel``: radial basis function, or Matern of smoothness 1/2, 3/2 or 5/2.
-* ``num_inducing``: number of inducing points of each component; ``learn_inducing_locations``: whether they are trained.
+* ``num_inducing``: number of inducing points of each component; ``learn_inducing_locations``: whether their places are
+  trained.
 * ``measure``: the :class:`~gpytorch_gam.kernels.Measure` under which centred effects have mean zero. Default: uniform
   on the range, or on its bulk where the column has a long tail.
-* ``by``: column of a multiplier, or with ``levels`` of a category.
+* ``by``: the column of a multiplier, or, with ``levels``, that of a category.
 * ``levels``: the levels of a category: :class:`~gpytorch_gam.components.Levels`, or anything that their ``of`` takes.
-* ``variance``: initial prior variance, which is trained. Default: one, until a fit puts that of the responses in its
-  place, see :func:`~gpytorch_gam.training.start_from_responses`.
-* ``names``: one name a component; that of a single component may stand alone. ``name``: that of the only component.
-* ``predictor``: which additive predictor of a multi-parameter likelihood the components belong to.
-* ``missing``: what a row with NaN in a column is: an error, or the prior, see
+* ``variance``: initial prior variance, which is trained. Default: one, which a fit replaces by the variance of the
+  responses, see :func:`~gpytorch_gam.training.start_from_responses`.
+* ``names``: one name for each component; a single component may have a plain string. ``name``: the name of the only
+  component.
+* ``predictor``: the number of the additive predictor, in a likelihood of several parameters, to which the components
+  belong.
+* ``missing``: whether NaN in a column is an error, or gives the prior in its row, see
   :class:`~gpytorch_gam.components.ComponentGroup`.
 * ``batch_shape``: batch shape of independent models, each with hyperparameters of its own, which torch's optimisers
   train. Without it, the models of a batch share the hyperparameters of the term.
 
-All raise TypeError or ValueError if an argument is not as described, or a column has no range.
+All terms raise TypeError or ValueError if an argument is not as described, or a column has no range.
 """
 
 from .categorical import factor, factor_smooth, interaction, ordinal, random_effect

@@ -1,4 +1,6 @@
-"""What the factories of terms share: arguments are checked under the name of the term, and made into a group."""
+"""
+The part that the factories of terms share: arguments are checked under the name of the term, and made into a group.
+"""
 
 from __future__ import annotations
 
@@ -28,34 +30,22 @@ PerColumn = float | Sequence[float] | Tensor
 
 _MATERN_SMOOTHNESS = {"matern12": 0.5, "matern32": 1.5, "matern52": 2.5}
 
-# In ranges of the input.
+# Lengthscales as multiples of the range of the input.
 INITIAL_LENGTHSCALE = 0.25
 SHORTEST_LENGTHSCALE, LONGEST_LENGTHSCALE = 0.01, 10.0
 
 
 class Multipliers(NamedTuple):
-    """
-    The components that ``by`` and ``levels`` make of some columns: one a column, or one a column and level.
+    """The components that ``by`` and ``levels`` make of some columns: one a column, or one a column and level."""
 
-    :ivar columns: the column of each component, one sequence each.
-    :ivar position: which of the given columns that is, ``(C,)``.
-    :ivar options: for :class:`ComponentGroup`.
-    """
-
-    columns: list[list[int]]
-    position: Tensor
-    options: dict[str, Any]
+    columns: list[list[int]]  # the column of each component, as a sequence of one
+    position: Tensor  # the position of that column among the given ones, (C,)
+    options: dict[str, Any]  # arguments for ComponentGroup
 
 
 class Arguments:
     """
-    The arguments of a call of a term.
-
-    :param term: Name of the term, for messages.
-    :param names: One name a component; that of a single one may stand alone.
-    :param name: Name of the component of a term that makes one.
-
-    All others are those of :mod:`gpytorch_gam.terms`.
+    The arguments of a call of a term, whose name is in messages; all others are those of :mod:`gpytorch_gam.terms`.
     """
 
     def __init__(
@@ -91,13 +81,10 @@ class Arguments:
         **options: Any,
     ) -> ComponentGroup:
         """
-        The components, with an output scale of each one's own.
-
-        :param kernel: Of batch shape ``(C,)`` or ``()``.
-        :param inducing_points: ``(C, M, d)``.
-        :param names: Default names, where they are not those of :class:`ComponentGroup`.
-        :param variance: Output scale until one is chosen or taken from the responses.
-        :param is_fixed: Whether training leaves the output scale as it is.
+        The components, each with an output scale of its own, from a kernel of batch shape ``(C,)`` or ``()`` and
+        inducing points ``(C, M, d)``. ``names`` are default names that differ from those of :class:`ComponentGroup`;
+        ``variance`` is the output scale until one is chosen or taken from the responses, which is not trained if
+        ``is_fixed``.
         """
         with_components = torch.Size([*self.batch_shape, len(columns)])
         if self.batch_shape:
@@ -118,7 +105,7 @@ class Arguments:
         )
 
     def columns(self, columns: Any) -> list[int]:
-        """One column index or several."""
+        """One column index or several, as a list."""
         given = _as_list(columns)
         for column in given:
             self._check_index("columns", column, columns, " or several")
@@ -132,7 +119,7 @@ class Arguments:
         return int(column)
 
     def by(self, by: int | None) -> int | None:
-        """The column of a numeric multiplier, if any."""
+        """The column of a numeric multiplier, or None."""
         return None if by is None else self.column(by, "by")
 
     def _check_index(self, argument: str, column: Any, given: Any, more: str = "") -> None:
@@ -142,14 +129,14 @@ class Arguments:
         raise error(f"{argument} of {self.term} must be a column index (0, 1, ...){more}, got {given!r}")
 
     def column_and_by(self, column: int, by: int) -> tuple[int, int]:
-        """The columns of a smooth argument and of a category, which differ."""
+        """The columns of a smooth argument and of a category, which must differ."""
         column, by = self.column(column), self.column(by, "by")
         if column == by:
             raise ValueError(f"column and by of {self.term} are both {column}; by is the column of the levels")
         return column, by
 
     def column_sets(self, columns: Any, least: int) -> list[list[int]]:
-        """The columns of each of several components, equally many, ``least`` or more, and without repetition."""
+        """The columns of each of several components: equally many, at least ``least``, and without repetition."""
         given = _as_list(columns)
         sets = [self.columns(entry) for entry in ([given] if all(map(_is_integer, given)) else given)]
         if len({len(entry) for entry in sets}) > 1 or len(sets[0]) < least or any(len(set(s)) < len(s) for s in sets):
@@ -160,7 +147,7 @@ class Arguments:
         return sets
 
     def counts(self, num: Any, num_columns: int = 1) -> list[int]:
-        """Numbers of inducing points along each column of a component, two or more."""
+        """The numbers of inducing points along each column of a component, at least two each."""
         given = list(num) if isinstance(num, Sequence) and not isinstance(num, str) else [num] * num_columns
         are_integers = all(map(_is_integer, given))
         if len(given) != num_columns or not are_integers or min(given) < 2:
@@ -175,7 +162,7 @@ class Arguments:
         return default if value is None else checks.flag(f"{argument} of {self.term}", value)
 
     def measure(self, measure: Any, centred: bool) -> Measure | None:
-        """The measure of centred effects; there is none of others."""
+        """The measure under which effects are centred; other effects have none."""
         if measure is None:
             return None
         if not isinstance(measure, Measure):
@@ -189,7 +176,7 @@ class Arguments:
         return measure
 
     def several_levels(self, column: int, levels: LevelsLike) -> Levels:
-        """Levels of a column, over which a term sums to zero."""
+        """The levels, at least two, of a column over which a term sums to zero."""
         levels = closed_levels(levels)
         if len(levels) < 2:
             raise ValueError(
@@ -216,14 +203,14 @@ class Arguments:
         return Multipliers([[columns[index]] for index in position], position, options)
 
     def names_of_kind(self, parts: Multipliers) -> tuple[str, ...]:
-        """Names of components that say the kind of the term, such as ``linear(x0)``."""
+        """Names of components that contain the kind of the term, such as ``linear(x0)``."""
         none = [None] * len(parts.columns)
         by, by_levels = parts.options.get("by"), parts.options.get("by_levels", none)
         levels = parts.options.get("levels", {})
         return default_names(parts.columns, [by] * len(none), by_levels, levels, self.predictor, self.term)
 
     def per_column(self, argument: str, value: PerColumn, columns: Sequence[int]) -> Tensor:
-        """One finite number a column, ``(C,)`` in float64, from one for all or one each."""
+        """One finite number a column, ``(C,)`` in float64, from a single number or one for each."""
         tensor = checks.as_numbers(self.term, argument, value, torch.float64).detach().cpu()
         name = f"{argument} of {self.term}"
         if tensor.dim() > 1 or (tensor.dim() == 1 and tensor.numel() not in (1, len(columns))):
@@ -233,7 +220,7 @@ class Arguments:
         return tensor.expand(len(columns)).clone()
 
     def data(self, x: Any, columns: Sequence[int]) -> Tensor:
-        """Columns ``(n, C)`` of the training inputs, the rows of all batches, in float64 on the CPU."""
+        """Columns ``(n, C)`` of the training inputs, with the rows of all batches, in float64 on the CPU."""
         values = checks.as_numbers(self.term, "x", x).detach().cpu()
         values = values.unsqueeze(-1) if values.dim() == 1 else values
         if values.dim() < 2 or values.numel() == 0:
@@ -245,7 +232,7 @@ class Arguments:
         return values.flatten(0, -2)[:, list(columns)].double()
 
     def ranges(self, columns: Sequence[int], x: Any, low: PerColumn | None, high: PerColumn | None) -> Ranges:
-        """The ranges ``(C,)`` of columns: as given, or those of the finite values in ``x``."""
+        """The ranges ``(C,)`` of columns, which are given or those of the finite values in ``x``."""
         if x is None and (low is None or high is None):
             raise ValueError(
                 f"{self.term} needs the training inputs x, from which it takes the ranges of columns {list(columns)}, "
@@ -287,11 +274,9 @@ class Arguments:
         self, kind: str, width: Tensor, bulk_width: Tensor, active_dims: tuple[int, ...] | None = None
     ) -> Kernel:
         """
-        A stationary kernel with a lengthscale of each component's own: a quarter of the range of the input's bulk at
-        first, and bounded by a hundredth of that and ten times the whole range.
-
-        :param width: Ranges of the input, ``(C,)``, which is the batch shape of the kernel.
-        :param bulk_width: Those of its bulk, ``(C,)``.
+        A stationary kernel with batch shape ``(C,)``, that of the ranges of the input (``width``) and of the input's
+        bulk. Each lengthscale starts at a quarter of the range of the bulk, and is bounded by a hundredth of that and
+        ten times the whole range.
         """
         checks.choice(f"kernel of {self.term}", kind, ("rbf", *_MATERN_SMOOTHNESS))
         whole, unit = (part.to(torch.get_default_dtype()).reshape(-1, 1, 1) for part in (width, bulk_width))
@@ -311,11 +296,8 @@ class Arguments:
 
 def centred_on(kernel: Kernel, measure: Measure | None, ranges: Ranges) -> ANOVAKernel:
     """
-    A kernel of one column, centred.
-
-    :param kernel: Of batch shape ``(C,)``.
-    :param measure: One for all components or one each; default uniform on the bulk of the column.
-    :param ranges: Of the column in each component, ``(C,)``.
+    A kernel of one column and batch shape ``(C,)``, centred under a measure (one for all components or one for each),
+    by default the uniform one on the bulk of the column.
     """
     if measure is None:
         measure = Uniform(ranges.bulk_low, ranges.bulk_high)
@@ -325,12 +307,12 @@ def centred_on(kernel: Kernel, measure: Measure | None, ranges: Ranges) -> ANOVA
 
 
 def open_levels(levels: LevelsLike) -> Levels:
-    """Levels of a term for which an unseen one is no error."""
+    """The levels of a term for which an unseen level is no error."""
     return replace(Levels.of(levels), allows_unseen=True)
 
 
 def closed_levels(levels: LevelsLike) -> Levels:
-    """Levels of a term for which any other value is an error."""
+    """The levels of a term for which any other value is an error."""
     return replace(Levels.of(levels), allows_unseen=False)
 
 

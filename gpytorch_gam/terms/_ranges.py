@@ -1,4 +1,4 @@
-"""Where the values of columns lie, and points that serve them."""
+"""The ranges of the values of columns, and inducing points for them."""
 
 from __future__ import annotations
 
@@ -14,56 +14,47 @@ from torch import Tensor
 # outlier at twenty ranges .95.
 _EVEN, _UNEVEN = 0.3, 0.6
 
-# Share of the values beyond each end of the quantiles that tell where the bulk is.
+# The share of the values beyond each of the two quantiles that determine the bulk.
 _TAIL = 0.05
 
-# Knots of the distribution function that are kept, and values of a column that are looked at, or twice as many.
+# The number of knots of the distribution function, and of values of a column that are read (up to twice as many).
 _NUM_PLACES, _MOST_VALUES = 2049, 2**16
 
 
 @dataclass(frozen=True)
 class Ranges:
-    """
-    Where the values of some columns lie, in float64.
+    """The ranges of the values of some columns, in float64."""
 
-    :ivar low: ``(C,)`` or ``(C, d)``.
-    :ivar high: of the same shape, above ``low``.
-    :ivar bulk_low: the lower end of the part that holds the bulk of the values, of the same shape.
-    :ivar bulk_high: the upper end of that part.
-    :ivar places: ascending, from the lower end to the upper one, ``(C, K)`` or ``(C, d, K)``: equally spaced, or denser
-        where there are more values.
-    """
-
-    low: Tensor
-    high: Tensor
-    bulk_low: Tensor
+    low: Tensor  # (C,) or (C, d)
+    high: Tensor  # the same shape, above low
+    bulk_low: Tensor  # the ends of the part that holds the bulk of the values
     bulk_high: Tensor
-    places: Tensor
+    places: Tensor  # (C, K) or (C, d, K), ascending from low to high: equally spaced, or denser where values are
 
     @classmethod
     def between(cls, low: Tensor, high: Tensor) -> Ranges:
-        """Ranges of which no more is known than their ends."""
+        """Ranges of which only the ends are known."""
         return cls(low, high, low, high, torch.stack([low, high], -1))
 
     @classmethod
     def of_values(cls, low: Tensor, high: Tensor, values: Tensor) -> Ranges:
-        """Ranges with these ends ``(C,)``, where ``values`` ``(n, C)`` with long tails are told from their bulk."""
+        """Ranges with these ends ``(C,)``; where ``values``, ``(n, C)``, have a long tail, their bulk is found."""
         parts = zip(*map(_told_apart, low, high, values.mT), strict=True)
         return cls(low, high, *(torch.stack(part) for part in parts))
 
     @classmethod
     def stack(cls, parts: Sequence[Ranges]) -> Ranges:
-        """Ranges of shape ``(C, d)`` from C ones of shape ``(d,)``."""
+        """Ranges of shape ``(C, d)`` from C of shape ``(d,)``."""
         return cls(*(torch.stack([getattr(part, field.name) for part in parts]) for field in fields(cls)))
 
     @property
     def width(self) -> Tensor:
-        """Difference of the ends."""
+        """The difference of the ends."""
         return self.high - self.low
 
     @property
     def bulk_width(self) -> Tensor:
-        """Difference of the ends of the bulk."""
+        """The difference of the ends of the bulk."""
         return self.bulk_high - self.bulk_low
 
     def __getitem__(self, index: Any) -> Ranges:
@@ -78,11 +69,8 @@ class Ranges:
 
     def grid(self, nums: Sequence[int]) -> Tensor:
         """
-        Product grids on the boxes of ranges ``(C, d)``.
-
-        :param nums: Number of points along each of the d columns.
-        :return: ``(C, M, d)`` in the default dtype, M the product of the numbers.
-        :raises ValueError: If points on a range coincide in that dtype.
+        Product grids ``(C, M, d)`` on the boxes of ranges ``(C, d)``, in the default dtype, with ``nums`` points along
+        each of the d columns, M being their product. Points on a range that coincide in that dtype are a ValueError.
         """
         axes = [self[:, dim].points(num).to(torch.get_default_dtype()) for dim, num in enumerate(nums)]
         for dim, on_axis in enumerate(axes):
@@ -100,10 +88,10 @@ def _told_apart(low: Tensor, high: Tensor, values: Tensor) -> tuple[Tensor, Tens
     """
     The ends of the bulk of one column, and places that serve it as well as the range.
 
-    Distinct values that are spread like uniform or normal ones count as bulk all together. The further their
-    distribution is from uniform beyond that, the more a place is shifted from an equal share of the range towards an
-    equal share of the values, up to halfway, and the ends of the bulk towards where a uniform distribution of the same
-    central quantiles would end.
+    Distinct values whose spread is like that of uniform or normal ones count entirely as bulk. The further their
+    distribution is from uniform beyond that, the more each place is shifted from an equal share of the range towards an
+    equal share of the values, up to halfway, and the ends of the bulk towards those of a uniform distribution with the
+    same central quantiles.
     """
     values = values[torch.isfinite(values)]
     values = values[(values >= low) & (values <= high)]

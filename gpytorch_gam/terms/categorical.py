@@ -24,10 +24,10 @@ from ._arguments import (
     open_levels,
 )
 
-# Prior variance of the levels of a factor, where the predictor varies by one.
+# The prior variance of the levels of a factor, relative to the variance of the predictor.
 _FACTOR_VARIANCE = 25.0
 
-# Of an ordinal kernel, in steps: there, neighbours have a correlation of exp(-5).
+# The shortest lengthscale of an ordinal kernel, in steps: neighbours then have a correlation of exp(-5).
 _SHORTEST_ORDINAL_LENGTHSCALE = 0.2
 
 
@@ -45,21 +45,21 @@ def factor(
     The fixed effect of a category, one number for each level with sum zero: a parametric factor of mgcv under sum
     contrasts.
 
-    **Prior.** Independent normal numbers, conditioned on their sum being zero, of variance ``variance`` each. It is
-    wide and not trained, so that the levels are hardly drawn towards each other. The inducing variables are the numbers
-    of all levels but the last, which is minus the sum of the others: nothing is approximated, and training never moves
-    their codes.
+    **Prior.** Independent normal numbers, conditioned on their sum being zero, of variance ``variance`` each. The prior
+    is wide and not trained, so that the levels are hardly shrunk towards each other. The inducing variables are the
+    numbers of all levels but the last, which is minus the sum of the others: nothing is approximated, and training
+    never moves their codes.
 
-    **Identifiability.** The sum over levels is zero in prior and posterior: the mean of the response is the
-    constant's, and a difference of two levels is a contrast. A value of the column that is none of the levels is an
-    error; for levels that are a sample of many take :func:`random_effect`, for ordered ones :func:`ordinal`.
+    **Identifiability.** The sum over levels is zero in prior and posterior: the mean of the response belongs to the
+    constant, and a difference of two levels is a contrast. A value of the column that is none of the levels is an
+    error. For levels that are a sample of many take :func:`random_effect`, for ordered ones :func:`ordinal`.
 
     Parameters that are not listed here mean the same in all terms, see :mod:`gpytorch_gam.terms`.
 
-    :param column: Column that the levels stand in.
-    :param levels: Two or more: :class:`Levels`, or anything that :meth:`Levels.of` takes.
-    :param variance: Prior variance of each level. Default: 25, until a fit multiplies that by the variance of the
-        responses, see :func:`~gpytorch_gam.training.start_from_responses`.
+    :param column: The column that holds the levels.
+    :param levels: Two or more levels: :class:`Levels`, or anything that :meth:`Levels.of` takes.
+    :param variance: Prior variance of each level. Default: 25, which a fit multiplies by the variance of the responses,
+        see :func:`~gpytorch_gam.training.start_from_responses`.
     :param name: Name of the component. Default: such as ``x0``.
     :return: A group of one component.
 
@@ -93,26 +93,26 @@ def ordinal(
     batch_shape: Sequence[int] = (),
 ) -> ComponentGroup:
     r"""
-    The effect of ordered levels, such as grades: neighbours are alike. mgcv has no such term; a Markov random field
-    ``s(g, bs="mrf")`` on a chain of levels comes closest.
+    The effect of ordered levels, such as grades, of which neighbours are alike. mgcv has no such term; a Markov random
+    field ``s(g, bs="mrf")`` on a chain of levels comes closest.
 
     **Prior.** One number a level, an autoregression in the order of the levels with correlation
     :math:`\exp(-|i - j| / \ell)` between the i-th and the j-th, conditioned on sum zero. Variance and lengthscale are
-    trained; :math:`\ell` is a quarter of the number of steps at first (and one at least), and stays between .2 steps,
-    where levels are as good as independent, and ten times the number of steps, where the effect is a random walk. The
+    trained; :math:`\ell` is a quarter of the number of steps at first (and at least one), and stays between .2 steps,
+    where levels are practically independent, and ten times the number of steps, where the effect is a random walk. The
     inducing variables are the numbers of all levels but the last, which is minus the sum of the others: nothing is
     approximated, and training never moves their codes.
 
-    **Identifiability.** The sum over levels is zero in prior and posterior: the mean of the response is the
-    constant's. A value of the column that is none of the levels is an error.
+    **Identifiability.** The sum over levels is zero in prior and posterior: the mean of the response belongs to the
+    constant. A value of the column that is none of the levels is an error.
 
     Parameters that are not listed here mean the same in all terms, see :mod:`gpytorch_gam.terms`.
 
-    :param column: Column that the levels stand in.
-    :param levels: Two or more in their order, whatever their codes: :class:`Levels`, or anything that
+    :param column: The column that holds the levels.
+    :param levels: Two or more levels in their order, whatever their codes: :class:`Levels`, or anything that
         :meth:`Levels.of` takes.
-    :param variance: Initial mean prior variance of the levels, which is trained. Default: one, until a fit puts that of
-        the responses in its place, see :func:`~gpytorch_gam.training.start_from_responses`.
+    :param variance: Initial mean prior variance of the levels, which is trained. Default: one, which a fit replaces by
+        the variance of the responses, see :func:`~gpytorch_gam.training.start_from_responses`.
     :param name: Name of the component. Default: such as ``x0``.
     :return: A group of one component.
 
@@ -142,21 +142,23 @@ def random_effect(
     missing: Literal["error", "marginal"] = "error",
     batch_shape: Sequence[int] = (),
 ) -> ComponentGroup:
-    r"""A random effect :math:`f(x) = b_{l(x)}`, one number for each level of a category: ``s(g, bs="re")`` of mgcv, a
+    r"""
+    A random effect :math:`f(x) = b_{l(x)}`, one number for each level of a category: ``s(g, bs="re")`` of mgcv, a
     random intercept; with ``by`` a random slope.
 
     **Prior.** :math:`b_l \sim N(0, \sigma^2)`, independent, with a trained variance. The inducing variables are the
     numbers themselves, so nothing is approximated, and training never moves their codes. A level that is not among
     ``levels`` has the prior: mean zero, variance :math:`\sigma^2`, and one number for all rows with the same code.
 
-    **Identifiability.** The mean of the levels is shared with the constant; the prior decides, and draws it towards the
-    constant. Leave the component out of a prediction for a typical level: ``model.components(x, names=others)``.
+    **Identifiability.** The mean of the levels is shared with the constant: only their sum is identified, and the prior
+    puts most of it into the constant. Leave the component out of a prediction for a typical level:
+    ``model.components(x, names=others)``.
 
     Parameters that are not listed here mean the same in all terms, see :mod:`gpytorch_gam.terms`.
 
-    :param column: Column that the levels stand in.
-    :param levels: Those in the data: :class:`Levels`, or anything that :meth:`Levels.of` takes.
-    :param by: Column of a numeric multiplier, whose slope then varies with the level.
+    :param column: The column that holds the levels.
+    :param levels: The levels in the data: :class:`Levels`, or anything that :meth:`Levels.of` takes.
+    :param by: The column of a numeric multiplier, whose slope then varies with the level.
     :param name: Name of the component. Default: such as ``x0``.
     :return: A group of one component.
 
@@ -192,29 +194,29 @@ def factor_smooth(
     batch_shape: Sequence[int] = (),
 ) -> ComponentGroup:
     r"""
-    Random curves :math:`f_{l}(x)`, one for each level of a category, that share their hyperparameters: ``s(x, g,
-    bs="fs")`` of mgcv. It is a single component, whose inducing points are all pairs of a grid and the levels. A row
-    has to do with those of its level alone.
+    Random curves :math:`f_{l}(x)`, one for each level of a category, that share their hyperparameters:
+    ``s(x, g, bs="fs")`` of mgcv. It is a single component, whose inducing points are all pairs of a grid and the
+    levels. A row depends only on those of its own level.
 
-    **Prior.** :math:`f_l \sim GP(0, \sigma^2 k)`, independent, with one variance and one lengthscale for all, initial
-    values and bounds as those of :func:`smooth`. The codes of the levels are never moved by training. A level that is
+    **Prior.** :math:`f_l \sim GP(0, \sigma^2 k)`, independent, with one variance and one lengthscale for all, whose
+    initial values and bounds are those of :func:`smooth`. Training never moves the codes of the levels. A level that is
     not among ``levels`` has the prior: mean zero, variance :math:`\sigma^2`, and one curve for all rows with the same
     code.
 
     **Identifiability.** The curves contain a random intercept for each level, as those of mgcv. With ``centred=True``
     each has mean zero under the measure, and the intercepts belong to :func:`random_effect`. Beside a common smooth of
-    the same column, the mean of the curves is shared with it: the prior decides, and draws it towards the common one.
-    For deviations that sum to zero take :func:`interaction`, for levels with hyperparameters of their own ``smooth(by=,
-    levels=)``.
+    the same column, the mean of the curves is shared with it: only their sum is identified, and the prior puts most of
+    it into the common one. For deviations that sum to zero take :func:`interaction`, for levels with hyperparameters of
+    their own ``smooth(by=, levels=)``.
 
     Parameters that are not listed here mean the same in all terms, see :mod:`gpytorch_gam.terms`.
 
-    :param column: Column of the smooth argument.
-    :param by: Column that the levels stand in.
-    :param levels: Those in the data: :class:`Levels`, or anything that :meth:`Levels.of` takes.
+    :param column: The column of the smooth argument.
+    :param by: The column that holds the levels.
+    :param levels: The levels in the data: :class:`Levels`, or anything that :meth:`Levels.of` takes.
     :param num_inducing: Number of inducing points of each level.
     :param centred: Whether each curve has mean zero under the measure.
-    :param measure: For ``centred``. Default: uniform on the range, or its bulk as in :func:`smooth`.
+    :param measure: The measure for ``centred``. Default: uniform on the range, or its bulk as in :func:`smooth`.
     :param name: Name of the component. Default: such as ``x0|x3``.
     :return: A group of one component.
 
@@ -253,25 +255,25 @@ def interaction(
     batch_shape: Sequence[int] = (),
 ) -> ComponentGroup:
     r"""
-    How the smooth effect of a column differs between the levels of a category: curves :math:`f_l(x)` with mean zero
-    each and sum zero over levels. In mgcv it is what ``s(x) + s(x, g, bs="sz")`` adds to the first.
+    The differences of the smooth effect of a column between the levels of a category: curves :math:`f_l(x)` with mean
+    zero each and sum zero over levels. In mgcv it is the second term of ``s(x) + s(x, g, bs="sz")``.
 
     **Prior.** :math:`f \sim GP(0, \sigma^2 k_0(x, x') h_0(l, l'))`, where :math:`k_0` is the centred kernel of
     :func:`smooth` and :math:`h_0` that of :func:`factor`, both of mean variance one. One variance and one lengthscale
     for all levels are trained. Inducing points are all pairs of a grid and the levels but the last, which is minus the
     sum of the others; training never moves the codes.
 
-    **Identifiability.** It is orthogonal to :func:`smooth` of the column, :func:`factor` of the category and the
-    constant, so ``smooth + factor + interaction + constant`` is an analysis of variance. A value of the column ``by``
-    that is none of the levels is an error.
+    **Identifiability.** The interaction is orthogonal to :func:`smooth` of the column, :func:`factor` of the category
+    and the constant, so ``smooth + factor + interaction + constant`` is an analysis of variance. A value of the column
+    ``by`` that is none of the levels is an error.
 
     Parameters that are not listed here mean the same in all terms, see :mod:`gpytorch_gam.terms`.
 
-    :param column: Column of the smooth argument.
-    :param by: Column that the levels stand in.
-    :param levels: Two or more: :class:`Levels`, or anything that :meth:`Levels.of` takes.
+    :param column: The column of the smooth argument.
+    :param by: The column that holds the levels.
+    :param levels: Two or more levels: :class:`Levels`, or anything that :meth:`Levels.of` takes.
     :param num_inducing: Number of inducing points of each level.
-    :param measure: Under which each curve has mean zero. Default: uniform on the range, or its bulk as in
+    :param measure: The measure under which each curve has mean zero. Default: uniform on the range, or its bulk as in
         :func:`smooth`.
     :param name: Name of the component. Default: such as ``x0:x3``.
     :return: A group of one component.
@@ -299,5 +301,5 @@ def _points(levels: Levels) -> Tensor:
 
 
 def _pairs(points: Tensor, codes: Tensor) -> Tensor:
-    """Points ``(M, 1)`` and codes ``(L, 1)``, each with each, level by level: ``(1, L M, 2)``."""
+    """All pairs of points ``(M, 1)`` and codes ``(L, 1)``, level by level: ``(1, L M, 2)``."""
     return torch.cartesian_prod(codes.squeeze(-1), points.squeeze(-1)).flip(-1).unsqueeze(0)

@@ -20,16 +20,16 @@ def constant(
     r"""
     The constant component :math:`f(\mathbf x) = \beta` with :math:`\beta \sim N(0, \sigma^2)`.
 
-    It has one inducing variable, :math:`\beta` itself, so nothing is approximated. With ANOVA kernels, whose
-    components have mean zero under their measure, it is the overall mean. With kernels that contain constants
-    (a plain RBF kernel), the constant and those components share one constant and only their sum is identified.
+    It has one inducing variable, :math:`\beta` itself, so nothing is approximated. With ANOVA kernels, whose components
+    have mean zero under their measure, it is the overall mean. With kernels that contain constants (a plain RBF
+    kernel), the constant and those components share one constant and only their sum is identified.
 
     Other parameters are described in :mod:`gpytorch_gam.terms`.
 
-    :param variance: Initial prior variance :math:`\sigma^2`, a trainable hyperparameter. Default: one, until a fit puts
-        in its place what leaves the mean of the responses free, see
-        :func:`~gpytorch_gam.training.start_from_responses`. The prior mean is zero: where zero is a thousand standard
-        deviations of the responses away, shift these, or give :class:`AdditivePredictor` a mean module.
+    :param variance: Initial prior variance :math:`\sigma^2`, a trainable hyperparameter. Default: one, which a fit
+        replaces by a variance that leaves the mean of the responses free, see
+        :func:`~gpytorch_gam.training.start_from_responses`. The prior mean is zero: if the responses lie a thousand of
+        their standard deviations away from zero, shift them, or give :class:`AdditivePredictor` a mean module.
     :param name: Name of the component. Default: ``constant``, and ``constant.1`` for predictor 1.
     :return: A group of one component without columns.
     """

@@ -20,13 +20,13 @@ from gpytorch_gam.kernels import CentredKernel, CentredLinearKernel, Measure
 from ._arguments import INITIAL_LENGTHSCALE, LONGEST_LENGTHSCALE, Arguments, LevelsLike, PerColumn, centred_on
 from ._ranges import Ranges
 
-# Of a periodic kernel, in periods. Shorter ones would be beyond the quadrature of the centred kernel.
+# The shortest lengthscale of a periodic kernel, in periods; less could not be resolved by the centred kernel.
 _SHORTEST_PERIODIC_LENGTHSCALE = 0.035
 
-# Rows over which a spatial effect has mean zero: an evaluation of the kernel costs as much for each.
+# The most rows over which a spatial effect has mean zero: each costs one evaluation of the kernel for every input.
 _MOST_REFERENCE_ROWS = 256
 
-# Places among which an inducing point is chosen where there are too few rows.
+# The number of places among which an inducing point is chosen where there are too few rows.
 _CANDIDATES = 4
 
 
@@ -52,17 +52,17 @@ def smooth(
     r"""
     Smooth effects :math:`f_c(x_c)`, one a column: ``s(x)`` of mgcv, and with ``by`` its ``s(x, by=)``.
 
-    **Prior.** :math:`f_c \sim GP(0, \sigma_c^2 k_c)` with variance and lengthscale of each component's own. At first
-    the lengthscale is a quarter of the range of the column; training keeps it between a hundredth and ten times the
-    range. Inducing points are a regular grid on the range.
+    **Prior.** :math:`f_c \sim GP(0, \sigma_c^2 k_c)` where each component has a variance and a lengthscale of its own.
+    At first the lengthscale is a quarter of the range of the column; training keeps it between a hundredth and ten
+    times the range. Inducing points are a regular grid on the range.
 
     **Long tails.** Where a column of ``x`` has outliers or a long tail, the first lengthscale, its lower bound and the
     measure are those of the bulk of its values, and the inducing points stand halfway between a regular grid and
     quantiles of its distinct values, both ends included. One lengthscale serves bulk and tail, and effects that follow
     the logarithm of a column need that as their input.
 
-    **Identifiability.** With ``centred=True`` an effect has mean zero under ``measure``, and the variance is its
-    mean prior variance there: the overall mean is the constant's. With ``centred=False`` effects and constant share
+    **Identifiability.** With ``centred=True`` an effect has mean zero under ``measure``, and the variance is its mean
+    prior variance there: the overall mean belongs to the constant. With ``centred=False`` effects and constant share
     one constant, of which only the sum is identified.
 
     **By a number.** With ``by`` alone the component is :math:`x_{by} f_c(x_c)`, a varying coefficient. By default it is
@@ -77,11 +77,12 @@ def smooth(
 
     Parameters that are not listed here mean the same in all terms, see :mod:`gpytorch_gam.terms`.
 
-    :param columns: One column or several, one component each.
-    :param centred: Whether effects have mean zero under the measure. Default: unless ``by`` is numeric.
-    :param measure: For ``centred``, of batch shape ``()`` or one a column. Default: uniform on the range, or its bulk.
-    :param names: One name a component. Default: such as ``x0``, ``x0*x2`` (by a number), ``x0|x3=Oslo`` (by levels; in
-        the order of columns, then levels).
+    :param columns: One column or several, each of which gets a component.
+    :param centred: Whether effects have mean zero under the measure. Default: True unless ``by`` is numeric.
+    :param measure: The measure for ``centred``, of batch shape ``()`` or one for each column. Default: uniform on the
+        range, or its bulk.
+    :param names: One name for each component. Default: such as ``x0``, ``x0*x2`` (by a number), ``x0|x3=Oslo`` (by
+        levels; in the order of columns, then levels).
     :return: A group of one component a column, or one a column and level.
 
     Example:
@@ -126,22 +127,23 @@ def cyclic(
 
     **Prior.** :math:`f_c \sim GP(0, \sigma_c^2 k_c)` with GPyTorch's :class:`~gpytorch.kernels.PeriodicKernel`,
     :math:`k(x, x') = \exp(-2 \sin^2(\pi (x - x') / p) / \lambda)`, which at short distances is a radial basis function
-    of lengthscale :math:`l = p \sqrt\lambda / 2 \pi`. Variance and :math:`\lambda` are each component's own; l is a
-    quarter of the period at first, and training keeps it between .035 and ten periods. The period is fixed. Inducing
-    points divide one period into equal parts; data may lie in any.
+    of lengthscale :math:`l = p \sqrt\lambda / 2 \pi`. Each component has a variance and a :math:`\lambda` of its own; l
+    is a quarter of the period at first, and training keeps it between .035 and ten periods. The period is fixed.
+    Inducing points divide one period into equal parts; data may lie in any.
 
     **Identifiability.** With ``centred=True`` an effect has mean zero over a period, and the variance is its mean prior
-    variance: the overall mean is the constant's. With ``centred=False`` effects and constant share one constant.
+    variance: the overall mean belongs to the constant. With ``centred=False`` effects and constant share one constant.
 
     ``by`` and ``levels`` are those of :func:`smooth`.
 
     Parameters that are not listed here mean the same in all terms, see :mod:`gpytorch_gam.terms`.
 
-    :param columns: One column or several, one component each.
-    :param period: The period, or one a column.
-    :param start: Where a period starts, or one a column; says where the inducing points are and nothing else.
-    :param centred: Whether effects have mean zero over a period. Default: unless ``by`` is numeric.
-    :param names: One name a component. Default: such as ``cyclic(x0)``, ``cyclic(x0)*x2`` or
+    :param columns: One column or several, each of which gets a component.
+    :param period: The period, or one for each column.
+    :param start: The start of a period, or one for each column; it determines the places of the inducing points and
+        nothing else.
+    :param centred: Whether effects have mean zero over a period. Default: True unless ``by`` is numeric.
+    :param names: One name for each component. Default: such as ``cyclic(x0)``, ``cyclic(x0)*x2`` or
         ``cyclic(x0)|x3=Oslo``.
     :return: A group of one component a column, or one a column and level.
 
@@ -196,24 +198,25 @@ def linear(
     r"""
     Linear effects :math:`f_c(x_c) = \beta_c (x_c - m_c) / s_c`, one a column: a parametric term of mgcv, with a prior.
 
-    **Prior.** :math:`\beta_c \sim N(0, \sigma_c^2)`, with a trained variance of each component's own. There is one
-    inducing variable a component, so nothing is approximated.
+    **Prior.** :math:`\beta_c \sim N(0, \sigma_c^2)`, where each component has a trained variance of its own. There is
+    one inducing variable a component, so nothing is approximated.
 
     **Identifiability.** With the mean of the data as centre, an effect has mean zero over them, and the overall mean
-    is the constant's. A smooth effect of the same column contains a linear one: only the sum is identified, and which
-    part has it depends on the priors. ``by`` and ``levels`` are those of :func:`smooth`: a product of two columns, or
+    belongs to the constant. A smooth effect of the same column contains a linear one: only the sum is identified, and
+    its division depends on the priors. ``by`` and ``levels`` are those of :func:`smooth`: a product of two columns, or
     a slope for each level.
 
     Parameters that are not listed here mean the same in all terms, see :mod:`gpytorch_gam.terms`.
 
-    :param columns: One column or several, one component each.
+    :param columns: One column or several, each of which gets a component.
     :param x: Training inputs ``(n, D)``, from whose finite values centre and scale are taken; not kept.
-    :param centre: Where effects are zero, or one a column. Default: mean of the column in ``x``; 0 without ``x``.
-    :param scale: Unit of the columns, or one a column. Default: standard deviation of the column in ``x``; 1 without
-        ``x``.
-    :param variance: Initial prior variance of the slopes per unit, which is trained. Default: one, until a fit puts
-        that of the responses in its place, see :func:`~gpytorch_gam.training.start_from_responses`.
-    :param names: One name a component. Default: such as ``linear(x0)``, ``linear(x0)*x2`` or
+    :param centre: The value at which effects are zero, or one for each column. Default: mean of the column in ``x``; 0
+        without ``x``.
+    :param scale: The unit of the columns, or one for each. Default: standard deviation of the column in ``x``; 1
+        without ``x``.
+    :param variance: Initial prior variance of the slopes per unit, which is trained. Default: one, which a fit replaces
+        by the variance of the responses, see :func:`~gpytorch_gam.training.start_from_responses`.
+    :param names: One name for each component. Default: such as ``linear(x0)``, ``linear(x0)*x2`` or
         ``linear(x0)|x3=Oslo``.
     :return: A group of one component a column, or one a column and level.
 
@@ -245,7 +248,7 @@ def linear(
 def _centre_and_scale(
     term: Arguments, columns: list[int], x: Tensor | None, centre: PerColumn | None, scale: PerColumn | None
 ) -> tuple[Tensor, Tensor]:
-    """One each a column, ``(C,)`` in float64."""
+    """Centre and scale of each column, ``(C,)`` in float64."""
     centres = term.per_column("centre", 0.0 if centre is None else centre, columns)
     scales = term.per_column("scale", 1.0 if scale is None else scale, columns)
     if not bool((scales > 0).all()):
@@ -287,28 +290,28 @@ def tensor(
     batch_shape: Sequence[int] = (),
 ) -> ComponentGroup:
     r"""
-    Smooth effects of several columns in units of their own: ``ti(x, z)`` of mgcv, and with ``centred=False`` its
+    Smooth effects of several columns, each in a unit of its own: ``ti(x, z)`` of mgcv, and with ``centred=False`` its
     ``te(x, z)``.
 
     **Prior.** :math:`f \sim GP(0, \sigma^2 \prod_j k_j)`, a product of kernels of one column, each with a lengthscale
-    of its own, initial values and bounds as those of :func:`smooth`. Inducing points are a product grid.
+    of its own, whose initial values and bounds are those of :func:`smooth`. Inducing points are a product grid.
 
-    **Identifiability.** With ``centred=True`` each factor is centred: the integral over each argument is zero,
-    whatever the others are, so that the component is an interaction without main effects. These are :func:`smooth`
-    terms, and the overall mean is the constant's. With ``centred=False`` the component contains the main effects
-    and a constant, all of which it would share with terms of their own.
+    **Identifiability.** With ``centred=True`` each factor is centred: the integral over each argument is zero, whatever
+    the others are, so that the component is an interaction without main effects. These are :func:`smooth` terms, and
+    the overall mean belongs to the constant. With ``centred=False`` the component contains the main effects and a
+    constant, all of which it would share with terms of their own.
 
     Parameters that are not listed here mean the same in all terms, see :mod:`gpytorch_gam.terms`.
 
     :param columns: Two or more columns of one component, such as ``(0, 1)``, or such a tuple for each of several.
-    :param low: Lower end of all ranges, or one a column of a component.
-    :param num_inducing: Number of inducing points along each column, or one a column: their product is that of the
-        component.
+    :param low: Lower end of all ranges, or one for each column of a component.
+    :param num_inducing: Number of inducing points along every column, or one for each column; a component has as many
+        points as their product.
     :param centred: Whether the component is centred in each argument.
-    :param measure: For ``centred``, one for all columns of a component, or one a column. Default: uniform on the
-        ranges, or their bulk as in :func:`smooth`.
-    :param by: Column of a numeric multiplier.
-    :param names: One name a component. Default: such as ``x0:x1``.
+    :param measure: The measure for ``centred``, one for all columns of a component or one for each. Default: uniform on
+        the ranges, or their bulk as in :func:`smooth`.
+    :param by: The column of a numeric multiplier.
+    :param names: One name for each component. Default: such as ``x0:x1``.
     :return: A group of one component, or one for each tuple of columns.
 
     Example:
@@ -352,25 +355,25 @@ def spatial(
     batch_shape: Sequence[int] = (),
 ) -> ComponentGroup:
     r"""
-    A smooth effect of a place, the same in all directions: ``s(x, y, bs="gp")`` of mgcv (or its thin plates ``s(x,
-    y)``). The columns are coordinates in the same unit. Latitude and longitude are not: project them first, or multiply
-    longitudes by the cosine of the mean latitude.
+    A smooth, isotropic effect of a place: ``s(x, y, bs="gp")`` of mgcv (or its thin plate splines ``s(x, y)``). The
+    columns are coordinates in the same unit. Latitude and longitude are not: project them first, or multiply longitudes
+    by the cosine of the mean latitude.
 
     **Prior.** :math:`f \sim GP(0, \sigma^2 k(|\mathbf x - \mathbf x'|))`, with one lengthscale for all columns: a
     quarter of the larger range at first, and between a hundredth and ten times it. Inducing points are centres of
-    k-means clusters of the rows; where there are fewer different rows, others between them.
+    k-means clusters of the rows; if there are fewer distinct rows, further points between them.
 
-    **Identifiability.** With ``centred=True`` the prior is conditioned on the mean over the rows of ``x`` being
-    zero (256 equally spaced ones of more; without ``x`` over the box), and the variance is its mean prior variance
-    there: the overall mean is the constant's. Main effects of the columns are contained. With ``centred=False`` the
-    effect and the constant share one constant.
+    **Identifiability.** With ``centred=True`` the prior is conditioned on the mean over the rows of ``x`` being zero
+    (of 256 equally spaced ones if there are more, and over the box without ``x``), and the variance is its mean prior
+    variance there: the overall mean belongs to the constant. Main effects of the columns are contained. With
+    ``centred=False`` the effect and the constant share one constant.
 
     Parameters that are not listed here mean the same in all terms, see :mod:`gpytorch_gam.terms`.
 
-    :param columns: Two columns, or three.
+    :param columns: Two or three columns.
     :param x: Training inputs ``(n, D)``; rows with values that are not finite are left out. Not needed with ``low`` and
         ``high``, between which the inducing points are then spread evenly.
-    :param low: Lower end of the ranges, or one a column. Only without ``x``.
+    :param low: Lower end of the ranges, or one for each column; allowed only without ``x``.
     :param centred: Whether the effect has mean zero over the rows.
     :param name: Name of the component. Default: such as ``x0:x1``.
     :return: A group of one component.
@@ -412,7 +415,7 @@ def _box(ranges: Ranges, least: int) -> Tensor:
 
 
 def _filled_up(points: Tensor, candidates: Tensor, num: int) -> Tensor:
-    """The points, and those candidates that are furthest from all before them: ``num`` in all."""
+    """The points, and those candidates that are furthest from all points before them, ``num`` in total."""
     distance = torch.cdist(candidates, points).amin(-1)
     while len(points) < num:
         new = candidates[distance.argmax()].unsqueeze(0)
@@ -422,7 +425,7 @@ def _filled_up(points: Tensor, candidates: Tensor, num: int) -> Tensor:
 
 
 def _finite_rows(columns: list[int], rows: Tensor) -> Tensor:
-    """Rows without NaN and infinity, ``(n, d)``, of which each column has two values or more."""
+    """The rows without NaN and infinity, ``(n, d)``; each column must have at least two distinct values."""
     rows = rows[torch.isfinite(rows).all(-1)]
     if len(rows) == 0:
         raise ValueError(f"x has no row in which all of columns {columns} are finite, which spatial needs")
