@@ -1,12 +1,12 @@
 """
 Likelihoods that GPyTorch lacks, all with row-wise offsets and weights.
 
-Of one predictor: counts (:class:`PoissonLikelihood`, :class:`NegativeBinomialLikelihood`,
+Those of one predictor are for counts (:class:`PoissonLikelihood`, :class:`NegativeBinomialLikelihood`,
 :class:`ZeroInflatedPoissonLikelihood`), successes among trials (:class:`BinomialLikelihood`), positive numbers
 (:class:`GammaLikelihood`), ordered classes (:class:`OrdinalLikelihood`), outliers (:class:`StudentTLikelihood`) and
 quantiles (:class:`QuantileLikelihood`). :class:`RowwiseLikelihood` gives offsets and weights to GPyTorch's own.
 
-Of several predictors, under whose joint normal distribution expectations are taken:
+Those of several predictors take expectations under the joint normal distribution of these:
 :class:`GaussianLocationScaleLikelihood`, :class:`StudentTLocationScaleLikelihood`,
 :class:`NegativeBinomialMeanDispersionLikelihood` and :class:`SoftmaxLikelihood`.
 """

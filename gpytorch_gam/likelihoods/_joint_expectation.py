@@ -12,35 +12,34 @@ from torch import Tensor
 
 from gpytorch_gam.numerics.quadrature import bounded_exp
 
-# Nodes a dimension of the Gauss-Hermite rules; products whose weight is below the other number are left out.
+# Nodes a dimension of the Gauss-Hermite rules, and the weight below which a product of nodes is left out.
 _HERMITE_NODES, _NEGLIGIBLE_WEIGHT = {1: 32, 2: 20}, 1e-12
-# Points of the quasi-Monte Carlo rule, half of them reflections, and points a dimension at least.
+# Points of the quasi-Monte Carlo rule, half of them reflections, and the least number of points a dimension.
 _SOBOL_POINTS, _LEAST_POINTS_PER_DIMENSION = 512, 8
 _SOBOL_SEED = 20
 
 
 class WeightedNodes(NamedTuple):
-    """Predictors at the nodes of a rule."""
+    """The values of the predictors at the nodes of a rule."""
 
     values: Tensor  # (K, *batch, n, P)
     log_weights: Tensor  # (K,), of weights that sum to one
 
 
 class ConditionalNodes(NamedTuple):
-    """The first of two predictors as a Gaussian given the second, which is at the nodes of a rule."""
+    """The second of two predictors at the nodes of a rule, and the first as a Gaussian given the second."""
 
     second: Tensor  # (K, *batch, n)
-    mean: Tensor  # of the first given the second, (K, *batch, n)
-    variance: Tensor  # the same at all nodes, (*batch, n)
+    mean: Tensor  # mean of the first given the second, (K, *batch, n)
+    variance: Tensor  # its variance, the same at all nodes, (*batch, n)
     log_weights: Tensor  # (K,), of weights that sum to one
 
 
 def joint_nodes(mean: Tensor, covariance: Tensor) -> WeightedNodes:
     """
-    Nodes for the expectation of any smooth function of a row's predictors.
-
-    Up to two predictors have a (product) Gauss-Hermite rule. More have 512 points: a scrambled Sobol sequence of
-    fixed seed and its reflections, transformed so that the first two moments are exact.
+    Nodes for the expectation of any smooth function of the predictors of a row: those of a (product) Gauss-Hermite rule
+    for up to two predictors, and otherwise 512 points, a scrambled Sobol sequence of fixed seed and its reflections,
+    transformed so that the first two moments are exact.
     """
     nodes, log_weights = standard_nodes(mean.shape[-1], mean.dtype, mean.device)
     steps = row_cholesky(covariance) @ nodes.mT  # (*batch, n, P, K)
@@ -48,7 +47,7 @@ def joint_nodes(mean: Tensor, covariance: Tensor) -> WeightedNodes:
 
 
 def conditional_nodes(mean: Tensor, covariance: Tensor, size: int = _HERMITE_NODES[1]) -> ConditionalNodes:
-    """So many nodes in the second of two predictors for expectations that are known given it."""
+    """``size`` nodes in the second of two predictors, for expectations that have a closed form given it."""
     root = row_cholesky(covariance.flip(-1, -2))  # the second predictor comes first
     nodes, log_weights = standard_nodes(1, mean.dtype, mean.device, size)
     nodes = nodes.reshape(-1, *[1] * (mean.dim() - 1))
@@ -58,11 +57,12 @@ def conditional_nodes(mean: Tensor, covariance: Tensor, size: int = _HERMITE_NOD
 
 def row_cholesky(covariance: Tensor) -> Tensor:
     """
-    Lower Cholesky factors of the covariance in each row that exist for singular covariances as well.
+    Lower Cholesky factors of the covariance in each row, which exist for singular covariances as well. Cost
+    ``O(n P^3)``, in elementwise operations alone, so that nothing waits for a GPU.
 
-    Pivots below rounding's size (the dtype's epsilon, absolute and relative to the variance) are raised to it, and the
-    gradient passes as if they were not: expectations of smooth functions have a finite, nearly exact gradient in a
-    variance of zero. Only elementwise operations: nothing waits for a GPU. Cost ``O(n P^3)``.
+    Pivots below the size of rounding (the epsilon of the dtype, absolute and relative to the variance) are raised to
+    it, and the gradient passes as if they were not: expectations of smooth functions have a finite, nearly exact
+    gradient at a variance of zero.
     """
     remainder = 0.5 * (covariance + covariance.mT)
     floors = torch.finfo(covariance.dtype).eps * (1.0 + covariance.diagonal(dim1=-2, dim2=-1).detach().clamp_min(0.0))
@@ -77,7 +77,7 @@ def row_cholesky(covariance: Tensor) -> Tensor:
 
 
 def positive_exp(exponent: Tensor) -> Tensor:
-    """The exponential, neither zero nor infinite: a scale from its log."""
+    """The exponential, kept above zero and below infinity: a scale from its logarithm."""
     return bounded_exp(exponent).clamp_min(torch.finfo(exponent.dtype).tiny)
 
 
@@ -86,8 +86,8 @@ def standard_nodes(
     dimension: int, dtype: torch.dtype, device: torch.device, size: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """
-    Nodes ``(K, dimension)`` for expectations under a standard normal distribution, kept for the next call, and log
-    weights ``(K,)``: in one and two dimensions of a Gauss-Hermite rule of ``size`` nodes a dimension.
+    Nodes ``(K, dimension)`` for expectations under a standard normal distribution, and log weights ``(K,)``, which are
+    cached. In one and two dimensions the rule is Gauss-Hermite with ``size`` nodes a dimension.
     """
     with torch.inference_mode(False), torch.no_grad():  # kept tensors must serve in training as well
         if dimension in _HERMITE_NODES:

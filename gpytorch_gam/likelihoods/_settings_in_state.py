@@ -1,4 +1,4 @@
-"""Settings of a likelihood that no parameter holds, in its state."""
+"""Saving the settings of a likelihood that no parameter holds."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from gpytorch_gam.parameters.structure import as_bytes, from_bytes
 
 
 class SettingsInState(torch.nn.Module):
-    """A likelihood whose state is refused by one of other settings: beside these, its numbers mean something else."""
+    """A likelihood that refuses the state of one with other settings, for which its numbers mean something else."""
 
-    #: Names of the attributes.
+    #: The names of the attributes that are the settings.
     _settings: ClassVar[tuple[str, ...]] = ()
 
     def get_extra_state(self) -> Tensor:
@@ -21,7 +21,7 @@ class SettingsInState(torch.nn.Module):
         return as_bytes({name: getattr(self, name) for name in self._settings})
 
     def set_extra_state(self, state: Any) -> None:
-        """Compare the settings of a state with those of the likelihood; ValueError if they differ."""
+        """Raise a ValueError if the settings in a state differ from those of the likelihood."""
         for name, value in from_bytes(state).items():
             if value != getattr(self, name):
                 raise ValueError(

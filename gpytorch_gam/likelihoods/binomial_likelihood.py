@@ -32,10 +32,10 @@ class BinomialLikelihood(SettingsInState, OnePredictorLikelihood):
     with a logit or probit link g. For proportions, give their counts and ``trials``. With one trial and a probit link
     this is GPyTorch's ``BernoulliLikelihood``. The expected log-probability is a quadrature.
 
-    Row-wise arguments: ``offset``, ``weights``, and ``trials``, positive whole numbers, by default one.
+    Row-wise arguments: ``offset``, ``weights``, and ``trials``, which are positive whole numbers and by default one.
 
-    :param link: ``"logit"`` or ``"probit"``.
-    :raises ValueError: If ``link`` is another.
+    :param link: The link function, ``"logit"`` or ``"probit"``.
+    :raises ValueError: If ``link`` is something else.
 
     Example:
         >>> likelihood = BinomialLikelihood()

@@ -1,4 +1,4 @@
-"""Derivatives of the expected log-likelihood of each row."""
+"""The expected log-likelihood of each row, and its derivatives."""
 
 from __future__ import annotations
 
@@ -16,17 +16,14 @@ from gpytorch_gam.distributions.predictor_distribution import PredictorMoments, 
 
 class ExpectedGradients(NamedTuple):
     r"""
-    Expected log-likelihoods :math:`E_n` of rows under their marginals, and derivatives, in float64.
-
-    :ivar expected: :math:`E_n` in nats, ``(*batch, n)``.
-    :ivar gradients: :math:`g_n = \partial E_n / \partial \mathrm{mean}_n`, ``(*batch, n)``; of joint ones ``(n, P)``.
-    :ivar curvatures: :math:`\lambda_n = \max(0, -2\, \partial E_n / \partial \mathrm{variance}_n)`, ``(*batch, n)``; of
-        joint ones :math:`-2\, \partial E_n / \partial \mathrm{covariance}_n` as it is, ``(n, P, P)``.
+    Expected log-likelihoods :math:`E_n` of rows under their marginals, and derivatives, in float64. The curvatures are
+    :math:`\lambda_n = \max(0, -2\, \partial E_n / \partial \mathrm{variance}_n)` for one predictor, but for several
+    :math:`-2\, \partial E_n / \partial \mathrm{covariance}_n` without the maximum.
     """
 
-    expected: Tensor
-    gradients: Tensor
-    curvatures: Tensor
+    expected: Tensor  # E_n in nats, (*batch, n)
+    gradients: Tensor  # with respect to the means, (*batch, n), or (n, P) for P predictors
+    curvatures: Tensor  # (*batch, n), or (n, P, P) for P predictors
 
 
 def expected_gradients(
@@ -36,7 +33,7 @@ def expected_gradients(
     variance: Tensor,
     row_arguments: Mapping[str, Tensor] | None = None,
 ) -> ExpectedGradients:
-    """Derivatives of the expected log-likelihood in mean and variance ``(*batch, n)`` of a predictor."""
+    """Derivatives of the expected log-likelihood with respect to mean and variance ``(*batch, n)`` of a predictor."""
     with torch.enable_grad():
         mean, variance = mean.detach().requires_grad_(), variance.detach().requires_grad_()
         rows = MultivariateNormal(mean, DiagLinearOperator(variance))
@@ -53,7 +50,7 @@ def joint_expected_gradients(
     covariance: Tensor,
     row_arguments: Mapping[str, Tensor] | None = None,
 ) -> ExpectedGradients:
-    """Derivatives of the expected log-likelihood in mean ``(n, P)`` and covariances ``(n, P, P)`` of P predictors."""
+    """Derivatives of the expected log-likelihood with respect to mean ``(n, P)`` and covariances ``(n, P, P)``."""
     with torch.enable_grad():
         mean, covariance = mean.detach().requires_grad_(), covariance.detach().requires_grad_()
         joint = independent_rows(PredictorMoments(mean, covariance))
@@ -64,7 +61,7 @@ def joint_expected_gradients(
 
 
 def _check_one_a_row(likelihood: Likelihood, expected: Tensor, num_dims: int) -> None:
-    """Somebody's own likelihood may have broadcast responses of another shape with the rows."""
+    """Raise an error if a user's own likelihood has broadcast responses of another shape against the rows."""
     if expected.dim() != num_dims:
         raise ValueError(
             f"the expected log-probabilities of {type(likelihood).__name__} have shape {tuple(expected.shape)}, but "
@@ -73,6 +70,6 @@ def _check_one_a_row(likelihood: Likelihood, expected: Tensor, num_dims: int) ->
 
 
 def curvature_of(gradient: Tensor, scale: float) -> Tensor:
-    """A multiple of the gradient ``(n, P, P)`` in a covariance, in float64 and symmetric: one triangle may be read."""
+    """``scale`` times a gradient ``(n, P, P)`` in covariances, in float64, made symmetric: it may fill one triangle."""
     doubled = gradient.double()
     return 0.5 * scale * (doubled + doubled.mT)

@@ -18,7 +18,7 @@ from .one_predictor_likelihood import OnePredictorLikelihood
 from .predictor_likelihood import Values, learnt
 from .response_checks import refuse_rows
 
-# Log means of conditional distributions are held within this: beyond, float32 has no numbers for them.
+# Log means of conditional distributions are held within this bound, beyond which float32 overflows.
 _LARGEST_LOG_MEAN = 80.0
 
 
@@ -36,14 +36,15 @@ class GammaLikelihood(OnePredictorLikelihood):
     .. math::
         a \log a - \log\Gamma(a) - \log y_n + a \big(r_n - e^{r_n + v_n / 2}\big) .
 
-    An exponent above 32 is continued by its tangent, so that gradients stay finite wherever training starts.
+    Above an exponent of 32 the exponential is continued by its tangent, so that gradients stay finite wherever training
+    starts.
 
     Row-wise arguments: ``offset`` and ``weights``.
 
     :param batch_shape: Batch shape of the shape parameter.
-    :param shape_prior: Prior of a.
-    :param shape_constraint: Constraint of a; default positive.
-    :ivar shape: a, ``(*batch_shape, 1)``; one at first.
+    :param shape_prior: Prior of the shape a.
+    :param shape_constraint: Constraint of the shape a; default positive.
+    :ivar shape: The shape a, ``(*batch_shape, 1)``; initially one.
 
     Example:
         >>> likelihood = GammaLikelihood()
@@ -68,7 +69,7 @@ class GammaLikelihood(OnePredictorLikelihood):
         return _gamma_log_prob(y, mean, variance, values["shape"])
 
     def _marginal_cdf(self, y: Tensor, mean: Tensor, variance: Tensor, values: Values) -> Tensor:
-        # In f it is a step at log y, as wide as the log of the response.
+        # As a function of f, the distribution function is a step at log y, as wide as the spread of the log response.
         shape, y, deviation = values["shape"], y.clamp_min(torch.finfo(y.dtype).tiny), variance.sqrt()
         centre, width = torch.broadcast_tensors((y.log() - mean) / deviation, shape.rsqrt() / deviation)
         rule = focused_rule(centre.detach(), width.detach(), self._num_marginal_nodes)
@@ -97,7 +98,7 @@ class GammaLikelihood(OnePredictorLikelihood):
 
 
 def _gamma_log_prob(y: Tensor, mean: Tensor, variance: Tensor, shape: Tensor) -> Tensor:
-    # On the scale of y / mean, so that neither the units of y nor an extreme predictor overflow.
+    # Computed on the scale of y / mean, so that neither the units of y nor an extreme predictor overflow.
     log_y = y.log()
     ratio = log_y - mean
     constant = shape * shape.log() - torch.lgamma(shape)

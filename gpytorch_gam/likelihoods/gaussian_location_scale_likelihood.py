@@ -1,4 +1,4 @@
-"""Gaussian responses whose mean and standard deviation have a predictor each."""
+"""Gaussian responses of which mean and standard deviation each have a predictor."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class GaussianLocationScaleLikelihood(JointLikelihood):
     .. math::
         -\tfrac12 \log 2\pi - m_1 - \tfrac12 e^{-2m_1 + 2V_{11}} \big[ (y - m_0 + 2V_{01})^2 + V_{00} \big].
 
-    The predictive distribution is Gaussian given :math:`\rho_1`, so it is a mixture over 32 Gauss-Hermite nodes of
-    that one variable (:class:`~torch.distributions.MixtureSameFamily`, with density, ``cdf``, mean and variance);
-    :func:`predictive_quantiles` gives its quantiles. Where an exponential would overflow it is continued linearly.
+    The predictive distribution is Gaussian given :math:`\rho_1`, so it is a mixture over 32 Gauss-Hermite nodes of that
+    one variable (:class:`~torch.distributions.MixtureSameFamily`, with density, ``cdf``, mean and variance);
+    :func:`predictive_quantiles` gives its quantiles. Exponentials that would overflow are continued linearly.
 
-    Groups of the model say which predictor they belong to: ``ComponentGroup(..., predictor=1)``. A row-wise ``offset``
-    is added to the mean; ``weights`` multiply log-probabilities.
+    Each group of the model names the predictor to which it belongs: ``ComponentGroup(..., predictor=1)``. A row-wise
+    ``offset`` is added to the mean; ``weights`` multiply log-probabilities.
 
     Example:
         >>> predictor = AdditivePredictor(mean_effects, constant(), scale_effects, constant(predictor=1))

@@ -1,4 +1,4 @@
-"""What likelihoods of several predictors have in common."""
+"""The base class of the likelihoods of several predictors."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ from .row_arguments_likelihood import with_offset
 
 class JointLikelihood(PredictorLikelihood):
     """
-    A likelihood whose distribution in each row has P predictors for its parameters.
-
-    Expectations are taken under the **joint** Gaussian of a row's predictors, in train and eval mode alike. (GPyTorch's
-    generic ones sample from independent marginals in train mode; called on this class they sample jointly.)
+    A likelihood whose distribution in each row has P predictors as its parameters. Expectations are taken under the
+    **joint** Gaussian of the predictors of a row, in train and eval mode alike. (GPyTorch's generic methods sample from
+    independent marginals in train mode; called on this class they sample jointly.)
     """
 
     num_predictors = 2
@@ -30,7 +29,7 @@ class JointLikelihood(PredictorLikelihood):
     def _draw_likelihood_samples(
         self, function_dist: MultivariateNormal, *args: Any, sample_shape: torch.Size | None = None, **kwargs: Any
     ) -> Distribution:
-        """GPyTorch's sampling, which serves its generic methods, from the joint Gaussian of each row."""
+        """The sampling behind GPyTorch's generic methods, from the joint Gaussian of each row."""
         if sample_shape is None:
             sample_shape = torch.Size([gpytorch.settings.num_likelihood_samples.value()])
         mean, covariance = row_moments(function_dist)
@@ -53,6 +52,6 @@ class JointLikelihood(PredictorLikelihood):
 
 
 def drawn_predictors(mean: Tensor, covariance: Tensor, sample_shape: torch.Size) -> Tensor:
-    """Draws ``(*sample, *batch, n, P)`` of the predictors of each row from their joint Gaussian."""
+    """Samples ``(*sample, *batch, n, P)`` of the predictors of each row from their joint Gaussian."""
     noise = torch.randn(*sample_shape, *mean.shape, dtype=mean.dtype, device=mean.device)
     return mean + (row_cholesky(covariance) @ noise.unsqueeze(-1)).squeeze(-1)

@@ -21,7 +21,7 @@ from .predictor_likelihood import Values, learnt
 from .response_checks import refuse_non_counts
 from .row_argument import EXPOSURE
 
-# Dispersions below this are Poisson to all digits, but their logarithm and its gradient would overflow.
+# Below this dispersion the distribution is Poisson to all digits, but the gradient of its logarithm would overflow.
 _LEAST_DISPERSION = 1e-12
 
 
@@ -32,16 +32,16 @@ class NegativeBinomialLikelihood(OnePredictorLikelihood):
     .. math::
         \mathbb E y_n = \mu_n = E_n e^{f_n + o_n}, \qquad \mathrm{var}\, y_n = \mu_n + \alpha \mu_n^2,
 
-    with exposures :math:`E_n`, offsets :math:`o_n` and a learnt dispersion :math:`\alpha`, which tends to a Poisson
-    likelihood as :math:`\alpha \to 0` (GPyTorch's own has a softplus link, and a variance proportional to the mean).
-    mgcv's ``nb()`` calls :math:`1 / \alpha` theta. The expected log-probability is a quadrature.
+    with exposures :math:`E_n`, offsets :math:`o_n` and a learnt dispersion :math:`\alpha`. It tends to a Poisson
+    likelihood as :math:`\alpha \to 0` (GPyTorch's own has a softplus link, and a variance proportional to the mean). In
+    mgcv's ``nb()``, :math:`1 / \alpha` is called theta. The expected log-probability is a quadrature.
 
-    Row-wise arguments: ``offset``, ``weights``, and ``exposure``, positive, by default one.
+    Row-wise arguments: ``offset``, ``weights``, and ``exposure``, which is positive and by default one.
 
     :param batch_shape: Batch shape of the dispersion.
     :param dispersion_prior: Prior of :math:`\alpha`.
     :param dispersion_constraint: Constraint of :math:`\alpha`; default above 1e-8.
-    :ivar dispersion: :math:`\alpha`, ``(*batch_shape, 1)``; 0.1 at first.
+    :ivar dispersion: The dispersion :math:`\alpha`, ``(*batch_shape, 1)``; initially 0.1.
 
     Example:
         >>> likelihood = NegativeBinomialLikelihood()
@@ -77,7 +77,7 @@ class NegativeBinomialLikelihood(OnePredictorLikelihood):
 
     def _null_model(self, responses: Responses) -> NullModel:
         counts = Counts.of(responses)
-        # One half of what a Poisson distribution leaves is the dispersion's.
+        # The dispersion starts with half of the spread that a Poisson distribution does not explain.
         dispersion = math.expm1(0.5 * counts.log_spread)
         return NullModel([counts.log_mean], [0.5 * counts.log_spread], {"dispersion": dispersion})
 

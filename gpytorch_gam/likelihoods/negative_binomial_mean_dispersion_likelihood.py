@@ -1,4 +1,4 @@
-"""Overdispersed counts whose mean and dispersion have a predictor each."""
+"""Overdispersed counts of which mean and dispersion each have a predictor."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .response_checks import refuse_non_counts
 from .row_argument import EXPOSURE
 from .row_arguments_likelihood import with_offset
 
-# Nodes a predictor of expected log-probabilities; of probabilities, in the log dispersion and in the log mean given it.
+# Nodes for expected log-probabilities in each predictor; for probabilities, in the log dispersion and the log mean.
 _EXPECTATION_NODES, _DISPERSION_NODES, _MEAN_NODES = 20, 16, 32
 
 
@@ -36,16 +36,17 @@ class NegativeBinomialMeanDispersionLikelihood(JointLikelihood):
     .. math::
         E[y \mid \rho] = \mu = E \, e^{\rho_0}, \qquad \operatorname{var}[y \mid \rho] = \mu + e^{\rho_1} \mu^2,
 
-    with the exposure :math:`E` of a row, one by default. As :math:`\rho_1 \to -\infty` it is the Poisson distribution;
-    log dispersions are held between -30 and 30.
+    with the exposure :math:`E` of a row, which is one by default. As :math:`\rho_1 \to -\infty` it is the Poisson
+    distribution; log dispersions are held between -30 and 30.
 
     Expectations under the joint Gaussian of a row are those of a 20 x 20 Gauss-Hermite rule through the Cholesky factor
-    of its covariance, right to 1e-8 nats for standard deviations up to one, 1e-5 for two. The predictive distribution
-    has mean and variance by that rule, log-probabilities by one that follows the count, and samples drawn through the
-    predictors; :func:`predictive_quantiles` gives its quantiles.
+    of its covariance, accurate to 1e-8 nats for standard deviations up to one and to 1e-5 for two. The predictive
+    distribution has mean and variance by that rule, log-probabilities by a rule that follows the count, and samples
+    that are drawn through the predictors; :func:`predictive_quantiles` gives its quantiles.
 
     Row-wise arguments: ``exposure`` multiplies the mean; ``offset`` is added to predictor 0; ``weights`` multiply
-    log-probabilities. Groups of the model say which predictor they belong to: ``ComponentGroup(..., predictor=1)``.
+    log-probabilities. Each group of the model names the predictor to which it belongs:
+    ``ComponentGroup(..., predictor=1)``.
     """
 
     _own_arguments = (EXPOSURE,)
@@ -76,7 +77,7 @@ class NegativeBinomialMeanDispersionLikelihood(JointLikelihood):
 
     def _null_model(self, responses: Responses) -> NullModel:
         counts = Counts.of(responses)
-        # One half of what a Poisson distribution leaves is the dispersion's.
+        # The dispersion starts with half of the spread that a Poisson distribution does not explain.
         log_dispersion = math.log(math.expm1(0.5 * counts.log_spread))
         return NullModel([counts.log_mean, log_dispersion], [0.5 * counts.log_spread, 1.0], {})
 
@@ -84,7 +85,7 @@ class NegativeBinomialMeanDispersionLikelihood(JointLikelihood):
 class _CountMixture(NodeMixture):
     """
     The predictive distribution of counts: torch's mixture for mean and variance, exact samples, and log-probabilities
-    that do not see the nodes.
+    by a rule other than the mixture's.
     """
 
     def __init__(self, mean: Tensor, covariance: Tensor) -> None:
@@ -107,9 +108,9 @@ class _CountMixture(NodeMixture):
 
 
 def _log_probability(y: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
-    """Logs of expected probabilities of counts ``(*sample, *batch, n)``, in float64."""
-    # The probability of a count is a narrow function of its log mean: nodes go where the product with the
-    # predictor's density is. The conditional nodes of the dispersion carry the covariance.
+    """The logarithm of the expected probability of counts ``(*sample, *batch, n)``, in float64."""
+    # The probability of a count is a narrow function of its log mean: nodes are placed where the product with the
+    # density of the predictor is large. The conditional nodes of the dispersion account for the covariance.
     shape = torch.broadcast_shapes(y.shape, mean.shape[:-1])
     nodes = conditional_nodes(mean.expand(*shape, 2), covariance.expand(*shape, 2, 2), _DISPERSION_NODES)
 
@@ -123,5 +124,5 @@ def _log_probability(y: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
 
 
 def _exposed(predictors: Tensor, values: Values) -> Tensor:
-    """The predictors, with the exposure multiplied into the mean."""
+    """The predictors, with the logarithm of the exposure added to that of the mean."""
     return with_offset(predictors, values["exposure"].log())

@@ -1,4 +1,4 @@
-"""The model without effects, from moments of the responses: where training starts."""
+"""The model without effects, from moments of the responses, from which training starts."""
 
 from __future__ import annotations
 
@@ -13,39 +13,28 @@ from torch import Tensor
 
 from .row_argument import EXPOSURE, OFFSET, WEIGHTS, RowArgument
 
-# Part of the spread of the responses that is noise to begin with; the effects begin with the rest.
+# The initial share of noise in the spread of the responses; the effects start with the rest.
 NOISE_SHARE = 0.5
 
-# Quartiles of a normal distribution are so many standard deviations apart.
+# The distance between the quartiles of a normal distribution, in standard deviations.
 _NORMAL_QUARTILE_RANGE = 1.3489795
 
-# Within these limits moments say something about the variance of a logarithm.
+# The limits within which moments determine the variance of a logarithm.
 _LEAST_LOG_VARIANCE, _LARGEST_LOG_VARIANCE = 0.05, 4.0
 
 _LARGEST_SHAPE = 1e4
 
 
 class NullModel(NamedTuple):
-    """
-    The model of a constant predictor, roughly.
+    """A rough estimate of the model with constant predictors."""
 
-    :ivar mean: the predictors, one number for each of P.
-    :ivar variance: how much each predictor might vary between rows.
-    :ivar parameters: values of the likelihood's own parameters by name, while the predictors vary so much.
-    """
-
-    mean: list[float]
-    variance: list[float]
-    parameters: dict[str, float | Tensor]
+    mean: list[float]  # the value of each predictor
+    variance: list[float]  # a guess of the variance of each predictor between rows
+    parameters: dict[str, float | Tensor]  # the likelihood's own, by name, while the predictors have that variance
 
 
 class Responses:
-    """
-    Rows of responses, in float64 on the CPU, without those that are not finite.
-
-    :param y: ``(n,)``.
-    :param row_arguments: Row-wise arguments of the likelihood.
-    """
+    """Responses ``(n,)`` and their row-wise arguments, in float64 on the CPU, without rows that are not finite."""
 
     def __init__(self, y: Tensor, row_arguments: Mapping[str, Tensor]) -> None:
         self.y = y.detach().double().cpu()
@@ -68,7 +57,7 @@ class Responses:
 
     @property
     def without_offset(self) -> Tensor:
-        """What a predictor with an identity link has to explain, ``(n,)``."""
+        """The responses ``(n,)`` minus the offset, which a predictor with an identity link has to explain."""
         return self.y - self.offset
 
     def mean(self, values: Tensor) -> float:
@@ -76,7 +65,7 @@ class Responses:
         return ((self.weights * values).sum() / self.weights.sum()).item()
 
     def variance(self, values: Tensor) -> float:
-        """The weighted variance of ``(n,)``; one if there is none."""
+        """The weighted variance of ``(n,)``; one if that is zero or not defined."""
         return self.mean((values - self.mean(values)).square()) or 1.0
 
     def quantile(self, values: Tensor, probability: float) -> float:
@@ -86,27 +75,21 @@ class Responses:
         return ordered[int((share < probability).sum().clamp_max(len(ordered) - 1))].item()
 
     def robust_variance(self, values: Tensor) -> float:
-        """The variance of a normal distribution with the quartiles of ``(n,)``, for responses with outliers."""
+        """The variance of the normal distribution that has the quartiles of ``(n,)``, for responses with outliers."""
         deviation = (self.quantile(values, 0.75) - self.quantile(values, 0.25)) / _NORMAL_QUARTILE_RANGE
         return deviation**2 or self.variance(values)
 
     def counts(self, num_classes: int) -> Tensor:
-        """Weights of the rows of each class, and half a row more, ``(K,)``."""
+        """The weight of the rows of each class plus half a row, ``(K,)``."""
         classes = self.y.round().long().clamp(0, num_classes - 1)
         return torch.full((num_classes,), 0.5, dtype=torch.float64).index_add_(0, classes, self.weights)
 
 
 class Counts(NamedTuple):
-    """
-    Moments of counts with exposures.
+    """Moments of counts with exposures."""
 
-    :ivar log_mean: log of the mean for an exposure of one.
-    :ivar log_spread: variance that the logarithm of the rates would need to explain what a Poisson distribution does
-        not.
-    """
-
-    log_mean: float
-    log_spread: float
+    log_mean: float  # the log of the mean for an exposure of one
+    log_spread: float  # variance of log rates that would explain what a Poisson distribution does not
 
     @classmethod
     def of(cls, responses: Responses) -> Counts:
@@ -121,23 +104,23 @@ class Counts(NamedTuple):
 
 
 def bounded_log_variance(value: float) -> float:
-    """A variance of logarithms within what moments can tell."""
+    """A variance of logarithms, held within the limits that moments can resolve."""
     return min(max(value, _LEAST_LOG_VARIANCE), _LARGEST_LOG_VARIANCE)
 
 
 def shape_of_log_variance(value: float) -> float:
-    r"""The shape a of a gamma distribution whose logarithm has a variance :math:`\psi'(a)`, to a few percent."""
+    r"""The shape a of a gamma distribution whose logarithm has variance :math:`\psi'(a)`, to a few percent."""
     return min((1.0 + math.sqrt(1.0 + 2.0 * value)) / (2.0 * value), _LARGEST_SHAPE)
 
 
 def log_odds(share: float, num_rows: int) -> float:
-    """The log odds of a share that is not quite nothing or all of the rows."""
+    """The log odds of a share of the rows, which is held away from zero and one."""
     bounded = _bounded_share(share, num_rows)
     return math.log(bounded / (1.0 - bounded))
 
 
 def probit(share: float, num_rows: int) -> float:
-    """The normal quantile of a share that is not quite nothing or all of the rows."""
+    """The normal quantile of a share of the rows, which is held away from zero and one."""
     return torch.special.ndtri(torch.tensor(_bounded_share(share, num_rows), dtype=torch.float64)).item()
 
 
@@ -155,8 +138,8 @@ def heavy_tailed(responses: Responses) -> NullModel:
 
 def null_model(likelihood: Likelihood, responses: Responses) -> NullModel | None:
     """
-    The null model of a likelihood for one row at least, None if nothing is known. Those of this package have a method
-    for it; some of GPyTorch's are known here, and not what is derived from them, which may have another link.
+    The null model of a likelihood for at least one row; None if nothing is known. Likelihoods of this package have a
+    method for it; some of GPyTorch's are known here, but not their subclasses, which may have another link.
     """
     method = getattr(likelihood, "_null_model", None)
     if method is not None:
@@ -167,8 +150,7 @@ def null_model(likelihood: Likelihood, responses: Responses) -> NullModel | None
 
 def null_model_of_tasks(likelihood: Likelihood, tasks: Sequence[Responses]) -> NullModel | None:
     """
-    The null model of a likelihood of several responses in a row, each with a predictor of its own; None if nothing is
-    known.
+    The null model of a likelihood of several responses in a row, each with its own predictor; None if nothing is known.
     """
     if type(likelihood) is not gpytorch_likelihoods.MultitaskGaussianLikelihood or len(tasks) != likelihood.num_tasks:
         return None

@@ -1,4 +1,4 @@
-"""What the likelihoods of one predictor have in common: expectations by quadrature."""
+"""The base class of the likelihoods of one predictor, with expectations by quadrature."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class OnePredictorLikelihood(PredictorLikelihood):
     A likelihood :math:`p(y_n | f_n)` of one predictor with row-wise arguments, see :class:`RowArgumentsLikelihood`.
 
     Expected log-probabilities are closed forms or quadratures with errors below 1e-6 nats; both are computed in float64
-    and rounded to the model's dtype. ``likelihood(model(x))`` is deterministic: the distribution of new responses,
-    rows independent, with ``mean`` and ``variance`` by quadrature, exact ``sample`` and ``log_prob``.
+    and rounded to the model's dtype. ``likelihood(model(x))`` is deterministic: it is the distribution of new responses
+    in independent rows, with ``mean`` and ``variance`` by quadrature, and exact ``sample`` and ``log_prob``.
 
     Responses, ``(*batch, n)``, may be of any real dtype. They are checked on the CPU while ``gpytorch.settings.debug``
     is on.
@@ -41,7 +41,7 @@ class OnePredictorLikelihood(PredictorLikelihood):
 
     num_predictors = 1
     _is_double: ClassVar[bool] = True
-    #: Nodes of expected log-probabilities, and of marginal ones, whose integrand can be sharp.
+    #: The number of nodes for expected log-probabilities, and for marginal ones, whose integrand can be sharp.
     _num_nodes: ClassVar[int] = 40
     _num_marginal_nodes: ClassVar[int] = 64
     #: The distribution function of new responses from y, mean, variance and values, where nodes are too few for it.
@@ -52,7 +52,9 @@ class OnePredictorLikelihood(PredictorLikelihood):
         """``log p(y | f)`` in float64, elementwise; ``f`` may have more leading dimensions."""
 
     def _bend(self, y: Tensor, values: Values) -> tuple[Tensor, Tensor]:
-        """Place and width of the bend of ``log p(y | f)`` in f, broadcasting to ``(*batch, n)``: for quadratures."""
+        """
+        For quadratures, the place and the width of the bend of ``log p(y | f)`` in f, broadcasting to ``(*batch, n)``.
+        """
         raise NotImplementedError
 
     def _expected_log_prob(self, y: Tensor, mean: Tensor, variance: Tensor, values: Values) -> Tensor:

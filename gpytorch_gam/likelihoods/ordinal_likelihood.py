@@ -18,10 +18,10 @@ from .response_checks import refuse_non_classes
 # Width of the bend of log-probabilities: functions of the normal distribution function, as in the binomial likelihood.
 _BEND_WIDTH = 2.0
 
-# Between the cut-points of the null model, around classes that nearly no row is in.
+# The least gap between the cut-points of the null model, around classes with hardly any row.
 _LEAST_GAP = 1e-3
 
-# Stands for infinity, of which gradients would be NaN.
+# A number in the place of infinity, whose gradients would be NaN.
 _FAR_AWAY = 1e8
 
 
@@ -33,20 +33,19 @@ class OrdinalLikelihood(OnePredictorLikelihood):
     .. math::
         p(y_n = k | f_n) = \Phi(c_{k + 1} - f_n) - \Phi(c_k - f_n), \qquad c_0 = -\infty, \; c_K = \infty .
 
-    Cut-points are learnt by the first one and the gaps between them; at first classes are equally likely for a
+    The parameters are the first cut-point and the gaps between them; initially classes are equally likely for a
     predictor of zero. The expected log-probability is a quadrature, the marginal distribution exact.
 
     **Identifiability.** Adding a number to the predictor and to all cut-points changes nothing, so a model of centred
-    components should have no ``constant()`` and no mean: the level is that of the cut-points. With one, the
-    constant's prior shares the level out between the two, and the cut-points mean nothing by themselves. The unit
-    noise fixes the scale.
+    components should have no ``constant()`` and no mean: the cut-points determine the level. With a constant, its prior
+    divides the level between the two, and the cut-points mean nothing by themselves. The unit noise fixes the scale.
 
     Row-wise arguments: ``offset`` and ``weights``.
 
-    :param num_classes: K, at least two.
+    :param num_classes: The number K of classes, at least two.
     :param batch_shape: Batch shape of the cut-points.
     :raises TypeError: If ``num_classes`` is no integer.
-    :raises ValueError: If it is less than two.
+    :raises ValueError: If ``num_classes`` is less than two.
 
     Example:
         >>> likelihood = OrdinalLikelihood(5)
@@ -73,7 +72,7 @@ class OrdinalLikelihood(OnePredictorLikelihood):
 
     @property
     def cutpoints(self) -> Tensor:
-        """The cut-points, increasing, ``(*batch_shape, K - 1)``; can be set."""
+        """The cut-points, increasing, ``(*batch_shape, K - 1)``. They can be set."""
         if self.num_classes == 2:
             return self.first_cutpoint
         gaps = self.raw_gaps_constraint.transform(self.raw_gaps)
@@ -127,7 +126,7 @@ class OrdinalLikelihood(OnePredictorLikelihood):
         return Categorical(logits=logits.to(mean.dtype), validate_args=False)
 
     def _limits(self, y: Tensor, cutpoints: Tensor) -> tuple[Tensor, Tensor]:
-        """The limits of a class, broadcasting to its shape."""
+        """The lower and the upper limit of a class, broadcasting to its shape."""
         limits = _with_ends(cutpoints)
         limits = limits.view(*(1,) * (y.dim() - limits.dim()), *limits.shape[:-1], 1, limits.shape[-1])
         index = y.long().unsqueeze(-1)
@@ -152,7 +151,7 @@ def _with_ends(cutpoints: Tensor) -> Tensor:
 
 
 def _log_normal_interval(low: Tensor, high: Tensor) -> Tensor:
-    r""":math:`\log(\Phi(b) - \Phi(a))` for a < b, by the tail in which the two are small."""
+    r""":math:`\log(\Phi(b) - \Phi(a))` for a < b, computed in the tail in which both are small."""
     is_above = low + high > 0
     low, high = torch.where(is_above, -high, low), torch.where(is_above, -low, high)
     smaller, larger = torch.special.log_ndtr(low), torch.special.log_ndtr(high)

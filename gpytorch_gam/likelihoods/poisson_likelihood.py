@@ -22,17 +22,17 @@ class PoissonLikelihood(OnePredictorLikelihood):
     .. math::
         y_n | f_n \sim \mathrm{Poisson}(E_n e^{f_n + o_n}),
 
-    with exposures :math:`E_n` and offsets :math:`o_n`. The expected log-probability for :math:`f_n \sim \mathcal N(m_n,
-    v_n)` is a closed form,
+    with exposures :math:`E_n` and offsets :math:`o_n`. The expected log-probability for
+    :math:`f_n \sim \mathcal N(m_n, v_n)` is a closed form,
 
     .. math::
         y_n (m_n + o_n + \log E_n) - E_n e^{m_n + o_n + v_n / 2} - \log y_n! .
 
-    Components of the model do not see the exposure: it multiplies the rate and so the predicted mean, exactly. An
-    exponent above 32 is continued by its tangent, and :math:`e^{v/2}` beyond a variance of 16: training can start from
-    anywhere.
+    Components of the model do not depend on the exposure: it multiplies the rate, and so the predicted mean, exactly.
+    The exponential is continued by its tangent above an exponent of 32, and :math:`e^{v/2}` above a variance of 16, so
+    that training can start from anywhere.
 
-    Row-wise arguments: ``offset``, ``weights``, and ``exposure``, positive, by default one.
+    Row-wise arguments: ``offset``, ``weights``, and ``exposure``, which is positive and by default one.
 
     Example:
         >>> likelihood = PoissonLikelihood()
@@ -62,7 +62,7 @@ class PoissonLikelihood(OnePredictorLikelihood):
 
 def poisson_log_prob(y: Tensor, log_rate: Tensor, rate: Tensor, exposure: Tensor) -> Tensor:
     r"""
-    :math:`y (a + \log E) - E b - \log y!` of counts y and exposures E. It is linear in the log rate :math:`a` and the
-    rate :math:`b`, so that their expectations can be put in.
+    :math:`y (a + \log E) - E b - \log y!` of counts y with exposure E, which is linear in the log rate a and the rate
+    b: the expectations of both may be given instead.
     """
     return y * (log_rate + exposure.log()) - exposure * rate - torch.lgamma(y + 1)

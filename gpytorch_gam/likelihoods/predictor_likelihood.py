@@ -1,4 +1,4 @@
-"""What the likelihoods of this package have in common: expectations from the moments of the predictors in each row."""
+"""The base class of the likelihoods of this package: expectations from the moments of the predictors in each row."""
 
 from __future__ import annotations
 
@@ -29,10 +29,9 @@ Values = Mapping[str, Tensor]
 
 class PredictorLikelihood(RowArgumentsLikelihood):
     """
-    A likelihood of the predictors of a row. What a class says comes first below; arguments are read and checked here.
-
-    Predictors have the shape ``(*batch, n)`` where there is one of them, and ``(*batch, n, P)`` otherwise; their
-    covariances ``(*batch, n)`` and ``(*batch, n, P, P)``.
+    A likelihood of the predictors of a row. The methods that a subclass defines come first; the reading and checking of
+    arguments follows. A single predictor has the shape ``(*batch, n)`` and the variance ``(*batch, n)``; several have
+    ``(*batch, n, P)`` and the covariance ``(*batch, n, P, P)``.
     """
 
     #: Number P of predictors.
@@ -52,32 +51,32 @@ class PredictorLikelihood(RowArgumentsLikelihood):
 
     @abstractmethod
     def _log_marginal(self, y: Tensor, mean: Tensor, covariance: Tensor, values: Values) -> Tensor:
-        """Logs of expected probabilities ``(*batch, n)``."""
+        """The logarithms of the expected probabilities, ``(*batch, n)``."""
 
     @abstractmethod
     def _marginal(self, mean: Tensor, covariance: Tensor, values: Values) -> Distribution:
-        """The distribution of new responses, of batch shape ``(*batch, n)``; in the model's dtype."""
+        """The distribution of new responses, of batch shape ``(*batch, n)``, in the dtype of the model."""
 
     @abstractmethod
     def _conditional(self, predictors: Tensor, values: Values) -> Distribution:
-        """The distribution of responses given the predictors, of which there may be further leading dimensions."""
+        """The distribution of responses given the predictors, which may have further leading dimensions."""
 
     @abstractmethod
     def _null_model(self, responses: Responses) -> NullModel:
         """The model without effects, from moments of the responses."""
 
     def _check_responses(self, y: Tensor, values: Values) -> None:
-        """Refuse responses that the likelihood cannot have; all real numbers will do here."""
+        """Refuse responses that the likelihood cannot have; by default all real numbers are allowed."""
 
     # ------------------------------------------------------------------ one predictor or several
 
     @abstractmethod
     def _moments(self, function_dist: MultivariateNormal) -> PredictorMoments:
-        """Mean and covariance of the predictors in each row."""
+        """The mean and covariance of the predictors in each row."""
 
     @abstractmethod
     def _in_rows(self, predictors: Tensor) -> Tensor:
-        """One predictor of each row, ``(*batch, n)``, after a check of their number."""
+        """The only predictor in each row, ``(*batch, n)``, after a check of their number."""
 
     @abstractmethod
     def _shifted(self, predictors: Tensor, offset: Any) -> Tensor:
@@ -87,7 +86,7 @@ class PredictorLikelihood(RowArgumentsLikelihood):
 
     @property
     def readable_arguments(self) -> RowArguments:
-        """What the likelihood reads by row."""
+        """The row-wise arguments that the likelihood reads."""
         names = ("offset", "weights", *(argument.name for argument in self._own_arguments))
         return RowArguments(type(self).__name__, names)
 
@@ -136,20 +135,20 @@ class PredictorLikelihood(RowArgumentsLikelihood):
         return self._conditional(self._shifted(predictors, offset), values)
 
     def _expanded(self, rows: Tensor, mean: Tensor, covariance: Tensor, values: Values) -> PredictorMoments:
-        """Moments of all rows in full, also those of batches of parameters: nodes get dimensions to the left."""
+        """Moments expanded to all rows, also those of batches of parameters: nodes get dimensions to the left."""
         shape = torch.broadcast_shapes(rows.shape, self._values_shape(values))
         num_dims = self._in_rows(mean).dim()
         return PredictorMoments(*(tensor.expand(shape + tensor.shape[num_dims:]) for tensor in (mean, covariance)))
 
     def _values(self, like: Tensor, row_arguments: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Row-wise arguments and learnt parameters by name."""
+        """The row-wise arguments and the learnt parameters by name."""
         values = {
             argument.name: argument.read(row_arguments.get(argument.name), like) for argument in self._own_arguments
         }
         return values | {name: getattr(self, name) for name in self._learnt}
 
     def _values_shape(self, values: Values) -> torch.Size:
-        """A shape that broadcasts with ``(*batch, n)``."""
+        """The common shape of the values, which broadcasts with ``(*batch, n)``."""
         return torch.broadcast_shapes(*(value.shape for value in values.values()))
 
     # ------------------------------------------------------------------ learnt parameters
@@ -162,7 +161,7 @@ class PredictorLikelihood(RowArgumentsLikelihood):
         constraint: Interval,
         prior: Prior | None,
     ) -> None:
-        """Register a parameter of shape ``(*batch_shape, 1)`` in GPyTorch's way, with its raw form and prior."""
+        """Register a parameter of shape ``(*batch_shape, 1)`` as GPyTorch does, with its raw form and prior."""
         self._learnt = (*self._learnt, name)
         self.register_parameter(f"raw_{name}", torch.nn.Parameter(torch.zeros(*batch_shape, 1)))
         self.register_constraint(f"raw_{name}", constraint)
@@ -175,7 +174,7 @@ class PredictorLikelihood(RowArgumentsLikelihood):
             self.register_prior(f"{name}_prior", prior, partial(_get, name=name), partial(_set, name=name))
 
     def _raw_names(self, name: str) -> tuple[str, ...]:
-        """Names of the parameters behind a learnt one."""
+        """The names of the raw parameters behind a learnt one."""
         return (f"raw_{name}",)
 
     def _write(self, name: str, value: Tensor | float) -> None:

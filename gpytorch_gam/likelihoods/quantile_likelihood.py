@@ -1,4 +1,4 @@
-"""A conditional quantile."""
+"""The likelihood for a conditional quantile."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ class QuantileLikelihood(SettingsInState, OnePredictorLikelihood):
         \rho_\tau(u) = u (\tau - 1_{u < 0}).
 
     Its maximum in f is the sample quantile, whatever the distribution of the responses. The expected loss for
-    :math:`f_n \sim \mathcal N(m_n, v_n)` is a closed form, the normal loss integral: with :math:`z = (m_n - y_n) /
-    \sqrt{v_n}`
+    :math:`f_n \sim \mathcal N(m_n, v_n)` is a closed form, the normal loss integral: with
+    :math:`z = (m_n - y_n) / \sqrt{v_n}`
 
     .. math::
         \mathbb E \rho_\tau = \tau (y_n - m_n) + \sqrt{v_n}\, \varphi(z) + (m_n - y_n) \Phi(z) .
 
-    The density is a working likelihood. Nobody believes that responses have it, so the bands of the quantile depend on
-    s and have no guaranteed coverage (check them, or bootstrap), and ``likelihood(model(x))`` is the distribution of
-    responses only as far as the density is. The use of it is ``model(x).mean``.
+    The density is a working likelihood, not a model of the responses. The bands of the quantile therefore depend on s
+    and have no guaranteed coverage (check them, or bootstrap), and ``likelihood(model(x))`` is the distribution of
+    responses only as far as they have this density. The result of interest is ``model(x).mean``.
 
     Row-wise arguments: ``offset`` and ``weights``.
 
-    :param quantile: :math:`\tau`, between zero and one.
+    :param quantile: The probability :math:`\tau`, between zero and one.
     :param batch_shape: Batch shape of the scale.
-    :param scale_prior: Prior of s.
-    :param scale_constraint: Constraint of s; default above 1e-4.
-    :ivar scale: s, ``(*batch_shape, 1)``; 0.3 at first.
+    :param scale_prior: Prior of the scale s.
+    :param scale_constraint: Constraint of the scale s; default above 1e-4.
+    :ivar scale: The scale s, ``(*batch_shape, 1)``; initially 0.3.
     :raises ValueError: If ``quantile`` is outside of (0, 1).
 
     Example:

@@ -1,4 +1,4 @@
-"""Whether responses are such as a likelihood can have; values are looked at on the CPU and in debug mode alone."""
+"""Checks that a likelihood can have the responses; values are read only on the CPU and in debug mode."""
 
 from __future__ import annotations
 
@@ -12,13 +12,8 @@ from .row_argument import is_looked_at
 
 def check_responses(owner: str, y: Tensor, like: Tensor) -> None:
     """
-    Responses must be a tensor of one entry a row, without NaN and infinities.
-
-    :param owner: Name of the likelihood's class.
-    :param y: Responses, ``(*batch, n)``.
-    :param like: Mean of the predictor, ``(*batch, n)``.
-    :raises TypeError: If y is not a tensor.
-    :raises ValueError: If shape, device or values do not fit.
+    Raise a TypeError or ValueError unless y is a tensor ``(*batch, n)``, one entry for each row of ``like``, the mean
+    of the predictor, without NaN and infinity. ``owner`` is the name of the likelihood's class.
     """
     if not torch.is_tensor(y):
         raise TypeError(f"the responses of {owner} must be a tensor, got {type(y).__name__}")
@@ -39,14 +34,8 @@ def check_responses(owner: str, y: Tensor, like: Tensor) -> None:
 
 def refuse_rows(owner: str, y: Tensor, is_bad: Callable[[Tensor], Tensor], what: str, remedy: str) -> None:
     """
-    Count responses that a likelihood cannot have.
-
-    :param owner: Name of the likelihood's class.
-    :param y: Responses.
-    :param is_bad: Marks the bad ones among responses.
-    :param what: What the bad ones are, for "y has ... in 3 of 10 rows".
-    :param remedy: What to do, or what the likelihood takes.
-    :raises ValueError: If there is one.
+    Raise a ValueError that counts responses which a likelihood of class ``owner`` cannot have, those where ``is_bad``
+    of the responses is true, as in "y has ``what`` in 3 of 10 rows: ``remedy``".
     """
     if not is_looked_at(y):
         return
@@ -57,7 +46,7 @@ def refuse_rows(owner: str, y: Tensor, is_bad: Callable[[Tensor], Tensor], what:
 
 
 def refuse_non_counts(owner: str, y: Tensor) -> None:
-    """Responses must be whole numbers and not negative."""
+    """Responses must be nonnegative whole numbers."""
     refuse_rows(
         owner,
         y,
@@ -68,7 +57,7 @@ def refuse_non_counts(owner: str, y: Tensor) -> None:
 
 
 def refuse_non_classes(owner: str, y: Tensor, num_classes: int) -> None:
-    """Responses must be numbers of classes."""
+    """Responses must be numbers of classes, from 0 to ``num_classes - 1``."""
     refuse_rows(
         owner,
         y,

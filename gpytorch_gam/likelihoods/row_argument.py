@@ -1,4 +1,4 @@
-"""A number for each row that a likelihood reads by name."""
+"""A row-wise argument: a number for each row that a likelihood reads by name."""
 
 from __future__ import annotations
 
@@ -12,28 +12,19 @@ from torch import Tensor
 
 
 class RowArgument(NamedTuple):
-    """
-    A row-wise keyword argument: its name, and what it may be.
-
-    :ivar name: the keyword.
-    :ivar default: its value where it is not given.
-    :ivar is_positive: whether values must be above zero.
-    :ivar is_nonnegative: whether values must not be below zero.
-    """
+    """The name of a row-wise keyword argument, its default, and whether its values must be above or not below zero."""
 
     name: str
     default: float
-    is_positive: bool = False
-    is_nonnegative: bool = False
+    is_positive: bool = False  # whether values must be above zero
+    is_nonnegative: bool = False  # whether values must not be below zero
 
     def read(self, value: Tensor | float | None, like: Tensor) -> Tensor:
         """
-        The argument as a tensor that broadcasts to the predictor. Values are looked at on the CPU alone, and only while
-        :class:`gpytorch.settings.debug` is on, which it is by default.
+        The argument (a number, or a tensor of numbers that broadcasts to ``(*batch, n)``; None for the default) as a
+        tensor of the shape in which it was given and of the dtype of ``like``, ``(*batch, n)``, on whose device it must
+        be. Values are checked only on the CPU and while :class:`gpytorch.settings.debug` is on, which it is by default.
 
-        :param value: A number, or a tensor of numbers that broadcasts to ``(*batch, n)``; None for the default.
-        :param like: A tensor with the shape ``(*batch, n)``, dtype and device that the argument has to have.
-        :return: A tensor of ``like``'s dtype, of the shape in which it was given.
         :raises TypeError: If the argument is neither a number nor a tensor of numbers.
         :raises ValueError: If its shape, device or values do not fit.
         """
@@ -90,7 +81,7 @@ TRIALS = RowArgument("trials", 1.0, is_positive=True)
 
 
 def is_looked_at(value: Tensor) -> bool:
-    """Whether the values of a tensor are checked: on the CPU, where nothing waits for them, and in debug mode."""
+    """Whether the values of a tensor are checked: on the CPU, where nothing has to be waited for, and in debug mode."""
     return value.device.type == "cpu" and gpytorch.settings.debug.on()
 
 

@@ -1,4 +1,4 @@
-"""The row-wise keyword arguments that a likelihood reads."""
+"""The names of the row-wise keyword arguments that a likelihood reads."""
 
 from __future__ import annotations
 
@@ -19,23 +19,17 @@ from gpytorch_gam._checks import did_you_mean
 
 
 class RowArguments(NamedTuple):
-    """
-    Names of the row-wise arguments that a likelihood reads.
+    """The names of the row-wise arguments that a likelihood reads."""
 
-    :ivar owner: the likelihood, for messages.
-    :ivar names: those that are known.
-    :ivar are_all: False if it may read others, because a method of somebody's own takes ``**kwargs``.
-    """
-
-    owner: str
-    names: tuple[str, ...]
-    are_all: bool = True
+    owner: str  # the likelihood, for messages
+    names: tuple[str, ...]  # the known names
+    are_all: bool = True  # False if others may be read, because a method of a user's own takes **kwargs
 
     @classmethod
     def read_by(cls, likelihood: Likelihood) -> RowArguments:
         """
-        Those of any likelihood: one of this package, which says so; one of GPyTorch's, whose methods take any and
-        ignore them; or somebody's own, which names them in the signatures of its methods.
+        The arguments that a likelihood reads. One of this package declares them; those of GPyTorch accept any and
+        ignore them; a user's own names them in the signatures of its methods.
         """
         own = getattr(likelihood, "readable_arguments", None)
         if isinstance(own, cls):
@@ -53,11 +47,8 @@ class RowArguments(NamedTuple):
 
     def refuse_others(self, given: Iterable[str]) -> None:
         """
-        Row-wise arguments must be ones that the likelihood reads: otherwise they would have no effect, and nobody would
-        know.
-
-        :param given: Names of what was passed.
-        :raises TypeError: If one is not read, or is a misspelling of one that is.
+        Raise a TypeError if a given name is not among those that the likelihood reads, or is a misspelling of one: such
+        an argument would silently have no effect.
         """
         unknown = [name for name in given if name not in self.names]
         if not self.are_all:
@@ -73,8 +64,8 @@ class RowArguments(NamedTuple):
 
 def takes_positional_arguments(likelihood: Likelihood) -> bool:
     """
-    Whether further arguments by position may mean something to a likelihood: inputs to a model of the noise, task
-    indices, or whatever somebody's own takes.
+    Whether a likelihood may read further arguments by position: inputs to a model of the noise, task indices, or
+    whatever a user's own takes.
     """
     noise = getattr(likelihood, "noise_covar", None)
     return (
@@ -92,7 +83,7 @@ def _read_by_gpytorch(likelihood: Likelihood) -> tuple[str, ...]:
 
 
 def _methods_of_others(kind: type) -> list[Callable[..., Any]]:
-    """The methods that see row-wise arguments, where somebody's class defines them and not GPyTorch's."""
+    """The methods that get row-wise arguments, where they are defined by a user's class and not by GPyTorch's."""
     names = ("expected_log_prob", "log_marginal", "marginal", "forward")
     methods = [getattr(kind, name) for name in names]
     return [method for method in methods if not method.__module__.startswith("gpytorch.")]

@@ -1,4 +1,4 @@
-"""What likelihoods with row-wise arguments have in common: GPyTorch's methods, offsets and weights."""
+"""The base class of likelihoods with row-wise arguments: GPyTorch's methods, with offsets and weights."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class RowArgumentsLikelihood(Likelihood, ABC):
     A likelihood with row-wise arguments, given by keyword to the objective (``mll(model(x), y, weights=weights)``), the
     likelihood and its methods. Each is a number or a tensor that broadcasts to ``(*batch, n)``.
 
-    - ``offset`` is added to the predictor. With P predictors, ``(*batch, n)`` is for the first one, ``(*batch, n, P)``
-      for each.
+    - ``offset`` is added to the predictor. With P predictors, one of shape ``(*batch, n)`` is added to the first, one
+      of shape ``(*batch, n, P)`` to each.
     - ``weights``, not negative, multiply the rows' (expected) log-probabilities. With ``num_data`` the number of rows,
       integer weights give the bound of repeated rows in total nats. Predictions do not depend on them.
-    - others by name, as the classes say.
+    - Further arguments are listed in the documentation of each class.
 
-    :ivar row_arguments: Names of the row-wise arguments.
+    :ivar row_arguments: The names of the row-wise arguments.
     """
 
     _takes_positions = False
@@ -35,11 +35,11 @@ class RowArgumentsLikelihood(Likelihood, ABC):
     @property
     @abstractmethod
     def readable_arguments(self) -> RowArguments:
-        """What the likelihood reads by row."""
+        """The row-wise arguments that the likelihood reads."""
 
     @property
     def row_arguments(self) -> tuple[str, ...]:
-        """Names of the row-wise arguments."""
+        """The names of the row-wise arguments."""
         return self.readable_arguments.names
 
     def expected_log_prob(
@@ -52,16 +52,16 @@ class RowArgumentsLikelihood(Likelihood, ABC):
         **row_arguments: Any,
     ) -> Tensor:
         r"""
-        Weighted :math:`\mathbb E_{q(\rho_n)} \log p(y_n | \rho_n)` of each row.
+        The weighted :math:`\mathbb E_{q(\rho_n)} \log p(y_n | \rho_n)` of each row.
 
         :param observations: Responses ``(*batch, n)``.
         :param function_dist: Distribution of the predictor or predictors; only its marginals in the rows matter.
-        :param args: For likelihoods that read further arguments by position, as some inside of a
-            :class:`RowwiseLikelihood` do.
-        :param offset: Added to the predictor.
-        :param weights: Multiply the result.
+        :param args: Further arguments by position, for likelihoods that read them, such as some inside of a
+            :class:`RowwiseLikelihood`.
+        :param offset: A number for each row that is added to the predictor.
+        :param weights: A nonnegative number for each row, by which the result is multiplied.
         :param row_arguments: Further row-wise arguments.
-        :return: ``(*batch, n)``.
+        :return: One number for each row, ``(*batch, n)``.
         :raises TypeError: If a row-wise argument is unknown, has no name, or is not a number.
         :raises ValueError: If shapes, devices, values or the number of predictors do not fit.
         """
@@ -78,15 +78,8 @@ class RowArgumentsLikelihood(Likelihood, ABC):
         **row_arguments: Any,
     ) -> Tensor:
         r"""
-        Weighted :math:`\log \mathbb E_{q(\rho_n)} p(y_n | \rho_n)` of each row; parameters and errors are those of
-        :meth:`expected_log_prob`.
-
-        :param observations: Responses ``(*batch, n)``.
-        :param function_dist: Distribution of the predictor or predictors.
-        :param offset: Added to the predictor.
-        :param weights: Multiply the result.
-        :param row_arguments: Further row-wise arguments.
-        :return: ``(*batch, n)``.
+        The weighted :math:`\log \mathbb E_{q(\rho_n)} p(y_n | \rho_n)` of each row, ``(*batch, n)``. Parameters and
+        errors are those of :meth:`expected_log_prob`.
         """
         self._check_arguments(args, row_arguments)
         return _weighted(self._log_expected(observations, function_dist, offset, *args, **row_arguments), weights)
@@ -100,13 +93,8 @@ class RowArgumentsLikelihood(Likelihood, ABC):
         **row_arguments: Any,
     ) -> Distribution:
         """
-        The distribution of new responses, rows independent.
-
-        :param function_dist: Distribution of the predictor or predictors.
-        :param offset: Added to the predictor.
-        :param weights: They have no effect.
-        :param row_arguments: Further row-wise arguments.
-        :return: A distribution of batch shape ``(*batch, n)``.
+        The distribution of new responses in independent rows, of batch shape ``(*batch, n)``. Parameters are those of
+        :meth:`expected_log_prob`; weights have no effect.
         """
         self._check_arguments(args, row_arguments)
         return self._predictive(function_dist, offset, weights, *args, **row_arguments)
@@ -120,26 +108,22 @@ class RowArgumentsLikelihood(Likelihood, ABC):
         **row_arguments: Any,
     ) -> Distribution:
         """
-        The distribution of responses given values of the predictor.
-
-        :param function_samples: ``(*sample, *batch, n)``, or of P predictors ``(*sample, *batch, n, P)``.
-        :param offset: Added to them.
-        :param weights: They have no effect.
-        :param row_arguments: Further row-wise arguments.
-        :return: A distribution of batch shape ``(*sample, *batch, n)``.
+        The distribution of responses, of batch shape ``(*sample, *batch, n)``, given values of the predictor,
+        ``(*sample, *batch, n)``, or of P predictors, ``(*sample, *batch, n, P)``. Other parameters are those of
+        :meth:`expected_log_prob`; weights have no effect.
         """
         self._check_arguments(args, row_arguments)
         return self._given(function_samples, offset, weights, *args, **row_arguments)
 
     @abstractmethod
     def _expected(self, y: Tensor, function_dist: MultivariateNormal, offset: Any, *args: Any, **rows: Any) -> Tensor:
-        """Expected log-probabilities ``(*batch, n)``, without weights."""
+        """The expected log-probabilities ``(*batch, n)``, without weights."""
 
     @abstractmethod
     def _log_expected(
         self, y: Tensor, function_dist: MultivariateNormal, offset: Any, *args: Any, **rows: Any
     ) -> Tensor:
-        """Logs of expected probabilities ``(*batch, n)``, without weights."""
+        """The logarithms of the expected probabilities ``(*batch, n)``, without weights."""
 
     @abstractmethod
     def _predictive(
@@ -163,10 +147,8 @@ class RowArgumentsLikelihood(Likelihood, ABC):
 
 def with_offset(predictors: Tensor, offset: Tensor | float | None) -> Tensor:
     """
-    Add an offset to the first of several predictors ``(*batch, n, P)``, or to each.
-
-    An offset is meant for each whenever its last two dimensions are ``(n, P)``; otherwise it broadcasts to
-    ``(*batch, n)``.
+    Add an offset to each of several predictors ``(*batch, n, P)`` if its last two dimensions are ``(n, P)``, and
+    otherwise, broadcast to ``(*batch, n)``, to the first of them.
     """
     if offset is None:
         return predictors

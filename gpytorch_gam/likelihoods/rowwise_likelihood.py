@@ -22,13 +22,13 @@ class RowwiseLikelihood(RowArgumentsLikelihood):
     the predictor before the likelihood sees it, and ``weights``, which multiply the rows' (expected) log-probabilities;
     see :class:`~gpytorch_gam.likelihoods.row_arguments_likelihood.RowArgumentsLikelihood`.
 
-    All else is the likelihood's: how accurate its expectations are, and what it makes of further arguments, which are
-    passed on if it reads them: ``noise`` by GPyTorch's Gaussian ones, and whatever the methods of your own name. Others
-    are an error, as are misspelt ones. Likelihoods of this package have row-wise arguments of their own.
+    The likelihood itself determines the accuracy of expectations. Further arguments are passed on if it reads them:
+    ``noise`` for GPyTorch's Gaussian ones, and whatever your own methods name. Others are an error, as are misspelt
+    ones. Likelihoods of this package have row-wise arguments of their own.
 
     :param likelihood: Any likelihood whose expected log-probabilities are one a row.
-    :ivar likelihood: The same; its parameters are trained with the model's.
-    :raises TypeError: If it is not a likelihood, or takes weights already.
+    :ivar likelihood: The same likelihood; its parameters are trained together with those of the model.
+    :raises TypeError: If ``likelihood`` is not a likelihood, or takes weights already.
 
     Example:
         >>> likelihood = RowwiseLikelihood(gpytorch.likelihoods.BernoulliLikelihood())
@@ -49,7 +49,7 @@ class RowwiseLikelihood(RowArgumentsLikelihood):
 
     @property
     def readable_arguments(self) -> RowArguments:
-        """What the likelihood reads by row, offset and weights first."""
+        """The row-wise arguments that the likelihood reads, offset and weights first."""
         return self._read
 
     def _expected(self, y: Tensor, function_dist: MultivariateNormal, offset: Any, *args: Any, **rows: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""Classes with a predictor each."""
+"""Classes with one predictor each."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ class SoftmaxLikelihood(JointLikelihood):
     keep their meaning, and takes expectations under the joint Gaussian of a row:
     :math:`m_y - E \log \sum_j e^{\rho_j}`.
 
-    **Identifiability.** Only differences of predictors enter. What the classes have in common is left to the prior,
-    which shares it out: posterior effects of the classes nearly sum to zero where priors are alike, and the joint
-    posterior of the components says how far that is uncertain. Read differences between classes
-    (``parts.cross_covariance()`` has what their bands need), not effects alone.
+    **Identifiability.** The likelihood depends only on differences of predictors. What the classes have in common is
+    determined by the prior alone: posterior effects of the classes nearly sum to zero where priors are alike, and the
+    joint posterior of the components contains the uncertainty of that. Read differences between classes
+    (``parts.cross_covariance()`` has the covariances for their bands), not effects alone.
 
     The expectation runs over the K - 1 differences to the last class: by Gauss-Hermite rules of 32 and 20 x 20 nodes
     for two and three classes, by 512 quasi-Monte Carlo points with exact first two moments for more. With five classes
-    whose predictors have standard deviations of 0.3, 0.6 and 1 these are off by 3e-5, 3e-4 and 1e-3 nats.
+    whose predictors have standard deviations of 0.3, 0.6 and 1 the errors are 3e-5, 3e-4 and 1e-3 nats.
 
-    Groups of the model say which class they belong to: ``ComponentGroup(..., predictor=k)``. Row-wise: ``offset`` of
-    shape ``(n, K)`` (one of shape ``(n)`` belongs to class 0), and ``weights``.
+    Each group of the model names the class to which it belongs: ``ComponentGroup(..., predictor=k)``. Row-wise
+    arguments: ``offset`` of shape ``(n, K)`` (one of shape ``(n)`` is added to class 0), and ``weights``.
 
     :param num_classes: Number K of classes, two or more; responses are integers from 0 to K - 1.
     :raises TypeError: If ``num_classes`` is no integer.
-    :raises ValueError: If it is less than two.
+    :raises ValueError: If ``num_classes`` is less than two.
     """
 
     def __init__(self, num_classes: int) -> None:
@@ -50,7 +50,7 @@ class SoftmaxLikelihood(JointLikelihood):
 
     @property
     def num_classes(self) -> int:
-        """Number K of classes."""
+        """The number K of classes."""
         return self.num_predictors
 
     def _check_responses(self, y: Tensor, values: Values) -> None:
@@ -79,7 +79,10 @@ class SoftmaxLikelihood(JointLikelihood):
 
 
 def _difference_nodes(mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
-    """Differences ``(*batch, n, K - 1, nodes)`` of the predictors to the last of them, and log weights ``(nodes,)``."""
+    """
+    Nodes ``(*batch, n, K - 1, nodes)`` of the differences of the predictors to the last one, and log weights
+    ``(nodes,)``.
+    """
     rows = covariance[..., :-1, :] - covariance[..., -1:, :]
     root = row_cholesky(rows[..., :-1] - rows[..., -1:])
     nodes, log_weights = standard_nodes(mean.shape[-1] - 1, mean.dtype, mean.device)

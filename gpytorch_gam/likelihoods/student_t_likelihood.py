@@ -27,9 +27,9 @@ class StudentTLikelihood(OnePredictorLikelihood):
         y_n = f_n + o_n + \sigma \varepsilon_n, \qquad \varepsilon_n \sim t_\nu ,
 
     with learnt :math:`\sigma^2` (``noise``) and degrees of freedom :math:`\nu`. Parameters are named as in GPyTorch's
-    likelihood, whose 20 Gauss-Hermite nodes are wrong by up to .2 nats a row while the predictor is less certain than
-    the noise (variance 1, noise .01, :math:`\nu = 3`), as it is early in training, and whose predictions are random
-    samples. The quadrature here has nodes around each response. The density is not log-concave.
+    likelihood, whose 20 Gauss-Hermite nodes leave errors of up to .2 nats a row where the variance of the predictor
+    exceeds the noise (variance 1, noise .01, :math:`\nu = 3`), as it does early in training, and whose predictions are
+    random samples. The quadrature here has nodes around each response. The density is not log-concave.
 
     Row-wise arguments: ``offset`` and ``weights``.
 
@@ -38,9 +38,9 @@ class StudentTLikelihood(OnePredictorLikelihood):
     :param deg_free_constraint: Constraint of :math:`\nu`; default above 2, where the variance exists.
     :param noise_prior: Prior of :math:`\sigma^2`.
     :param noise_constraint: Constraint of :math:`\sigma^2`; default above 1e-4.
-    :ivar deg_free: :math:`\nu`, ``(*batch_shape, 1)``; 7 at first.
-    :ivar noise: :math:`\sigma^2`, ``(*batch_shape, 1)``; 0.5 at first. Responses vary by :math:`\sigma^2 \nu /
-        (\nu - 2)`.
+    :ivar deg_free: The degrees of freedom :math:`\nu`, ``(*batch_shape, 1)``; initially 7.
+    :ivar noise: The squared scale :math:`\sigma^2`, ``(*batch_shape, 1)``; initially 0.5. The variance of the responses
+        is :math:`\sigma^2 \nu / (\nu - 2)`.
 
     Example:
         >>> likelihood = StudentTLikelihood()
@@ -84,5 +84,5 @@ class StudentTLikelihood(OnePredictorLikelihood):
 
 
 def log_normaliser(deg_free: Tensor) -> Tensor:
-    """Log of the density of Student's standard distribution at zero."""
+    """The logarithm of the density of Student's standard distribution at zero."""
     return torch.lgamma(0.5 * (deg_free + 1)) - torch.lgamma(0.5 * deg_free) - 0.5 * (math.pi * deg_free).log()

@@ -1,4 +1,4 @@
-"""Responses with heavy tails whose location and scale have a predictor each."""
+"""Responses with heavy tails of which location and scale each have a predictor."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ class StudentTLocationScaleLikelihood(JointLikelihood):
 
     with learnt degrees of freedom :math:`\nu`, as in GPyTorch's :class:`~gpytorch.likelihoods.StudentTLikelihood`.
 
-    Student's distribution is a mixture of Gaussians, and the location is integrated out of it exactly. What is left are
+    Student's distribution is a mixture of Gaussians, and the location is integrated out of it exactly. There remain
     integrals over the log scale (20 Gauss-Hermite nodes) and over the mixing variable (a trapezoidal rule in its log,
-    which converges fast): expected log-probabilities are right to 1e-6 nats for standard deviations of the log scale up
-    to a half and 1e-5 up to one, whatever that of the location. The predictive distribution is a mixture of Gaussians,
-    with density, ``cdf``, mean and variance; :func:`predictive_quantiles` gives its quantiles.
+    which converges fast): expected log-probabilities are accurate to 1e-6 nats for standard deviations of the log scale
+    up to a half, and to 1e-5 up to one, whatever that of the location. The predictive distribution is a mixture of
+    Gaussians, with density, ``cdf``, mean and variance; :func:`predictive_quantiles` gives its quantiles.
 
-    Groups of the model say which predictor they belong to: ``ComponentGroup(..., predictor=1)``. A row-wise ``offset``
-    is added to the location; ``weights`` multiply log-probabilities.
+    Each group of the model names the predictor to which it belongs: ``ComponentGroup(..., predictor=1)``. A row-wise
+    ``offset`` is added to the location; ``weights`` multiply log-probabilities.
 
     :param batch_shape: Batch shape of the degrees of freedom.
-    :param deg_free_prior: Their prior.
-    :param deg_free_constraint: Their constraint; default above 2, where the variance exists.
+    :param deg_free_prior: Prior of the degrees of freedom.
+    :param deg_free_constraint: Constraint of the degrees of freedom; default above 2, where the variance exists.
 
-    :ivar deg_free: :math:`\nu`, ``(*batch_shape, 1)``; 7 at first.
+    :ivar deg_free: The degrees of freedom :math:`\nu`, ``(*batch_shape, 1)``; initially 7.
     """
 
     raw_deg_free: torch.nn.Parameter
@@ -86,7 +86,7 @@ class StudentTLocationScaleLikelihood(JointLikelihood):
         scale = (nodes.variance[..., None, None] + squares).sqrt()  # (*batch, n, K, L)
         location = nodes.mean.movedim(0, -1).unsqueeze(-1).expand(scale.shape)
         log_weights = nodes.log_weights.unsqueeze(-1) + mixing_log_weights.unsqueeze(-2)
-        # The nodes of the mixing variable leave out what the variance of few degrees of freedom is made of.
+        # The nodes of the mixing variable leave out extremes, which dominate the variance for few degrees of freedom.
         weights = nodes.log_weights.exp()
         between = torch.tensordot(weights, (nodes.mean - mean[..., 0]).square(), dims=1)
         squared_scale = torch.tensordot(weights, bounded_exp(2 * nodes.second), dims=1)
@@ -106,7 +106,7 @@ class StudentTLocationScaleLikelihood(JointLikelihood):
 
 
 class _StudentMixture(NodeMixture):
-    """The predictive distribution, with its variance, infinite where there are two degrees of freedom or fewer."""
+    """The predictive distribution, with its exact variance, which is infinite for two degrees of freedom or fewer."""
 
     def __init__(self, variance: Tensor, log_weights: Tensor, location: Tensor, scale: Tensor) -> None:
         self._variance = variance
@@ -123,12 +123,13 @@ class _StudentMixture(NodeMixture):
 
 def expected_log1p_square(shift: Tensor, variance: Tensor) -> Tensor:
     r"""
-    :math:`E \log(1 + x^2)` of a Gaussian :math:`x`, to about 1e-6 whatever the square ``shift`` of its mean and its
-    variance, whose shapes broadcast.
+    :math:`E \log(1 + x^2)` of a Gaussian :math:`x`, to about 1e-6, whatever the square ``shift`` of its mean and its
+    variance, which broadcast.
 
     With :math:`\log(1 + q) = \int_0^\infty (1 - e^{-\lambda q}) e^{-\lambda} d\lambda / \lambda` the Gaussian
     expectation is inside an integral. Its difference to :math:`\log(1 + \bar q)`, :math:`\bar q = E x^2`, has an
-    integrand that vanishes to second order at zero; in :math:`\log\lambda` the trapezoidal rule takes it.
+    integrand that vanishes to second order at zero, which the trapezoidal rule in :math:`\log\lambda` integrates
+    accurately.
     """
     expected = shift + variance
     low = -torch.log1p(expected.detach()) - 10.0
@@ -144,9 +145,9 @@ def expected_log1p_square(shift: Tensor, variance: Tensor) -> Tensor:
 
 def mixing_nodes(deg_free: Tensor) -> tuple[Tensor, Tensor]:
     r"""
-    Nodes of the precision :math:`\lambda \sim \mathrm{Gamma}(\nu / 2, \nu / 2)` of which Student's distribution is a
-    mixture: a trapezoidal rule in :math:`\log\lambda` over the range where the density is above e^-24 of its largest.
-    Logs of the nodes and of their weights, which sum to one, ``(*shape, L)`` each.
+    Logarithms of nodes, and of their weights, which sum to one, ``(*shape, L)`` each, for the precision
+    :math:`\lambda \sim \mathrm{Gamma}(\nu / 2, \nu / 2)` of which Student's distribution is a mixture: a trapezoidal
+    rule in :math:`\log\lambda` over the range where the density is above e^-24 of its maximum.
     """
     depth = (48.0 / deg_free).detach()
     reach = depth + (2 * depth).sqrt()

@@ -30,14 +30,14 @@ class ZeroInflatedPoissonLikelihood(OnePredictorLikelihood):
 
     with exposures :math:`E_n` and offsets :math:`o_n`. The expected log-probability is a closed form for positive
     counts and a quadrature for zeros, where the probability is not log-concave in the predictor. If :math:`\pi` tends
-    to its lower bound, a :class:`PoissonLikelihood` will do.
+    to its lower bound, a :class:`PoissonLikelihood` is sufficient.
 
-    Row-wise arguments: ``offset``, ``weights``, and ``exposure``, positive, by default one.
+    Row-wise arguments: ``offset``, ``weights``, and ``exposure``, which is positive and by default one.
 
     :param batch_shape: Batch shape of the inflation.
     :param inflation_prior: Prior of :math:`\pi`.
     :param inflation_constraint: Constraint of :math:`\pi`; default between 1e-6 and 1 - 1e-6.
-    :ivar inflation: :math:`\pi`, ``(*batch_shape, 1)``; 0.1 at first.
+    :ivar inflation: The probability :math:`\pi`, ``(*batch_shape, 1)``; initially 0.1.
 
     Example:
         >>> likelihood = ZeroInflatedPoissonLikelihood()
@@ -98,7 +98,7 @@ class ZeroInflatedPoissonLikelihood(OnePredictorLikelihood):
     def _null_model(self, responses: Responses) -> NullModel:
         counts = Counts.of(responses)
         zeros = responses.mean((responses.y == 0).double())
-        # One half of the zeros that a Poisson distribution does not explain.
+        # The inflation starts with half of the zeros that a Poisson distribution does not explain.
         unexplained = max(zeros - math.exp(-responses.mean(responses.y)), 0.0)
         inflation = max(0.5 * unexplained, 0.01)
         return NullModel([counts.log_mean - math.log1p(-inflation)], [counts.log_spread], {"inflation": inflation})
