@@ -19,7 +19,9 @@ T = TypeVar("T")
 def interleaved(
     pieces: Iterable[P], read: Callable[[P], Iterator[Rows]], num_open: int, rng: np.random.Generator
 ) -> Iterator[Rows]:
-    """Chunks of ``num_open`` pieces at a time, opened in their order; each chunk is of a piece chosen at random."""
+    """
+    Chunks of pieces of which ``num_open`` are open at a time, in their order; each chunk is from a random open piece.
+    """
     waiting = iter(pieces)
     streams = [read(piece) for piece in islice(waiting, num_open)]
     while streams:
@@ -34,13 +36,10 @@ def interleaved(
 
 def filled(chunks: Iterator[Rows], sizes: Iterable[int], storage: Iterator[Rows], order: Callable) -> Iterator[Rows]:
     """
-    Buffers filled with the rows of chunks; a chunk that does not fit is continued in the next buffer.
-
-    :param chunks: Rows, at least as many as the sizes sum to.
-    :param sizes: Rows of each buffer.
-    :param storage: Where to put them, for each buffer: arrays that are at least as long. What they held is lost.
-    :param order: For a number of rows n, the places 0, ..., n - 1 in the buffer in the order in which they are filled.
-    :raises ValueError: If there are too few rows.
+    Buffers of the given ``sizes`` filled with the rows of ``chunks``, which continue in the next buffer where they do
+    not fit; too few rows are a ValueError. ``storage`` gives the arrays for each buffer, at least as long, whose
+    contents are overwritten. For n rows, ``order`` gives the places 0, ..., n - 1 in the order in which they are
+    filled.
     """
     rest: Rows | None = None
     for size, buffer in zip(sizes, storage, strict=False):
@@ -59,8 +58,8 @@ def filled(chunks: Iterator[Rows], sizes: Iterable[int], storage: Iterator[Rows]
 
 def prefetched(items: Iterator[T]) -> Iterator[T]:
     """
-    The items, none of them None, each made by a thread while the one before is in use. What is raised there is raised
-    here. The thread ends with the iterator, also when that is abandoned.
+    The items, none of them None, each made by a thread while the one before is in use. Exceptions of the thread are
+    raised here. The thread ends with the iterator, also when that is abandoned.
     """
     with ThreadPoolExecutor(1, thread_name_prefix="gpytorch-gam-prefetch") as pool:  # waits for the thread at the end
         future = pool.submit(next, items, None)

@@ -17,41 +17,42 @@ from .streamed_batches import Settings, StreamedBatches, as_row_columns, require
 
 class MemoryMappedBatches(StreamedBatches):
     """
-    Batches of rows of arrays that do not fit in memory, such as a training loop takes from a ``DataLoader``: they can
-    be gone through any number of times. Memory does not depend on the number of rows: it is that of the buffer, of two
-    with ``prefetch``. They replace the ``DataLoader`` and cannot be given to one, as they make the batches themselves.
+    Batches of rows of arrays that do not fit in memory, as a training loop takes them from a ``DataLoader``: they can
+    be iterated over any number of times. Memory does not depend on the number of rows: it is that of the buffer, or of
+    two with ``prefetch``. They replace the ``DataLoader`` and cannot be given to one, as they make the batches
+    themselves.
 
-    Shuffling reads the disk in runs. The shard is cut into chunks of ``chunk_rows`` contiguous rows; each epoch goes
-    through them in random order, fills the buffer with as many as it holds, and takes batches from a random permutation
-    of its rows. A batch is thus a simple random sample of a buffer whose chunks are a random sample of all chunks.
-    Where rows are in random order on disk, or all fit in the buffer, batches are as good as after a full shuffle; where
-    they are sorted, raise ``buffer_rows`` or lower ``chunk_rows`` until a buffer holds many chunks (64 by default). The
-    order follows from the seed, the number of the epoch, the shard, and the sizes of batches, buffer and chunks.
+    Shuffling reads the disk in runs. The shard is cut into chunks of ``chunk_rows`` contiguous rows; each epoch reads
+    them in random order, fills the buffer with as many as it holds, and takes batches from a random permutation of its
+    rows. A batch is thus a simple random sample of a buffer whose chunks are a random sample of all chunks. Where rows
+    are in random order on disk, or all fit in the buffer, batches are as good as after a full shuffle; where they are
+    sorted, raise ``buffer_rows`` or lower ``chunk_rows`` until a buffer holds many chunks (64 by default). The order
+    follows from the seed, the number of the epoch, the shard, and the sizes of batches, buffer and chunks.
 
     :param x: Inputs ``(N, D)``: the path of a ``.npy`` file, or anything with shape, dtype and slices of rows
         (``numpy.memmap``, h5py, zarr, a tensor). A path is best: the pages of a ``numpy.memmap`` count as memory of the
         process until the system wants them back.
-    :param y: Responses ``(N,)``, alike.
-    :param batch_size: Rows of a batch.
-    :param shuffle: Each epoch in a new order; otherwise in that of the arrays.
+    :param y: Responses ``(N,)``, given as ``x`` is.
+    :param batch_size: Number of rows in a batch.
+    :param shuffle: Whether each epoch has a new order, or that of the arrays.
     :param seed: Seed of the order.
     :param row_columns: Row-wise arguments of the likelihood by name, ``{"weights": ..., "offset": ...}``: for each an
         array ``(N,)`` or ``(N, k)``, given as ``x`` is. Batches are then triples ``(x, y, {"weights": ...})``, as those
         of a ``DataLoader`` of a :class:`RowDataset` are.
     :param dtype: Dtype of the batches, ``torch.float32`` or ``torch.float64``; default ``torch.get_default_dtype()``.
     :param device: Device of the batches; default CPU.
-    :param drop_last: Leave out a last batch that is smaller. Which rows that are differs between epochs.
-    :param shard: ``(rank, world_size)``, for the processes of distributed training: only the rank-th of world_size
-        parts, contiguous and of equal size up to one row, in as many batches as the others. There must be a row for
-        each. The objective still gets ``num_data=batches.num_rows``, the rows of all shards.
-    :param buffer_rows: Rows of the buffer, rounded up to whole batches; default as many as make 2^22 numbers (16 MiB in
-        float32).
-    :param chunk_rows: Contiguous rows that are read at a time; default a 64th of the buffer.
-    :param prefetch: Fill the next buffer in a thread while this one is used.
+    :param drop_last: Whether to leave out a last batch that is smaller; its rows differ between epochs.
+    :param shard: ``(rank, world_size)``, for the processes of distributed training: read only the rank-th of world_size
+        parts, which are contiguous, of equal size up to one row, and in equally many batches. There must be a row for
+        each part. The objective still gets ``num_data=batches.num_rows``, the rows of all shards.
+    :param buffer_rows: Number of rows in the buffer, rounded up to whole batches; default as many as make 2^22 numbers
+        (16 MiB in float32).
+    :param chunk_rows: Number of contiguous rows that are read at a time; default a 64th of the buffer.
+    :param prefetch: Whether to fill the next buffer in a thread while this one is used.
     :ivar num_rows: Number N of rows, in all shards.
     :ivar row_arguments: Names of the row-wise arguments.
     :raises FileNotFoundError: If there is no such file.
-    :raises TypeError: If a source is neither a path nor an array, or an argument is of another kind.
+    :raises TypeError: If a source is neither a path nor an array, or an argument has the wrong type.
     :raises ValueError: If shapes or dtypes cannot be used, or an argument is out of range. NaN and infinity are found
         when their chunk is read, and a file that was replaced by one of another layout when an epoch starts.
 
@@ -115,7 +116,9 @@ def _place(name: str) -> str:
 
 
 def _checked_number_of_rows(shapes: Mapping[str, tuple[int, ...]]) -> int:
-    """Shapes of x, y and the row-wise arguments, in this order, must go together."""
+    """
+    The number of rows N, after a check that the shapes of x, y and the row-wise arguments (in this order) fit together.
+    """
     (_, x), (_, y), *others = shapes.items()
     if len(x) != 2 or not x[1]:
         raise ValueError(f"x must have shape (N, D), got {x}")
@@ -131,7 +134,7 @@ def _checked_number_of_rows(shapes: Mapping[str, tuple[int, ...]]) -> int:
 
 
 class _Layout(NamedTuple):
-    """How the numbers of a ``.npy`` file lie in it."""
+    """The layout of the numbers in a ``.npy`` file."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -150,7 +153,7 @@ class _Layout(NamedTuple):
 class _NumpyFile:
     """
     A ``.npy`` file whose slices are read, not mapped: pages of a mapping count as memory of the process, and the system
-    maps far more of them than are touched.
+    maps far more of them than are used.
     """
 
     def __init__(self, path: Path) -> None:
@@ -158,7 +161,7 @@ class _NumpyFile:
         self.shape, self.dtype = self._layout.shape, self._layout.dtype
 
     def require_unchanged(self) -> None:
-        """Compare the layout of the file with that when it was opened."""
+        """Raise an error unless the layout of the file is the one that it had when it was opened."""
         try:
             layout = _Layout.of(self._path)
         except ValueError as error:
@@ -177,7 +180,7 @@ class _NumpyFile:
         return np.stack([self._read(start, size) for start in starts], axis=-1)
 
     def _read(self, start: int, count: int) -> np.ndarray:
-        """So many numbers in the order of the file."""
+        """``count`` numbers from ``start`` on, in the order of the file."""
         offset = self._layout.offset + start * self.dtype.itemsize
         numbers = np.fromfile(self._path, self.dtype, count, offset=offset)
         if len(numbers) < count:
@@ -186,7 +189,7 @@ class _NumpyFile:
 
 
 def _opened(name: str, source: Any) -> Any:
-    """An array of numbers with shape, dtype and slices of rows."""
+    """The source as an array of numbers with shape, dtype and slices of rows."""
     if isinstance(source, str | PathLike):
         source = _opened_file(name, Path(source))
     elif torch.is_tensor(source):

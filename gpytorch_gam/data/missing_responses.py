@@ -13,11 +13,11 @@ from gpytorch_gam import _checks as checks
 
 class RowsWithResponse(NamedTuple):
     """
-    The rows that are left of the data.
+    The rows of data that have a response.
 
     :ivar x: inputs ``(m, D)``.
     :ivar y: responses ``(m,)`` or ``(m, k)``.
-    :ivar row_arguments: row-wise arguments of the likelihood, tensors ``(m, ...)``; scalars as they were.
+    :ivar row_arguments: row-wise arguments of the likelihood, tensors ``(m, ...)``; scalars are unchanged.
     :ivar num_dropped: number of rows that were dropped.
     """
 
@@ -29,16 +29,16 @@ class RowsWithResponse(NamedTuple):
 
 def drop_missing(x: Tensor, y: Tensor, **row_arguments: Tensor | float) -> RowsWithResponse:
     """
-    Drop the rows whose response is missing: NaN, in any column of ``y``. Infinity stays, and is an error later on; so
-    are missing inputs, unless components are declared ``missing="marginal"``.
+    Drop the rows whose response is missing, that is NaN in any column of ``y``. Infinity stays, and is an error later
+    on; so are missing inputs, unless components are declared ``missing="marginal"``.
 
     :param x: Inputs ``(n, D)``.
     :param y: Responses ``(n,)``, or several a row ``(n, k)``.
     :param row_arguments: Row-wise arguments of the likelihood, such as ``offset`` or ``weights``: tensors with n rows
         ``(n, ...)``, or scalars.
-    :return: The rows that are left, and how many are not. If none is missing, the tensors themselves.
+    :return: The remaining rows, and the number of those that were dropped. If none was, the tensors are the given ones.
     :raises TypeError: If ``x`` or ``y`` is not a tensor, or a row-wise argument neither a tensor nor a number.
-    :raises ValueError: If numbers of rows differ, or no row is left.
+    :raises ValueError: If numbers of rows differ, or no row remains.
 
     Example:
         >>> x, y, row_arguments, num_dropped = drop_missing(x, y, offset=offset)

@@ -19,49 +19,49 @@ from .streamed_batches import Settings, StreamedBatches, as_list, as_row_columns
 
 Paths = str | PathLike[str]
 
-# Bytes of a column that are read ahead: otherwise a whole column of a row group is.
+# The number of bytes of a column to read ahead; without it a whole column of a row group is read.
 _READ_BUFFER = 2**18
 
 
 class ParquetBatches(StreamedBatches):
     """
-    Batches of rows of Parquet files that do not fit in memory. Arguments that are not listed here, and the idea of
+    Batches of rows of Parquet files that do not fit in memory. Arguments that are not listed here, and the method of
     shuffling, are those of :class:`MemoryMappedBatches`. Like these, they replace a ``DataLoader`` and cannot be given
     to one. Needs pyarrow: ``pip install gpytorch-gam[parquet]``.
 
     Here each epoch opens the row groups of all files in random order, eight at a time, and fills the buffer with chunks
     of up to ``chunk_rows`` contiguous rows, each the next one of an open row group chosen at random. Row groups may be
-    of any size: what is in memory is the buffer (two with ``prefetch``) and a chunk of each open row group.
+    of any size: memory holds the buffer (two with ``prefetch``) and a chunk of each open row group.
 
     Numbers of any type are converted, and booleans become 0 and 1. A column of strings, or of a dictionary of strings
     (as pandas writes a categorical of strings), becomes codes 0, 1, ... in the order of its ``categories``. Parquet has
-    no other dictionaries: a categorical of numbers is stored as these numbers, which stay what they are unless
-    ``categories`` are given for the column. Nulls are missing values, also where a column has nothing else in a file
-    and therefore another type there.
+    no other dictionaries: a categorical of numbers is stored as these numbers, which are unchanged unless
+    ``categories`` are given for the column. Nulls are missing values, even if a column has nothing else in a file and
+    therefore another type there.
 
     :param paths: A file, a folder with files named ``*.parquet`` at any depth, or several of either; rows are counted
         in the order of the sorted files of a folder.
-    :param x_columns: Names of the columns that are the inputs, in this order: a list, an index of pandas, an array.
+    :param x_columns: Names of the columns that are the inputs, in this order: a list, an index of pandas, or an array.
     :param y_column: Name of the column that is the response.
-    :param batch_size: Rows of a batch.
-    :param shuffle: Each epoch in a new order; otherwise in that of the files.
+    :param batch_size: Number of rows in a batch.
+    :param shuffle: Whether each epoch has a new order, or that of the files.
     :param seed: Seed of the order.
     :param row_columns: Row-wise arguments of the likelihood by name, ``{"weights": "w", "offset": "log_hours"}``: for
         each the name of a column of numbers, or a list of k names for an argument of shape ``(b, k)``. Batches are then
         triples ``(x, y, {"weights": ...})``.
-    :param categories: By the name of a column its values in the order of their codes, distinct and of the type of the
-        column, as for new data: ``categories=batches.categories``. Columns of other types than strings are coded, too,
-        if they are among them. Default for strings: all values that occur, sorted; they are looked up in one reading
-        of the column at the start.
-    :ivar categories: For each column that is coded its values.
+    :param categories: For the name of a column, its values in the order of their codes, distinct and of the type of the
+        column. For new data, give ``categories=batches.categories``. Columns of other types than strings are coded as
+        well, if they are named here. Default for strings: all values that occur, sorted, which takes one reading of the
+        column at the start.
+    :ivar categories: For each column that is coded, its values.
     :ivar num_rows: Number of rows, in all shards.
     :ivar row_arguments: Names of the row-wise arguments.
     :raises ImportError: If pyarrow is not installed.
     :raises FileNotFoundError: If there is no such file.
-    :raises TypeError: If ``categories`` are no mapping from names to lists, or an argument is of another kind.
-    :raises ValueError: If columns are missing, or of a type that is not a number, or of types in several files that do
-        not go together, or an argument is out of range. Missing, NaN and infinite values, and those of no category, are
-        found when their chunk is read, and a file that was replaced when an epoch starts.
+    :raises TypeError: If ``categories`` are no mapping from names to lists, or an argument has the wrong type.
+    :raises ValueError: If columns are missing, or of a type that is not a number, or of types that do not fit together
+        in several files, or an argument is out of range. Missing, NaN and infinite values, and those of no category,
+        are found when their chunk is read, and a file that was replaced when an epoch starts.
 
     Example:
         >>> batches = ParquetBatches("flights/", ["age", "distance", "carrier"], "delay", batch_size=1024)
@@ -112,7 +112,7 @@ class ParquetBatches(StreamedBatches):
         super().__init__(sum(file.metadata.num_rows for file in self._files), shapes, list(arguments), settings)
 
     def _all_values(self, given: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-        """The categories of inputs and responses as arrays of the type of their column."""
+        """The categories of inputs and responses, as arrays of the type of their column."""
         if not isinstance(given, Mapping):
             raise TypeError(f"categories must be a mapping from names of columns to lists of values, got {given!r}")
         unknown = [name for name in given if name not in self._inputs]
@@ -209,12 +209,12 @@ class _File(NamedTuple):
         return any(is_kind(kind) for is_kind in (types.is_dictionary, types.is_string, types.is_large_string))
 
     def plain_type(self, name: str) -> Any:
-        """The type of the values, of a dictionary, too."""
+        """The type of the values in a column, which may be a dictionary."""
         kind = self.schema.field(name).type
         return kind.value_type if _pyarrow().types.is_dictionary(kind) else kind
 
     def batches(self, names: Sequence[str], num_rows: int, row_groups: Sequence[int] | None = None) -> Iterator[Any]:
-        """Record batches of these columns with at most so many rows, by default of all row groups."""
+        """Record batches of these columns with at most ``num_rows`` rows, by default of all row groups."""
         parquet, columns = _pyarrow("parquet"), list(dict.fromkeys(names))
         options = {"metadata": self.metadata, "buffer_size": _READ_BUFFER, "pre_buffer": False}
         try:
@@ -235,13 +235,13 @@ class _RowGroup(NamedTuple):
 
 
 def _state(path: Path) -> tuple[int, ...]:
-    """What tells a file from one that has replaced it."""
+    """The properties that differ between a file and one that has replaced it."""
     stat = path.stat()
     return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
 def _names(argument: str, names: Iterable[str]) -> list[str]:
-    """Names of columns, in any container that has an order."""
+    """The names of columns as a list, from any ordered container."""
     try:
         found = as_list(argument, names)
     except TypeError as error:
@@ -266,7 +266,7 @@ def _found_files(paths: Paths | Iterable[Paths]) -> list[Path]:
 
 
 def _common_type(files: Sequence[_File], name: str) -> Any:
-    """A type that holds the values of a column in all files."""
+    """A type that can hold the values of a column in all files."""
     pyarrow = _pyarrow()
     first, common = files[0], pyarrow.null()
     for file in files:
@@ -285,7 +285,7 @@ def _common_type(files: Sequence[_File], name: str) -> Any:
 
 
 def _as_values(name: str, given: Any, kind: Any) -> Any:
-    """Categories as an array of the type of their column; null is that of a column without values, which may be any."""
+    """Categories as an array of the type of their column; a column without values has the type null, and may be any."""
     pyarrow, compute = _pyarrow(), _pyarrow("compute")
     listed = as_list(f"categories of column {name}", given)
     start = f"categories of column {name} (type {kind})"
@@ -305,7 +305,7 @@ def _as_values(name: str, given: Any, kind: Any) -> Any:
 
 
 def _differ(old: Any, new: Any) -> bool:
-    """Whether a conversion did more than to round to another floating-point format."""
+    """Whether a conversion has done more than round to another floating-point format."""
     return bool(not math.isfinite(new) if isinstance(new, float) else old != new)
 
 
@@ -318,12 +318,12 @@ def _distinct(files: Sequence[_File], name: str, kind: Any) -> Any:
 
 
 def _plain(column: Any, kind: Any) -> Any:
-    """The values in a type, of a dictionary, too."""
+    """The values of a column, which may be a dictionary, converted to a type."""
     return (column.dictionary_decode() if _pyarrow().types.is_dictionary(column.type) else column).cast(kind)
 
 
 def _codes(name: str, column: Any, categories: Any, where: str) -> np.ndarray:
-    """Positions among the categories; NaN for what is missing."""
+    """Positions among the categories; NaN for missing values."""
     try:
         values = _plain(column, categories.type)
     except _pyarrow().ArrowInvalid as error:
@@ -340,7 +340,7 @@ def _codes(name: str, column: Any, categories: Any, where: str) -> np.ndarray:
 
 
 def _numbers(column: Any) -> np.ndarray:
-    """As floats; NaN for what is missing."""
+    """The numbers as floats; NaN for missing values."""
     pyarrow = _pyarrow()
     if not pyarrow.types.is_floating(column.type):
         column = column.cast(pyarrow.float64(), safe=False)

@@ -1,4 +1,4 @@
-"""Rows of data with arguments of the likelihood that belong to them."""
+"""A dataset of rows with row-wise arguments of the likelihood."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from torch.utils.data import Dataset
 
 class RowDataset(Dataset[tuple[Tensor, Tensor, dict[str, Tensor]]]):
     """
-    Inputs, responses, and row-wise arguments of the likelihood: offsets, weights, exposures, numbers of trials. A
-    ``DataLoader`` makes triples ``(x, y, {"exposure": ...})`` of them, which all of ``gpytorch_gam.training`` takes.
+    A dataset of inputs, responses, and row-wise arguments of the likelihood: offsets, weights, exposures, numbers of
+    trials. A ``DataLoader`` makes triples ``(x, y, {"exposure": ...})`` of them, which all of ``gpytorch_gam.training``
+    takes.
 
     :param x: Inputs ``(n, D)``.
     :param y: Responses ``(n)``.
-    :param row_arguments: Tensors with n rows.
+    :param row_arguments: The row-wise arguments by name, tensors with n rows.
     :ivar row_arguments: The same by name.
-    :raises TypeError: If one is not a tensor with rows.
-    :raises ValueError: If their numbers of rows differ.
+    :raises TypeError: If an argument is not a tensor with rows.
+    :raises ValueError: If the numbers of rows differ.
 
     Example:
         >>> loader = DataLoader(RowDataset(x, counts, exposure=hours), batch_size=500, shuffle=True)

@@ -1,4 +1,4 @@
-"""Batches of rows that are read while they are used: what all sources have in common."""
+"""The base class of batches of rows that are read while they are used."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from ._shuffle_buffer import Rows, filled, interleaved, prefetched
 #: Inputs ``(b, D)`` and responses ``(b)``, and where there are any, row-wise arguments of the likelihood by name.
 Batch = tuple[Tensor, Tensor] | tuple[Tensor, Tensor, dict[str, Tensor]]
 
-# Numbers in a buffer by default: 16 MiB in float32.
+# The default number of entries in a buffer: 16 MiB in float32.
 _BUFFER_NUMBERS = 2**22
 
-# Chunks that make a buffer by default. With a default buffer a chunk is some 256 KiB, enough to be read at full speed.
+# The default number of chunks in a buffer. In a default buffer a chunk is some 256 KiB, enough to read at full speed.
 _CHUNKS_PER_BUFFER = 64
 
 _NUMPY_DTYPES: dict[torch.dtype, np.dtype] = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
 
 
 class Settings(NamedTuple):
-    """How to go through the data, as the public classes document it."""
+    """The arguments that determine the batches of rows, as the public classes document them."""
 
     batch_size: int
     shuffle: bool
@@ -57,7 +57,7 @@ class Settings(NamedTuple):
         chunk_rows: int | None,
         prefetch: bool,
     ) -> Settings:
-        """Checked, and with defaults for what is None."""
+        """The arguments, checked, with defaults in the place of None."""
         return cls(
             batch_size=checks.integer("batch_size", batch_size, least=1),
             shuffle=checks.flag("shuffle", shuffle),
@@ -100,13 +100,7 @@ def _as_shard(shard: object) -> tuple[int, int]:
 
 
 def as_list(name: str, values: object) -> list[Any]:
-    """
-    The elements of anything that has them in an order.
-
-    :param name: Name of the argument, for messages.
-    :param values: A sequence, an array or an iterator.
-    :raises TypeError: If it is something else: a single string, too.
-    """
+    """The elements of anything that has them in an order, but not of a single string; anything else is a TypeError."""
     try:
         if isinstance(values, str | bytes | set | frozenset | Mapping):
             raise TypeError
@@ -118,10 +112,7 @@ def as_list(name: str, values: object) -> list[Any]:
 
 def as_row_columns(given: object) -> dict[str, Any]:
     """
-    Where the row-wise arguments of the likelihood are, by name.
-
-    :param given: What the caller passed as ``row_columns``; None for nothing.
-    :raises TypeError: If it is no mapping from names.
+    The sources of the row-wise arguments by name, from ``row_columns``; a TypeError unless it is a mapping or None.
     """
     if given is None:
         return {}
@@ -135,22 +126,16 @@ def as_row_columns(given: object) -> dict[str, Any]:
 
 class StreamedBatches(ABC):
     """
-    Batches of a source of rows, read in chunks of contiguous rows into a buffer.
-
-    :param num_rows: Number of rows of all the data.
-    :param shapes: What a row has: the shape ``(D,)`` of its inputs, that of its response, and those of its row-wise
-        arguments.
-    :param row_arguments: Names of the row-wise arguments.
-    :param settings: How to go through the rows.
-    :raises ValueError: If there is no batch.
+    Batches of a source of ``num_rows`` rows, read in chunks of contiguous rows into a buffer; it is a ValueError if
+    there is no batch. ``shapes`` are those of a row's inputs, ``(D,)``, of its response, and of its row-wise arguments.
     """
 
-    #: Rows of all the data, in all shards: ``num_data`` of the objectives.
+    #: The number of rows of all the data, in all shards: ``num_data`` of the objectives.
     num_rows: int
-    #: Names of the row-wise arguments of the likelihood that come with each batch.
+    #: The names of the row-wise arguments of the likelihood in each batch.
     row_arguments: tuple[str, ...]
 
-    # Pieces that are read at a time when rows are shuffled.
+    # The number of pieces that are read at a time when rows are shuffled.
     _num_open = 1
 
     def __init__(
@@ -170,26 +155,22 @@ class StreamedBatches(ABC):
 
     @property
     def num_shard_rows(self) -> int:
-        """Rows of this shard; those of two shards differ by one at most."""
+        """The number of rows of this shard, which differs between shards by one at most."""
         return len(self._shard_range)
 
     def __len__(self) -> int:
-        """The number of batches, the same in all shards (unless batches hold one row, and shards differ)."""
+        """The number of batches, which is the same in all shards (unless batches hold one row, and shards differ)."""
         batch_size, (_, world_size) = self._settings.batch_size, self._settings.shard
         if self._settings.drop_last:
             return self.num_rows // world_size // batch_size
         return min(_ceil(_ceil(self.num_rows, world_size), batch_size), self.num_shard_rows)
 
     def set_epoch(self, epoch: int) -> None:
-        """
-        The number of the next pass, from which its order follows; those after it count on from there.
-
-        :param epoch: 0, 1, ...
-        """
+        """Set the number of the next pass (0, 1, ...), which determines its order; later passes count on from there."""
         self._epoch = checks.integer("epoch", epoch, least=0)
 
     def every_row(self) -> StreamedBatches:
-        """The same rows in the order of the files, none dropped: for passes over all of the data."""
+        """The same rows in the order of the files, without dropping any: for passes over all of the data."""
         other = copy.copy(self)
         other._settings = self._settings._replace(shuffle=False, drop_last=False)
         return other
@@ -202,8 +183,8 @@ class StreamedBatches(ABC):
 
     def __iter__(self) -> Iterator[Batch]:
         """
-        Pairs of inputs ``(b, D)`` and responses ``(b)``, or triples with the row-wise arguments by name, in a new order
-        each time if rows are shuffled.
+        Pairs of inputs ``(b, D)`` and responses ``(b)``, or triples with the row-wise arguments by name; each time in a
+        new order if rows are shuffled.
         """
         self._require_unchanged()
         settings = self._settings
@@ -214,13 +195,15 @@ class StreamedBatches(ABC):
             start, parts = 0, [torch.from_numpy(part) for part in buffer]
             while start < len(parts[0]):
                 rows = slice(start, start + next(sizes))
-                # Copies: the buffer is filled again.
+                # Batches are copies, because the buffer is filled again.
                 x, y, *others = (part[rows].to(settings.device, copy=True) for part in parts)
                 yield (x, y, dict(zip(self.row_arguments, others, strict=True))) if others else (x, y)
                 start = rows.stop
 
     def _batch_sizes(self) -> Iterator[int]:
-        """Full batches and a rest, which has a row even where only other shards have one more than full batches."""
+        """
+        The sizes of full batches and of a rest, which has a row even if only other shards have one beyond full batches.
+        """
         num_left = self._num_used
         for num_after in reversed(range(len(self))):
             size = min(self._settings.batch_size, num_left - num_after)
@@ -235,7 +218,7 @@ class StreamedBatches(ABC):
 
     @property
     def _num_used(self) -> int:
-        """Rows of an epoch."""
+        """The number of rows in an epoch."""
         return min(len(self) * self._settings.batch_size, self.num_shard_rows)
 
     def _chunks(self, rng: np.random.Generator) -> Iterator[Rows]:
@@ -247,7 +230,7 @@ class StreamedBatches(ABC):
         return interleaved(shuffled, self._read, self._num_open, rng)
 
     def _new_storage(self, size: int) -> list[Rows]:
-        """A buffer that is in use, and with ``prefetch`` one that is filled."""
+        """Memory for a buffer that is in use, and with ``prefetch`` for one that is being filled."""
         return [
             tuple(np.empty((size, *shape), self._numpy_dtype) for shape in self._shapes)
             for _ in range(2 if self._settings.prefetch else 1)
@@ -264,7 +247,7 @@ class StreamedBatches(ABC):
 
     @property
     def _buffer_rows(self) -> int:
-        """A multiple of the batch size."""
+        """The number of rows in the buffer, a multiple of the batch size."""
         wanted = self._settings.buffer_rows or _ceil(_BUFFER_NUMBERS, sum(map(math.prod, self._shapes)))
         return self._settings.batch_size * _ceil(wanted, self._settings.batch_size)
 
@@ -274,15 +257,17 @@ class StreamedBatches(ABC):
 
     @abstractmethod
     def _require_unchanged(self) -> None:
-        """Raise ValueError when an epoch starts and a file is no longer as it was opened: it would be read wrongly."""
+        """
+        Raise a ValueError when an epoch starts and a file is not as it was opened, because it would be read wrongly.
+        """
 
     @abstractmethod
     def _pieces(self, start: int, stop: int) -> Sequence[Any]:
-        """The parts in which the rows from ``start`` to ``stop``, counted over all of the data, are read."""
+        """The pieces in which the rows from ``start`` to ``stop``, counted over all of the data, are read."""
 
     @abstractmethod
     def _read(self, piece: Any) -> Iterator[Rows]:
-        """Chunks of finite rows in ``_numpy_dtype``, one after the other."""
+        """Chunks of finite rows of a piece in ``_numpy_dtype``, one after the other."""
 
 
 def _ceil(number: int, divisor: int) -> int:
@@ -291,12 +276,8 @@ def _ceil(number: int, divisor: int) -> int:
 
 def require_finite(rows: Rows, names: Sequence[str], where: str) -> None:
     """
-    Refuse rows that no model can use.
-
-    :param rows: Inputs, responses and row-wise arguments.
-    :param names: Names of all their columns.
-    :param where: Which rows they are.
-    :raises ValueError: If a value is NaN (which stands for a missing one, too) or infinite.
+    Raise a ValueError if inputs, responses or row-wise arguments, with these ``names`` of columns, hold NaN (which also
+    stands for missing values) or infinity; ``where`` describes the rows in the message.
     """
     if all(np.isfinite(part).all() for part in rows):
         return

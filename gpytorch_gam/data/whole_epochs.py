@@ -1,4 +1,4 @@
-"""Passes over all of the data by loaders that leave rows out."""
+"""Passes over all of the data with loaders that leave rows out."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from .streamed_batches import StreamedBatches
 
 def every_row(batches: Iterable[Any]) -> Iterable[Any]:
     """
-    The batches, with the rows that a loader drops from its last one.
+    The batches of a ``DataLoader``, of files, or of any other iterable that can be iterated over several times,
+    including the rows that a loader drops from its last batch.
 
-    :param batches: A ``DataLoader``, batches from files, or any other iterable that can be gone through several times.
-    :raises TypeError: For what are no batches.
+    :raises TypeError: If the argument has no batches.
     :raises ValueError: For a generator, and for a sampler that repeats or leaves out rows.
     """
     checks.batches(batches)
@@ -52,7 +52,7 @@ def every_row(batches: Iterable[Any]) -> Iterable[Any]:
 
 
 def _draws_rows(sampler: Any) -> bool:
-    """Whether each pass gives other rows."""
+    """Whether each pass over a sampler gives other rows."""
     if isinstance(sampler, RandomSampler):
         return sampler.replacement or len(sampler) != len(sampler.data_source)
     return isinstance(sampler, WeightedRandomSampler)
