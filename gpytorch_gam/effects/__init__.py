@@ -1,4 +1,4 @@
-"""What a posterior says of each component: joint moments, centred effects, bands, and predictions of many rows."""
+"""The posterior of each component: joint moments, centred effects, bands, and predictions of many rows."""
 
 from .component_posterior import ComponentPosterior, ComponentSamples
 from .prediction import Prediction

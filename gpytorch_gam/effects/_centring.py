@@ -1,15 +1,16 @@
 r"""
 Averages of components over reference rows, which centred effects subtract.
 
-With weights :math:`w_j` of sum one the average is :math:`\bar f_c = \sum_j w_j f_c(\mathbf r_j)`. Means and projections
-are linear in the component, so theirs are averages over the reference rows; those of the prior are :math:`\bar
-k_c(\mathbf x) = \sum_j w_j k_c(\mathbf x, \mathbf r_j)` and :math:`\bar{\bar k}_c = \sum_j w_j \bar k_c(\mathbf r_j)`.
+With weights :math:`w_j` that sum to one the average is :math:`\bar f_c = \sum_j w_j f_c(\mathbf r_j)`. Means and
+projections are linear in the component, so theirs are averages over the reference rows; the prior's averages are
+:math:`\bar k_c(\mathbf x) = \sum_j w_j k_c(\mathbf x, \mathbf r_j)` and :math:`\bar{\bar k}_c = \sum_j w_j \bar
+k_c(\mathbf r_j)`.
 
-Averages are taken of differences to the first row, so that what does not vary comes out exactly.
+Averages are taken of differences to the first row, so that the average of a constant is exact.
 
-The average :math:`\bar{\bar k}_c` costs the square of the number of rows. Of many rows, only what the inducing
-variables explain, :math:`\phi_c(\mathbf x)^\top \phi_c(\mathbf x')`, is averaged over all: the rest is small, and a
-part of the rows tells its average.
+The average :math:`\bar{\bar k}_c` costs the square of the number of rows. With many rows, only the part that the
+inducing variables explain, :math:`\phi_c(\mathbf x)^\top \phi_c(\mathbf x')`, is averaged over all: the rest is small,
+and its average is estimated from a part of the rows.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ from gpytorch_gam.numerics.triangular import solve_in_blocks
 from .component_source import ComponentSource
 from .group_posterior import GroupPosterior
 
-# The prior variance of an average over m rows costs m^2 kernel evaluations a component: of more rows, equally spaced
-# ones stand for what inducing variables do not explain.
+# The prior variance of an average over m rows costs m^2 kernel evaluations a component. For more rows than this,
+# equally spaced ones are used for the part that inducing variables do not explain.
 _MOST_ROWS = 4096
 
-# On the covariance of the inducing variables through which these differ from all rows.
+# Relative jitter on the covariance of the inducing variables that correct for the rows left out.
 _RELATIVE_JITTER = 1e-6
 
-# Nodes a panel of a measure, of which there are two: in one dimension, and in each of two.
+# Number of nodes in each of a measure's two panels, in one dimension, and in each of two dimensions.
 _NUM_NODES, _NUM_NODES_OF_PAIRS = 32, 24
 
-# Rows whose projections exist at a time; kernel values that do, and their rows at least: each call of a kernel has a
-# cost that grows with the reference rows.
+# Number of rows whose projections are in memory at a time, number of kernel values in memory at a time, and smallest
+# number of their rows, because each call of a kernel has a cost that grows with the reference rows.
 _ROWS_AT_A_TIME, _KERNEL_VALUES, _LEAST_ROWS = 512, 2**22, 16
 
 
@@ -46,9 +47,9 @@ class Reference(NamedTuple):
     """
     Weighted rows over which components are averaged.
 
-    :ivar rows: inputs ``(*batch, m, D)``; None for the rows of the posterior itself.
-    :ivar weights: for each component of the predictor, ``(C, m)``, float64, of sum one.
-    :ivar is_thinned: whether a part of the rows stands for what inducing variables do not explain.
+    :ivar rows: Inputs ``(*batch, m, D)``; None for the rows of the posterior itself.
+    :ivar weights: Weights for each component of the predictor, ``(C, m)``, float64, which sum to one.
+    :ivar is_thinned: Whether only a part of the rows is used for what inducing variables do not explain.
     """
 
     rows: Tensor | None
@@ -60,10 +61,10 @@ class GroupCentre(NamedTuple):
     """
     Averages of a group of components.
 
-    :ivar projections: of :meth:`GroupPosterior.stacked`, ``(*batch, C_g, 1 + R + r, 1)``.
-    :ivar prior_cross: prior covariance between the average and the component at the rows of the posterior,
+    :ivar projections: The average of :meth:`GroupPosterior.stacked`, ``(*batch, C_g, 1 + R + r, 1)``.
+    :ivar prior_cross: The prior covariance between the average and the component at the rows of the posterior,
         ``(*batch, C_g, n)``, float64.
-    :ivar prior_variance: of the average, ``(*batch, C_g, 1)``, float64.
+    :ivar prior_variance: The prior variance of the average, ``(*batch, C_g, 1)``, float64.
     """
 
     projections: Tensor
@@ -80,7 +81,10 @@ class _Component(NamedTuple):
 def make_reference(
     predictor: AdditivePredictor, x: Tensor, indices: Sequence[int], over: Tensor | Measure | None
 ) -> Reference:
-    """The reference rows of some components: ``x`` itself, or other rows, or nodes of a measure of every column."""
+    """
+    The reference rows of some components: ``x`` itself, the rows ``over``, or nodes of the measure ``over`` for each
+    column.
+    """
     if isinstance(over, Measure):
         return _reference_of_measure(predictor, x, indices, over)
     if over is not None and not torch.is_tensor(over):
@@ -115,7 +119,7 @@ def _components(predictor: AdditivePredictor) -> list[_Component]:
 
 
 def _check_complete(predictor: AdditivePredictor, rows: Tensor, indices: Sequence[int], name: str) -> None:
-    """An average over rows is unknown where one of its terms is."""
+    """Refuse rows with missing values, for which the average is unknown."""
     is_finite, components = torch.isfinite(rows.detach()).flatten(0, -2), _components(predictor)
     for component in (components[index] for index in indices):
         columns = sorted({*component.columns, *([] if component.by is None else [component.by])})
@@ -131,9 +135,9 @@ def _reference_of_measure(
     predictor: AdditivePredictor, x: Tensor, indices: Sequence[int], measure: Measure
 ) -> Reference:
     """
-    Rows in which every column runs over the nodes serve all components of one column. Those of two columns need a
-    product grid with one node in the first and the other in the second: a grid that tells columns whose number has a
-    certain bit from those whose number has not serves all pairs that differ in that bit.
+    Rows in which every column runs over the nodes serve all components of one column. A component of two columns needs
+    a product grid, one column running over the first factor and the other over the second: a grid that separates
+    columns whose number has a certain bit from all others serves all pairs that differ in that bit.
     """
     if measure.batch_shape:
         raise ValueError(
@@ -165,7 +169,7 @@ def _reference_of_measure(
 
 
 def _bit_of_pair(component: _Component) -> int | None:
-    """The lowest bit in which the numbers of the component's two columns differ; None if it has fewer columns."""
+    """The lowest bit in which the numbers of the component's two columns differ; None if it has fewer than two."""
     columns = sorted(set(component.columns))
     if component.by is not None:
         raise ValueError(
@@ -190,8 +194,8 @@ def group_centres(
     reference: Reference,
 ) -> list[GroupCentre]:
     """
-    Averages of all groups over the reference rows, for components whose projections at the rows ``x`` are given. For
-    groups without any of the centred components the prior's averages are left at zero.
+    Averages of all groups over the reference rows, given the projections of the components at the rows ``x``. For
+    groups without any of the components ``indices`` the prior's averages are left at zero.
     """
     groups = source.predictor.groups
     weights = reference.weights.split([group.num_components for group in groups])
@@ -227,7 +231,10 @@ def centred_group(group: GroupPosterior, centre: GroupCentre) -> GroupPosterior:
 
 
 def centred_prior_covariance(covariance: Tensor, centre: GroupCentre) -> Tensor:
-    r""":math:`k_c(\mathbf x, \mathbf x') - \bar k_c(\mathbf x) - \bar k_c(\mathbf x') + \bar{\bar k}_c`."""
+    r"""
+    The prior covariance :math:`k_c(\mathbf x, \mathbf x') - \bar k_c(\mathbf x) - \bar k_c(\mathbf x') + \bar{\bar
+    k}_c`.
+    """
     half = centre.prior_cross - 0.5 * centre.prior_variance
     return (covariance.double() - half.unsqueeze(-1) - half.unsqueeze(-2)).to(covariance.dtype)
 
@@ -270,7 +277,7 @@ class _Inputs(NamedTuple):
 
 
 def _prior_averages(group: ComponentGroup, x: Tensor, rows: Tensor | None, weights: Tensor) -> tuple[Tensor, Tensor]:
-    r""":math:`\bar k_c` at x, ``(*batch, C_g, n)``, and :math:`\bar{\bar k}_c`, ``(*batch, C_g, 1)``."""
+    r"""The averages :math:`\bar k_c` at x, ``(*batch, C_g, n)``, and :math:`\bar{\bar k}_c`, ``(*batch, C_g, 1)``."""
     own = _inputs(group, x)
     if rows is None:
         cross = _prior_average(group, own, own, weights)
@@ -281,7 +288,7 @@ def _prior_averages(group: ComponentGroup, x: Tensor, rows: Tensor | None, weigh
 
 
 def _thinned_prior_averages(group: ComponentGroup, x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Those of :func:`_prior_averages` over equally weighted rows, in linear time."""
+    """The same as :func:`_prior_averages` for equally weighted rows, approximately and in linear time."""
     chosen = torch.linspace(0, rows.shape[-2] - 1, _MOST_ROWS, dtype=torch.float64, device=rows.device).round().long()
     some = rows[..., chosen, :]
     weights = torch.full((group.num_components, _MOST_ROWS), 1.0 / _MOST_ROWS, dtype=torch.float64, device=rows.device)
@@ -314,7 +321,7 @@ def _inputs(group: ComponentGroup, x: Tensor) -> _Inputs:
 
 
 def _with_weight(inputs: _Inputs, weights: Tensor) -> tuple[_Inputs, Tensor]:
-    """Each component's own rows: those that count for it, filled up to the largest number of them."""
+    """Select for each component the rows with a weight, padded with others to the largest number of them."""
     has_weight = weights != 0
     count = int(has_weight.sum(-1).max())
     order = has_weight.to(torch.int8).argsort(dim=-1, descending=True, stable=True)[:, :count]
@@ -326,7 +333,7 @@ def _with_weight(inputs: _Inputs, weights: Tensor) -> tuple[_Inputs, Tensor]:
 
 
 def _prior_average(group: ComponentGroup, left: _Inputs, right: _Inputs, weights: Tensor) -> Tensor:
-    r""":math:`\bar k_c` at the left inputs, ``(*batch, C_g, n)``: the average over the right ones."""
+    r"""The average :math:`\bar k_c` at the left inputs over the right ones, ``(*batch, C_g, n)``."""
     batch = torch.broadcast_shapes(left.columns.shape[:-2], right.columns.shape[:-2])
     columns, others = (part.columns.expand(*batch, *part.columns.shape[-2:]) for part in (left, right))
     num_values = torch.broadcast_shapes(batch[:-1], group.batch_shape).numel() * weights.numel()
@@ -341,6 +348,6 @@ def _prior_average(group: ComponentGroup, left: _Inputs, right: _Inputs, weights
 
 
 def _weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
-    """Over the last dimension of ``(*batch, C_g, n, m)`` with weights ``(C_g, m)``."""
+    """The weighted mean over the last dimension of ``(*batch, C_g, n, m)``, with weights ``(C_g, m)``."""
     first = values[..., :1]
     return (first + (values - first) @ weights.unsqueeze(-1)).squeeze(-1)

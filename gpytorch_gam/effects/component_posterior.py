@@ -23,8 +23,8 @@ class ComponentSamples(NamedTuple):
     """
     Joint draws of components and their sum.
 
-    :ivar components: ``(*sample_shape, *batch, C, n)``; of one component that was chosen by its name without C.
-    :ivar total: sum of the drawn components, without the mean module, ``(*sample_shape, *batch, n)``; with several
+    :ivar components: The draws ``(*sample_shape, *batch, C, n)``; without C for a component chosen by its name.
+    :ivar total: The sum of the drawn components, without the mean module, ``(*sample_shape, *batch, n)``; with several
         predictors ``(*sample_shape, *batch, P, n)``.
     """
 
@@ -37,25 +37,25 @@ class ComponentPosterior:
     Joint posterior of C components :math:`f_1, \dots, f_C` at n rows of ``x``, made by
     :meth:`AdditiveVariationalStrategy.components`.
 
-    With :math:`s_i(\mathbf x) = F_i^\top \phi_i(\mathbf x)` the coupled part and :math:`V_i^\top \phi_i` the part of
-    each component's own,
+    With the coupled part :math:`s_i(\mathbf x) = F_i^\top \phi_i(\mathbf x)` and each component's own part
+    :math:`V_i^\top \phi_i`,
 
     .. math::
         \mathrm{cov}(f_i(\mathbf x), f_j(\mathbf x')) = \delta_{ij} [k_i(\mathbf x, \mathbf x')
         - (V_i^\top\phi_i(\mathbf x))^\top (V_i^\top\phi_i(\mathbf x'))] - s_i(\mathbf x)^\top s_j(\mathbf x').
 
-    Indexing by a list of names gives the joint posterior of these. Indexing by one name gives that of one function,
-    whose results do not have the dimension of the components, as with the columns of a data frame.
+    Indexing by a list of names gives the joint posterior of these components. Indexing by one name gives that of one
+    function, whose results have no dimension for the components, as with the columns of a data frame.
 
     The mean modules of the predictor, and a mean that the model's ``forward`` adds, belong to no component.
 
-    Means and variances are those of the moment it was made; covariances over rows and samples are computed when asked
-    for, from the parameters that the model then has. Make a new one after changing the model.
+    Means and variances are those of the time when it was made; covariances over rows and samples are computed when they
+    are asked for, from the model's parameters at that time. Make a new one after changing the model.
 
-    :ivar names: names of the components, in order.
-    :ivar mean: posterior means, ``(*batch, C, n)``.
-    :ivar variance: posterior variances, ``(*batch, C, n)``.
-    :ivar prior_means: of the predictors, what they have beside the components, ``(*batch, P, n)``.
+    :ivar names: The names of the components, in order.
+    :ivar mean: The posterior means, ``(*batch, C, n)``.
+    :ivar variance: The posterior variances, ``(*batch, C, n)``.
+    :ivar prior_means: The predictors' means beside the components, ``(*batch, P, n)``.
 
     Example:
         >>> parts = model.variational_strategy.components(x)
@@ -79,7 +79,7 @@ class ComponentPosterior:
         self._is_single = isinstance(names, str)
         self._projections = source.component_projections(reading.inputs) if projections is None else projections
         groups, sign = self._projections
-        # Computed in the precision of the projections, and given in that of x.
+        # Computed in the dtype of the projections, and returned in that of x.
         self._prior_variance = self._gather([group.prior_variance for group in groups])
         self._own_squares = self._gather([group.own_squares for group in groups])
         self._marginals = marginal_moments(
@@ -92,7 +92,7 @@ class ComponentPosterior:
         self.mean, self.variance = self._given(self._marginals.mean, -2), self._given(self._marginals.variance, -2)
 
     def _gather(self, parts: Sequence[Tensor], dim: int = -2) -> Tensor:
-        """Join a quantity of all groups along the component dimension and take the chosen components."""
+        """Concatenate a quantity of all groups along the component dimension and select the chosen components."""
         batch = torch.broadcast_shapes(*(part.shape[:dim] for part in parts))
         joined = torch.cat([part.expand(*batch, *part.shape[dim:]) for part in parts], dim=dim)
         if self._indices == list(range(self._source.predictor.num_components)):
@@ -100,7 +100,7 @@ class ComponentPosterior:
         return joined.index_select(dim, torch.tensor(self._indices, device=joined.device))
 
     def _given(self, values: Tensor, *component_dims: int) -> Tensor:
-        """In the dtype of x; of a component chosen by its name without the dimensions of the components."""
+        """Convert to the dtype of x, and drop the components' dimensions if a component was chosen by its name."""
         return (values.squeeze(component_dims) if self._is_single else values).to(self._x.dtype)
 
     @property
@@ -109,7 +109,7 @@ class ComponentPosterior:
 
     def __getitem__(self, names: str | Sequence[str]) -> ComponentPosterior:
         """
-        The posterior of one component by its name, or the joint posterior of some in a list.
+        The posterior of one component by its name, or the joint posterior of several in a list.
 
         :param names: One name, or several.
         :raises TypeError: If it is neither.
@@ -143,33 +143,26 @@ class ComponentPosterior:
         Pointwise band around the means; the default is the central 95%.
 
         :param num_stddevs: Half-width in standard deviations.
-        :return: Lower and upper end, ``(*batch, C, n)`` each.
+        :return: The lower and the upper end, ``(*batch, C, n)`` each.
         """
         half_width = num_stddevs * self.stddev
         return self.mean - half_width, self.mean + half_width
 
     def cross_covariance(self) -> Tensor:
-        """
-        Covariance between the components in each row.
-
-        :return: ``(*batch, n, C, C)``.
-        """
+        """The covariance between the components in each row, ``(*batch, n, C, C)``."""
         return self._given(self._marginals.covariance_in_rows(), -2, -1)
 
     def covariance(self) -> Tensor:
-        """
-        Covariance of each component over the rows.
-
-        :return: ``(*batch, C, n, n)``.
-        """
+        """The covariance of each component over the rows, ``(*batch, C, n, n)``."""
         shared = self._marginals.shared
         return self._given(self._own_covariance() + self._marginals.sign * (shared.mT @ shared), -3)
 
     def full_cross_covariance(self) -> Tensor:
         """
-        Covariance of every component in every row with every other. It has :math:`(Cn)^2` entries.
+        The covariance of every component in every row with every other, :math:`(Cn)^2` entries.
 
-        :return: ``(*batch, C, n, C, n)``; entry ``[i, a, j, b]`` belongs to component i in row a and j in row b.
+        :return: The covariance ``(*batch, C, n, C, n)``; entry ``[i, a, j, b]`` belongs to component i in row a and j
+            in row b.
         """
         num_components, _, num_rows = self._marginals.shared.shape[-3:]
         stacked = self._marginals.shared.mT.flatten(-3, -2)  # (*batch, C n, R)
@@ -179,14 +172,14 @@ class ComponentPosterior:
         return self._given(full + own, -4, -2)
 
     def _own_covariance(self) -> Tensor:
-        """Covariance over the rows without the coupled part, ``(*batch, C, n, n)``."""
+        """The covariance over the rows without the coupled part, ``(*batch, C, n, n)``."""
         parts = []
         for own, posterior in zip(self._prior_covariances(), self._projections.groups, strict=True):
             parts.append(own if posterior.block is None else own - posterior.block.mT @ posterior.block)
         return self._gather(parts, dim=-3)
 
     def _prior_covariances(self) -> list[Tensor]:
-        """Prior covariance of each group over the rows, ``(*batch, C_g, n, n)``."""
+        """The prior covariance of each group over the rows, ``(*batch, C_g, n, n)``."""
         x = self._x.to(self._prior_variance.dtype)
         return [group.prior_covariance(x).to_dense() for group in self._source.predictor.groups]
 
@@ -196,21 +189,21 @@ class ComponentPosterior:
         mean of the component over reference inputs.
 
         A kernel that contains constants, such as a plain RBF kernel, shares the level of its component with the
-        constant component: the data determine their sum alone. The bands of the component then include how uncertain
-        its level is, those of the centred effect do not. mgcv's smooths are centred over the data, which is the default
+        constant component: the data determine their sum alone. The bands of the component then include the uncertainty
+        of its level, those of the centred effect do not. mgcv's smooths are centred over the data, which is the default
         here for a posterior at the data. Components with an ANOVA kernel have mean zero under its measure already.
         Multipliers (``by``) are a part of the component; where one is the indicator of a level, take rows of that level
         alone, for x and as reference.
 
-        The prior's share of the average costs :math:`O(m^2)` kernel evaluations a component for m reference rows; of
-        more than 4096, equally spaced ones stand for that part of it which the inducing variables do not explain.
+        The prior variance of the average costs :math:`O(m^2)` kernel evaluations a component for m reference rows; with
+        more than 4096, equally spaced ones are used for the part that the inducing variables do not explain.
         Samples draw the components at the n rows and the reference rows together, :math:`O((n + m)^3)`.
 
         :param over: The reference inputs. None: the rows of this posterior. A tensor ``(m, D)``: its rows. A
             :class:`~gpytorch_gam.kernels.Measure`: every column of a component has this distribution, independently,
             represented by quadrature nodes.
-        :return: The same interface: means, variances, covariances, choice by name, samples. Centred effects sum to the
-            predictor without its mean module and without the means of the components.
+        :return: The centred effects, with the same interface: means, variances, covariances, choice by name, samples.
+            They sum to the predictor without its mean module and without the means of the components.
         :raises TypeError: If ``over`` is none of these.
         :raises ValueError: If columns of these components are missing in a reference row, or if there is a measure and
             a component has a multiplier or reads more than two columns.
@@ -226,7 +219,7 @@ class ComponentPosterior:
         return _CentredComponentPosterior(self, reference, centres)
 
     def _read_reference(self, over: Tensor) -> Tensor:
-        """The inputs that reference rows are to the predictor."""
+        """The predictor's inputs at reference rows of the model's inputs."""
         try:
             return self._source.read(over).inputs
         except ValueError as error:
@@ -234,11 +227,11 @@ class ComponentPosterior:
 
     def total(self) -> tuple[Tensor, Tensor]:
         """
-        Mean and variance of the sum of the components in each row, covariances between them included.
+        Mean and variance of the sum of the components in each row, with the covariances between them.
 
         The mean module is left out, as it is in samples; add :attr:`prior_means`.
 
-        :return: ``(*batch, n)`` each; with P > 1 predictors ``(*batch, P, n)``.
+        :return: The mean and the variance, ``(*batch, n)`` each; with P > 1 predictors ``(*batch, P, n)``.
         """
         totals = self._totals()
         return self._of_predictors(totals.mean), self._of_predictors(totals.variance)
@@ -252,7 +245,7 @@ class ComponentPosterior:
         """
         Moments in each row of the predictors that consist of these components alone, mean module included.
 
-        :return: Mean ``(*batch, n, P)`` and covariance between predictors ``(*batch, n, P, P)``.
+        :return: The mean ``(*batch, n, P)`` and the covariance between predictors ``(*batch, n, P, P)``.
         """
         totals = self._totals()
         return PredictorMoments.of(totals._replace(mean=totals.mean + self.prior_means), self._x.dtype)
@@ -260,13 +253,13 @@ class ComponentPosterior:
     @property
     def distribution(self) -> MultivariateNormal:
         """
-        The predictor that consists of these components alone, mean module included, with independent rows: what a
-        likelihood takes for predictions without the other components.
+        The predictor that consists of these components alone, mean module included, with independent rows. A likelihood
+        takes it for predictions without the other components.
         """
         return independent_rows(self.predictor_moments())
 
     def _sum(self, parts: Tensor, dim: int) -> Tensor:
-        """Sums over the components of each of P predictors, which then stand in the same place."""
+        """Sum over the components of each of P predictors; dimension ``dim`` becomes P."""
         predictor = self._source.predictor
         if predictor.num_predictors == 1:
             return parts.sum(dim, keepdim=True)
@@ -275,7 +268,7 @@ class ComponentPosterior:
         return torch.stack([parts.index_select(dim, chosen).sum(dim) for chosen in members], dim=dim)
 
     def _of_predictors(self, values: Tensor) -> Tensor:
-        """``(*batch, P, n)`` in the dtype of x, without the dimension of a single predictor."""
+        """Values ``(*batch, P, n)`` in the dtype of x; a single predictor's dimension is dropped."""
         return (values.squeeze(-2) if self._source.predictor.num_predictors == 1 else values).to(self._x.dtype)
 
     def sample(self, sample_shape: torch.Size | Sequence[int] = ()) -> ComponentSamples:
@@ -284,12 +277,12 @@ class ComponentPosterior:
             return self.rsample(sample_shape)
 
     def rsample(self, sample_shape: torch.Size | Sequence[int] = ()) -> ComponentSamples:
-        r"""
+        """
         Draw functions from the joint posterior: first the inducing variables of all components, then each component
         given its own. Draws are consistent: their total is the sum of the components, with its posterior distribution.
 
-        The conditional draw factorises an n x n matrix for each component: meant for grids of up to about a thousand
-        rows.
+        The conditional draw factorises an n x n matrix for each component; it is meant for grids of up to about a
+        thousand rows.
 
         :param sample_shape: Shape of independent draws.
         :return: Draws of the components and of their sum.
@@ -307,7 +300,7 @@ class ComponentPosterior:
 
 
 class _CentredComponentPosterior(ComponentPosterior):
-    """:class:`ComponentPosterior` of components from which averages over reference rows are subtracted."""
+    """The joint posterior of components minus their averages over reference rows."""
 
     def __init__(self, base: ComponentPosterior, reference: Reference, centres: list[GroupCentre]) -> None:
         self._base, self._reference, self._centres = base, reference, centres
@@ -319,11 +312,7 @@ class _CentredComponentPosterior(ComponentPosterior):
         return _CentredComponentPosterior(self._base[names], self._reference, self._centres)
 
     def centred(self, over: Tensor | Measure | None = None) -> ComponentPosterior:
-        """
-        The components centred over other inputs instead.
-
-        :param over: The reference inputs.
-        """
+        """The components centred over other reference inputs instead."""
         return self._base.centred(over)
 
     def _prior_covariances(self) -> list[Tensor]:

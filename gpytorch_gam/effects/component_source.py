@@ -1,4 +1,4 @@
-"""What a posterior has to know of its components, whatever it is made of."""
+"""The interface of posteriors from which components are read."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class ComponentProjections(NamedTuple):
     """
     Projections of all components.
 
-    :ivar groups: one a group.
-    :ivar sign: of the squares of the coupled directions in the covariance, -1 or 1.
+    :ivar groups: The projections of each group.
+    :ivar sign: The sign, -1 or 1, with which the squares of the coupled directions enter the covariance.
     """
 
     groups: Sequence[GroupPosterior]
@@ -27,24 +27,20 @@ class ComponentProjections(NamedTuple):
 
 
 class ComponentSource(Protocol):
-    """A posterior of all components of a predictor, at any rows: what :class:`ComponentPosterior` is made from."""
+    """A posterior of all components of a predictor at any rows, from which :class:`ComponentPosterior` is made."""
 
     @property
     def predictor(self) -> AdditivePredictor:
-        """The components."""
+        """The components and their prior."""
 
     def read(self, x: Tensor) -> Reading:
-        """Inputs of the predictor at inputs ``(*batch, n, D)`` of the model, and its prior mean, checked."""
+        """The predictor's inputs and prior mean at inputs ``(*batch, n, D)`` of the model, after checks."""
 
     def component_projections(self, inputs: Tensor) -> ComponentProjections:
         """Projections of all components at inputs ``(*batch, n, D)`` of the predictor."""
 
     def draw_components(self, inputs: Tensor, batch_shape: torch.Size, sample_shape: torch.Size) -> list[Tensor]:
         """
-        Joint draws of all components.
-
-        :param inputs: Inputs of the predictor, ``(*batch, n, D)``.
-        :param batch_shape: Batch shape of the posterior of the components there.
-        :param sample_shape: Shape of independent draws.
-        :return: For each group ``(*sample_shape, *batch, C_g, n)``.
+        Joint draws of all components at inputs ``(*batch, n, D)`` of the predictor, ``(*sample_shape, *batch, C_g, n)``
+        for each group, where ``batch_shape`` is that of the components' posterior there.
         """

@@ -10,14 +10,15 @@ from gpytorch_gam.components import ComponentGroup
 from gpytorch_gam.numerics.capacitance import add_identity
 from gpytorch_gam.numerics.triangular import solve_in_blocks
 
-# Added to the covariance of a draw, relative to the prior's variance.
+# Jitter on the covariance of a draw, relative to the prior variance.
 _RELATIVE_JITTER = 1e-8
 
 
 def draw_given_inducing(group: ComponentGroup, x: Tensor, cholesky: Tensor, whitened: Tensor) -> Tensor:
     r"""
-    Draw :math:`f_c \mid \mathbf v_c \sim N(\phi_c^\top \mathbf v_c, k_c - \phi_c^\top \phi_c)` in float64, from draws
-    of :math:`\mathbf v_c`, ``(*sample_shape, *batch, num_blocks, size, 1)``: ``(*sample_shape, *batch, C_g, n)``.
+    Draw :math:`f_c \mid \mathbf v_c \sim N(\phi_c^\top \mathbf v_c, k_c - \phi_c^\top \phi_c)` in float64,
+    ``(*sample_shape, *batch, C_g, n)``, from draws of :math:`\mathbf v_c`, ``(*sample_shape, *batch, num_blocks, size,
+    1)``.
     """
     inputs = group.select(x).double()
     covariance = group.evaluate_kernel(group.inducing_points.double(), inputs)
@@ -35,21 +36,21 @@ def draw_given_inducing(group: ComponentGroup, x: Tensor, cholesky: Tensor, whit
     mean = mean if multiplier is None else mean * multiplier
     if missing is None:
         return mean
-    # Held above zero for the gradient of the root, which is masked where nothing is missing.
+    # Kept above zero for the gradient of the root, which is masked where no variance is missing.
     own_scale = missing.clamp_min(torch.finfo(missing.dtype).tiny).sqrt() * (missing > 0)
     return mean + own_scale * torch.randn_like(mean)
 
 
 def sampling_root(covariance: Tensor, prior: Tensor) -> Tensor:
-    """A Cholesky factor of a covariance ``(*batch, n, n)``, with a jitter relative to the variance of the prior."""
+    """A Cholesky factor of a covariance ``(*batch, n, n)`` with a jitter relative to the prior variance."""
     scale = prior.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None].clamp_min(torch.finfo(prior.dtype).tiny)
     return psd_safe_cholesky(add_identity(covariance / (_RELATIVE_JITTER * scale))) * (_RELATIVE_JITTER * scale).sqrt()
 
 
 def multiply_draws(matrix: Tensor, draws: Tensor) -> Tensor:
     """
-    The product of a matrix ``(*batch, k, m)`` with each draw ``(*sample_shape, *batch, m)``. Draws become columns:
-    broadcasting would copy the matrix for each of them.
+    The product of a matrix ``(*batch, k, m)`` with each draw ``(*sample_shape, *batch, m)``. Draws become columns,
+    because broadcasting would copy the matrix for each of them.
     """
     num_leading = draws.dim() - matrix.dim() + 1
     if num_leading <= 0:

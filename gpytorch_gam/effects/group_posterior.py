@@ -12,10 +12,10 @@ class GroupPosterior(NamedTuple):
     """
     Projections of one group of components at n rows.
 
-    :ivar mean: ``(*batch, C_g, n)``.
-    :ivar prior_variance: ``(*batch, C_g, n)``.
-    :ivar shared: coupled directions, ``(*batch, C_g, R, n)``.
-    :ivar block: directions of each component's own, ``(*batch, C_g, r, n)`` or None.
+    :ivar mean: The posterior means, ``(*batch, C_g, n)``.
+    :ivar prior_variance: The prior variances, ``(*batch, C_g, n)``.
+    :ivar shared: The coupled directions, ``(*batch, C_g, R, n)``.
+    :ivar block: The directions of each component's own, ``(*batch, C_g, r, n)`` or None.
     """
 
     mean: Tensor
@@ -25,11 +25,11 @@ class GroupPosterior(NamedTuple):
 
     @property
     def own_squares(self) -> Tensor:
-        """Sums of squares of each component's own directions, ``(*batch, C_g, n)``."""
+        """The sum of squares of each component's own directions, ``(*batch, C_g, n)``."""
         return torch.zeros_like(self.prior_variance) if self.block is None else self.block.square().sum(-2)
 
     def stacked(self, rows: slice = slice(None)) -> Tensor:
-        """Mean, coupled directions and own directions of each component, one below the other, in some rows."""
+        """Stack mean, coupled and own directions of each component, ``(*batch, C_g, 1 + R + r, n)``, in some rows."""
         parts = [self.mean.unsqueeze(-2), self.shared, *([] if self.block is None else [self.block])]
         batch = torch.broadcast_shapes(*(part.shape[:-2] for part in parts))
         return torch.cat([part[..., rows].expand(*batch, -1, -1) for part in parts], dim=-2)

@@ -17,10 +17,10 @@ class Prediction:
     """
     Posterior moments in each row, made by :meth:`AdditiveVariationalStrategy.predict`.
 
-    :ivar moments: of the P predictors, their mean modules included.
-    :ivar names: of the C components that were asked for.
-    :ivar component_mean: ``(*batch, C, n)``; None if none were asked for.
-    :ivar component_variance: ``(*batch, C, n)``; None if none were asked for.
+    :ivar moments: The moments of the P predictors, their mean modules included.
+    :ivar names: The names of the C requested components.
+    :ivar component_mean: The components' means, ``(*batch, C, n)``; None if none were requested.
+    :ivar component_variance: The components' variances, ``(*batch, C, n)``; None if none were requested.
     """
 
     moments: PredictorMoments
@@ -53,7 +53,7 @@ class Prediction:
         return self.moments.mean.shape[-1] == 1
 
     def _given(self, values: Tensor) -> Tensor:
-        """``(*batch, n, P)`` without the dimension of a single predictor."""
+        """Values ``(*batch, n, P)``; a single predictor's dimension is dropped."""
         return values.squeeze(-1) if self._is_single else values
 
     @property
@@ -63,10 +63,11 @@ class Prediction:
 
     def component(self, names: str | Sequence[str]) -> tuple[Tensor, Tensor]:
         """
-        Mean and variance of one component by its name, ``(*batch, n)`` each, or of those in a list, ``(*batch, K, n)``.
+        Mean and variance of one component by its name, ``(*batch, n)`` each, or of several in a list, ``(*batch, K,
+        n)``.
 
         :param names: One name, or several.
-        :raises ValueError: If one is not among :attr:`names`.
+        :raises ValueError: If a name is not among :attr:`names`.
         """
         unknown = [name for name in ([names] if isinstance(names, str) else names) if name not in self.names]
         if unknown or self.component_mean is None or self.component_variance is None:
@@ -80,13 +81,13 @@ class Prediction:
         """
         The prediction on another device.
 
-        :param device: Where.
+        :param device: The device to move to.
         """
         return self._with_tensors([tensor.to(device) for tensor, _ in self._tensors])
 
     @property
     def _tensors(self) -> list[tuple[Tensor, int]]:
-        """All tensors that there are, each with the dimension of the rows."""
+        """All tensors that are not None, each with the dimension of its rows."""
         mean, covariance = self.moments
         dims = [(mean, -2), (covariance, -3), (self.component_mean, -1), (self.component_variance, -1)]
         return [(tensor, dim) for tensor, dim in dims if tensor is not None]
@@ -98,10 +99,8 @@ class Prediction:
 
 def joined(parts: Iterable[Prediction], num_rows: int) -> Prediction:
     """
-    The prediction for the rows of all parts, in order. One part exists beside it at a time.
-
-    :param parts: One part or more.
-    :param num_rows: The number of rows of all parts together.
+    The prediction for the rows of all parts, in order; ``num_rows`` is their total number. Only one part is in memory
+    beside the result at a time.
     """
     whole: Prediction | None = None
     start = 0
@@ -117,7 +116,7 @@ def joined(parts: Iterable[Prediction], num_rows: int) -> Prediction:
 
 
 def _like(tensor: Tensor, dim: int, size: int) -> Tensor:
-    """Memory for a tensor with another size of one dimension."""
+    """Uninitialised memory for a tensor like this with another size of one dimension."""
     shape = list(tensor.shape)
     shape[dim] = size
     return tensor.new_empty(shape)
