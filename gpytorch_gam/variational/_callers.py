@@ -1,4 +1,4 @@
-"""Who calls, where an interface of others does not say so."""
+"""Finds the caller of a method where an interface of another library does not pass it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Caller = TypeVar("Caller")
 
 def nearest_caller(kind: type[Caller], reach: int) -> Caller | None:
     """
-    The object of some kind inside whose method this is called, or None if there is none nearby.
+    The nearest object of a class inside whose method this is called, among so many callers; None if there is none.
 
-    GPyTorch's objectives call ``strategy.kl_divergence()`` without saying who they are, and some of them, such as
+    GPyTorch's objectives call ``strategy.kl_divergence()`` without passing themselves, and some of them, such as
     :class:`~gpytorch.mlls.PredictiveLogLikelihood`, look like the ELBO in everything that reaches the strategy. So this
-    looks at the local variables of so many callers, and finds nothing where there are no frames to look at.
+    reads the local variables of ``reach`` callers, and returns None where there are no frames to read.
     """
     if torch.compiler.is_compiling():
         return None

@@ -1,4 +1,4 @@
-"""How optimisers that follow the kernels take part in a strategy."""
+"""The part of a strategy in which optimisers that follow the kernels take part."""
 
 from __future__ import annotations
 
@@ -20,9 +20,12 @@ from .forward_recorder import ForwardRecorder
 
 
 class _FollowedStrategy(_VariationalStrategy):
-    """A strategy whose training forwards call hooks, and whose state has the posterior under the present kernels."""
+    """
+    A strategy whose training forwards call an optimiser's hooks, and whose state has the posterior under the present
+    kernels.
+    """
 
-    # Of at most one optimiser, under the id of its handle.
+    # The hooks of at most one optimiser, under the id of its handle.
     _training_hooks: OrderedDict[int, ForwardRecorder]
 
     def register_training_hooks(self, hooks: ForwardRecorder) -> RemovableHandle:
@@ -30,7 +33,8 @@ class _FollowedStrategy(_VariationalStrategy):
         Let an optimiser take part in training forwards, until the handle's ``remove()``. Copies and pickles of the
         model are without it.
 
-        :param hooks: Called around each forward in train mode with gradients.
+        :param hooks: The hooks to call around each forward in train mode with gradients.
+        :return: A handle that ends this.
         :raises ValueError: If an optimiser takes part already.
         """
         if self._training_hooks:
@@ -41,16 +45,12 @@ class _FollowedStrategy(_VariationalStrategy):
 
     @property
     def training_hooks(self) -> ForwardRecorder | None:
-        """The hooks that are registered, None if there are none."""
+        """The registered hooks, or None."""
         return next(iter(self._training_hooks.values()), None)
 
     @contextmanager
     def replaced_training_hooks(self, hooks: ForwardRecorder) -> Iterator[None]:
-        """
-        Call other hooks for a while.
-
-        :param hooks: In place of those that are registered.
-        """
+        """Call these hooks inside the block instead of the registered ones."""
         before, self._training_hooks = self._training_hooks, OrderedDict({0: hooks})
         try:
             yield
@@ -63,22 +63,18 @@ class _FollowedStrategy(_VariationalStrategy):
 
     @property
     def _is_learning(self) -> bool:
-        """Whether forwards are those of a training step, for which the posterior is written."""
+        """Whether a forward belongs to a training step, for which the posterior is written."""
         return self.training and torch.is_grad_enabled()
 
     def state_dict(self, *args: Any, prefix: str = "", **kwargs: Any) -> dict[str, Any]:
-        """
-        The state, with the posterior under the present kernels.
-
-        :param prefix: Stands before the name of each entry.
-        """
+        """The state, with the posterior under the present kernels."""
         state = super().state_dict(*args, prefix=prefix, **kwargs)
         for name, value in (self._present_parameters() or {}).items():
             state[f"{prefix}_variational_distribution.{name}"] = value
         return state
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles, which have the posterior under the present kernels."""
+        """The state for copies and pickles, with the posterior under the present kernels."""
         modules, values = dict(self._modules), self._present_parameters()
         if values is not None:
             copied = modules["_variational_distribution"] = deepcopy(self._variational_distribution)
@@ -89,5 +85,5 @@ class _FollowedStrategy(_VariationalStrategy):
 
     @staticmethod
     def _is_traced() -> bool:
-        """Whether values must not be looked at, because the operations are to serve others."""
+        """Whether operations are being traced for other inputs, so that values must not be read."""
         return gpytorch.settings.trace_mode.on() or is_transformed()

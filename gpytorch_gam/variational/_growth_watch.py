@@ -1,4 +1,4 @@
-"""Whether a structured precision that is trained by gradients alone has arrived."""
+"""Detects whether a structured precision that is trained by gradients alone is still growing."""
 
 from __future__ import annotations
 
@@ -10,29 +10,32 @@ from torch import Tensor
 from gpytorch_gam.numerics.transforms import is_transformed
 from gpytorch_gam.warnings import TrainingLoopWarning
 
-# Training forwards before there is a verdict, and the first one whose precision is remembered.
+# Number of training forwards before there is a verdict, and the first forward whose precision is remembered.
 _LEAST_FORWARDS, _FIRST_KEPT = 100, 32
 
-# Growth of the precision over the later half of the training, or more of it, that is not that of one that has arrived.
-# Adam with a rate of .01 that ended some 50 nats short had 1.8 to 2, one that ended 5 nats short 1.5.
+# Growth of the precision over the later half of the training, or a longer part, above which it has not converged. With
+# Adam at a rate of .01 it was 1.8 to 2 where training ended some 50 nats short, and 1.5 where it ended 5 nats short.
 _NOTABLE_GROWTH = 1.7
 
 
 class GrowthWatch:
     """
-    Remembers how large the precision was after 32, 64, 128, ... training forwards, and warns when the model is used
-    while it still grows. The best factors of a precision grow like the square root of the number of rows, and the steps
-    of an optimiser such as Adam do not.
+    Remembers the size of the precision after 32, 64, 128, ... training forwards, and warns when the model is used while
+    it still grows. The best factors of a precision grow like the square root of the number of rows, whereas the steps
+    of an optimiser such as Adam do not grow.
     """
 
     def __init__(self) -> None:
         self._num_forwards = 0
-        self._sizes: list[Tensor] = []  # at the last two powers of two
-        self._num_judged = 0  # forwards before the last verdict
+        self._sizes: list[Tensor] = []  # after the last two counts that are powers of two
+        self._num_judged = 0  # number of forwards at the last verdict
         self._has_warned = False
 
     def note(self, distribution: torch.nn.Module) -> None:
-        """Count a training forward with gradients that no natural-gradient optimiser follows, without waiting."""
+        """
+        Count a training forward with gradients that no natural-gradient optimiser follows. It does not wait for the
+        device.
+        """
         self._num_forwards += 1
         count = self._num_forwards
         if count >= _FIRST_KEPT and count & (count - 1) == 0:
@@ -40,8 +43,8 @@ class GrowthWatch:
 
     def warn_if_growing(self, distribution: torch.nn.Module) -> None:
         """
-        Warn, once, if the precision has grown by far since a half to a quarter of the training. Looks once after each
-        training, because it waits for the device, and not inside of transformations, which hide values.
+        Warn once if the precision has grown a lot since a quarter to a half of the training was done. It looks once
+        after each training, because that waits for the device, and not inside of transformations, which hide values.
         """
         is_judged = self._has_warned or self._num_judged == self._num_forwards
         if is_judged or self._num_forwards < _LEAST_FORWARDS or is_transformed():
@@ -63,7 +66,7 @@ class GrowthWatch:
 
 @torch.no_grad()
 def _size(distribution: torch.nn.Module) -> Tensor:
-    """Trace of what the precision has beyond the identity, ``()``."""
+    """The trace of the precision minus the identity, ``()``."""
     parameters = distribution.named_parameters()
     squares = [p.double().square().sum() for name, p in parameters if name != "variational_mean"]
     return torch.stack(squares).sum() if squares else torch.ones(())

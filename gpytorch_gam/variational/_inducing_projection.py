@@ -1,4 +1,4 @@
-"""Projections of a posterior of inducing variables."""
+"""Projections from a posterior of inducing variables."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _GroupWeights(NamedTuple):
 
 
 class InducingProjection(PosteriorProjection):
-    r"""Weights :math:`L_c^{-\top} [V_c, F_c, m_c]` of kernels between inducing points and rows."""
+    r"""The weights :math:`L_c^{-\top} [V_c, F_c, m_c]` of kernels between inducing points and rows."""
 
     def __init__(self, predictor: AdditivePredictor, weights: Sequence[_GroupWeights], sign: int) -> None:
         self._predictor, self._weights, self._sign = predictor, weights, sign
@@ -40,7 +40,9 @@ class InducingProjection(PosteriorProjection):
         choleskys: Sequence[Tensor],
         dtype: torch.dtype,
     ) -> InducingProjection:
-        """From a posterior of whitened variables: solves in float64, handed over in the dtype of the data."""
+        """
+        Make the weights from a posterior of whitened variables: solved in float64, stored in the dtype of the data.
+        """
         columns = factors.mean.unsqueeze(-1)
         if factors.explained_shared is not None:
             columns = torch.cat([factors.explained_shared, columns], dim=-1)
@@ -58,7 +60,7 @@ class InducingProjection(PosteriorProjection):
         found = [project_sum(group, x, *weights) for group, weights in zip(groups, self._weights, strict=True)]
         columns = sum_by_predictor([part.shared for part in found], owners, -3)  # (*batch, P, R + 1, n)
         prior_variance = sum_by_predictor([part.prior_variance for part in found], owners, -2)
-        squares = [part.squares for part in found if part.squares is not None]  # of all groups, or of none
+        squares = [part.squares for part in found if part.squares is not None]  # either all groups have them, or none
         own_squares = sum_by_predictor(squares, owners, -2) if squares else None
         mean = reading.means + columns[..., -1, :]
         return marginal_moments(mean, prior_variance, own_squares, columns[..., :-1, :], self._sign)

@@ -1,4 +1,4 @@
-"""A result that is kept for as long as a new computation could give nothing else."""
+"""A cache for a result, which is used only while a new computation would give the same."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch import Tensor
 
 class KeptValue:
     """
-    Keeps a result beside the values of all tensors that it depends on. Whatever changes one (an optimiser, GPyTorch's
-    setters, which write through ``.data``, a state dict, a conversion, a new constraint) is noticed. Comparing costs
-    little beside the factorisations that are spared, and waits for a device other than the CPU.
+    Keeps a result beside the values of all tensors that it depends on. Any change of these is noticed, whether by an
+    optimiser, GPyTorch's setters, which write through ``.data``, a state dict, a conversion or a new constraint.
+    Comparing costs little beside the factorisations that are saved, and waits for a device other than the CPU.
 
-    A result with a graph is given for the same tensors with the same gradient flags only, and until a backward pass has
-    been through the graph. Copies and pickles start empty.
+    A result with a graph is returned only for the same tensors with the same gradient flags, and until a backward pass
+    has gone through the graph. Copies and pickles start empty.
     """
 
     def __init__(self) -> None:
@@ -33,8 +33,8 @@ class KeptValue:
         self, value: Any, tensors: Sequence[Tensor], key: Hashable = None, graph: Iterable[Tensor] | None = None
     ) -> None:
         """
-        Keep a result in place of the one before. It depends on the tensors and the key; ``graph`` are the tensors
-        through which a backward pass enters the graph of a result that has one.
+        Keep a result instead of the present one. It depends on the tensors and the key; ``graph`` holds the tensors at
+        which a backward pass enters the graph of a result that has one.
         """
         self._value, self._key, self._has_graph = value, key, graph is not None
         self._then = [_Snapshot(weakref.ref(each), each.requires_grad, each.detach().clone()) for each in tensors]
@@ -50,7 +50,7 @@ class KeptValue:
                 tensor.register_hook(forget)
 
     def get(self, tensors: Sequence[Tensor], key: Hashable = None) -> Any:
-        """The result, None if a new computation could give another."""
+        """The result, or None if a new computation could give a different one."""
         if self._value is None or self._key != key or len(tensors) != len(self._then):
             return None
         pairs = zip(self._then, tensors, strict=True)
@@ -66,7 +66,7 @@ class _Snapshot(NamedTuple):
     value: Tensor
 
     def describes(self, tensor: Tensor, is_same: bool) -> bool:
-        """Whether a tensor has the same value, or is the same as well."""
+        """Whether a tensor has the same value, or if ``is_same``, is the same object with the same flag as well."""
         if is_same and (self.reference() is not tensor or self.requires_grad != tensor.requires_grad):
             return False
         has_same_kind = self.value.dtype == tensor.dtype and self.value.device == tensor.device

@@ -1,4 +1,4 @@
-"""The kernels of a predictor as they were at one time, for what is computed from them later."""
+"""The kernels of a predictor as they were at one time, for results that are computed later."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _Result = TypeVar("_Result")
 
 
 class _Call(torch.nn.Module):
-    """A function of a module's parameters, as :func:`torch.func.functional_call` wants it."""
+    """A function of a module's parameters, in the form that :func:`torch.func.functional_call` needs."""
 
     def __init__(self, groups: torch.nn.Module, function: Callable[[], object]) -> None:
         super().__init__()
@@ -28,8 +28,8 @@ class _Call(torch.nn.Module):
 
 class KernelState:
     """
-    Remembers the parameters and buffers of all components by value and, where gradients are on, as they are, so that
-    they get a gradient.
+    Remembers the values of the parameters and buffers of all components and, where gradients are on, the tensors
+    themselves, so that they get a gradient.
     """
 
     def __init__(self, predictor: AdditivePredictor) -> None:
@@ -43,8 +43,8 @@ class KernelState:
 
     def run(self, function: Callable[[], _Result]) -> _Result:
         """
-        Run a function with the kernels as they were, without gradients once they have been changed in place. It must
-        return nothing that would evaluate kernels later.
+        Run a function with the kernels as they were, without gradients if they have been changed in place since. Its
+        result must not evaluate kernels later.
         """
         if self._with_graph is not None and self._is_unchanged(self._with_graph):
             return self._run_with(self._with_graph, function)
@@ -52,7 +52,9 @@ class KernelState:
             return self._run_with(self._values, function)
 
     def run_again(self, function: Callable[[], _Result]) -> _Result:
-        """Run a function again for a backward pass; an error if kernels have been changed in place since."""
+        """
+        Run a function again for a backward pass; raises a RuntimeError if kernels have been changed in place since.
+        """
         if self._with_graph is None or not self._is_unchanged(self._with_graph):
             raise RuntimeError(
                 "the kernels have changed since this prediction was made, and its gradient needs them as they were: "
@@ -71,7 +73,10 @@ class KernelState:
 
 
 def _has_value(tensor: Tensor, value: Tensor) -> bool:
-    """Bit by bit, with NaN equal to itself. Inside of ``torch.vmap``, nothing changes parameters."""
+    """
+    Whether a tensor has this value bit by bit, NaN being equal to itself. Inside ``torch.vmap`` nothing changes
+    parameters.
+    """
     if is_vmapped(tensor):
         return True
     return torch.equal(tensor, value) or bool(((tensor == value) | ((tensor != tensor) & (value != value))).all())

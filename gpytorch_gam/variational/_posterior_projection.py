@@ -14,7 +14,7 @@ from gpytorch_gam.numerics.marginals import Marginals
 
 
 class PosteriorProjection(ABC):
-    """A posterior as weights of the kernels between what it is a posterior of and rows of data."""
+    """A posterior as weights of kernels: between the points or data that carry it, and rows."""
 
     @abstractmethod
     def marginals(self, reading: Reading) -> Marginals:
@@ -26,7 +26,7 @@ class PosteriorProjection(ABC):
 
 
 def sum_by_predictor(parts: Sequence[Tensor], owners: Sequence[int], dim: int) -> Tensor:
-    """Sum parts, one a group, over the groups of each of P predictors, which then stand in dimension ``dim``."""
+    """Sum the groups' parts over the groups of each of P predictors; ``dim`` of the result has size P."""
     totals: dict[int, Tensor] = {}
     for part, owner in zip(parts, owners, strict=True):
         totals[owner] = totals[owner] + part if owner in totals else part

@@ -1,4 +1,4 @@
-"""Base of the variational distributions with a structured precision."""
+"""The base of the variational distributions with a structured precision."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ._callers import nearest_caller
 from ._growth_watch import GrowthWatch
 from ._kept_value import KeptValue
 
-# Frames between this distribution and a copy of a model around it.
+# Largest number of frames between this distribution and the AveragedModel that copies a model around it.
 _REACH = 100
 
 
@@ -37,10 +37,10 @@ class _PrecisionVariationalDistribution(_VariationalDistribution):
     variational_mean: Tensor
     precision_factor: Tensor | None
 
-    # Of the blocks of D; None where D is the identity.
+    # Shapes of the blocks of D; None where D is the identity.
     group_shapes: tuple[tuple[int, int], ...] | None = None
 
-    # Where an automatic rank starts, before data are seen, and the nats that it may lose by default.
+    # The automatic rank before data are seen, and the nats that it may lose by default.
     _initial_rank: int
     _default_tolerance: float
 
@@ -52,37 +52,40 @@ class _PrecisionVariationalDistribution(_VariationalDistribution):
         self.init_scale = init_scale
         self._kept_divergence = KeptValue()  # of a training forward, for the objective that asks for it afterwards
         self.forget_training()
-        self._averaged_by: weakref.ref[AveragedModel] | None = None  # holds a copy
+        self._averaged_by: weakref.ref[AveragedModel] | None = None  # an AveragedModel with a copy of this
         self.register_parameter(
             "variational_mean", torch.nn.Parameter(torch.zeros(*self.batch_shape, num_inducing_points))
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles. One that averages this distribution is remembered, for optimisers to tell."""
+        """
+        The state for copies and pickles. An AveragedModel that makes a copy is remembered, so that optimisers can warn
+        of it.
+        """
         averaged = nearest_caller(AveragedModel, _REACH)
         if averaged is not None:
             self._averaged_by = weakref.ref(averaged)
         return {**self.__dict__, "_averaged_by": None}
 
     def with_values(self, values: Mapping[str, Tensor]) -> _PrecisionVariationalDistribution:
-        """
-        The same distribution with other values of its parameters, whose gradients are those of the parameters.
-
-        :param values: By the names of the parameters.
-        """
+        """The same distribution with other parameter values, by name, whose gradients go to the present parameters."""
         other = copy(self)
-        # The second term is exactly zero.
+        # The second term is exactly zero, and connects the gradient.
         moved = {name: values[name] + (each - each.detach()) for name, each in self.named_parameters()}
         other._parameters = {**self._parameters, **moved}
         other._kept_divergence = KeptValue()
         return other
 
     def forget_training(self) -> None:
-        """The parameters were set, rather than trained by gradients: what was seen of their growth says nothing."""
+        """
+        Must be called when parameters are set instead of trained: their growth so far is then no sign of slow training.
+        """
         self.growth_watch = GrowthWatch()
 
     def _register_precision_factor(self, rank: int | str, rank_tolerance: float) -> None:
-        """Register B with small random entries: its gradient at B = 0 is exactly zero. Rank 0 registers nothing."""
+        """
+        Register B with small random entries, because its gradient at B = 0 is exactly zero. Rank 0 registers nothing.
+        """
         checks.number("rank_tolerance", rank_tolerance, above=0)
         self.rank_tolerance = rank_tolerance if rank == "auto" else None
         self._rank_is_settled = False
@@ -99,11 +102,11 @@ class _PrecisionVariationalDistribution(_VariationalDistribution):
     @torch.no_grad()
     def resize(self, rank: int) -> None:
         """
-        Change the number of columns of B: further ones are drawn small, and those beyond are dropped.
+        Change the number of columns of B: new ones get small random entries, and those beyond the rank are dropped.
 
         The parameter is a new object, so optimisers of torch have to be made anew; ``NaturalGradient`` follows.
 
-        :param rank: Columns R, at least 1 and at most Q.
+        :param rank: Number of columns R, at least 1 and at most Q.
         :raises ValueError: If the rank is out of range, or the distribution has no B.
         """
         _validate_rank(rank, self.num_inducing_points)
@@ -113,16 +116,15 @@ class _PrecisionVariationalDistribution(_VariationalDistribution):
             return
         factor = self.precision_factor
         more = self.init_scale * torch.randn(*factor.shape[:-1], max(0, rank - self.rank)).to(factor)
-        # A graph of the last step may be alive that knows the old parameter's shape.
+        # A graph of the last step may still refer to the old parameter and its shape.
         columns = torch.cat([factor.detach()[..., :rank], more], dim=-1)
         self.precision_factor = torch.nn.Parameter(columns, requires_grad=factor.requires_grad)
         self.rank = rank
 
     def settle_rank(self, excess: Tensor) -> None:
         """
-        Choose an automatic rank for a target precision. Once chosen, it only grows.
-
-        :param excess: What the target has beyond the identity, ``(*batch, Q, Q)``.
+        Choose an automatic rank for a target precision, given minus the identity, ``(*batch, Q, Q)``. Once chosen, it
+        only grows.
         """
         self.resize(self.sufficient_rank(excess, self.rank if self._rank_is_settled else 1))
         self._rank_is_settled = True
@@ -138,11 +140,11 @@ class _PrecisionVariationalDistribution(_VariationalDistribution):
     def sufficient_rank(self, excess: Tensor, least: int = 1) -> int:
         r"""
         The rank that loses at most ``rank_tolerance`` nats against the optimal precision :math:`I + G`: in the low-rank
-        family :math:`\tfrac12 \sum_{i > R} (g_i - \log(1 + g_i))` over the eigenvalues of G, in the block family what
-        the fits of a few ranks say, at a cost of :math:`O(Q^3)` for each.
+        family :math:`\tfrac12 \sum_{i > R} (g_i - \log(1 + g_i))` over the eigenvalues of G, in the block family
+        according to fits of a few ranks, at a cost of :math:`O(Q^3)` for each.
 
-        :param excess: :math:`G`, ``(*batch, Q, Q)``.
-        :param least: The smallest rank that is wanted.
+        :param excess: The matrix :math:`G`, ``(*batch, Q, Q)``.
+        :param least: The smallest rank to return.
         """
         return rank_for_tolerance(excess, self.group_shapes, self.rank_tolerance or self._default_tolerance, least)
 
@@ -160,11 +162,12 @@ class _PrecisionVariationalDistribution(_VariationalDistribution):
         )
 
     def covariance_factors(self) -> CovarianceFactors:
-        """The distribution as the strategy reads it, in float64."""
+        """Mean and factors of the covariance, in float64."""
         factors, logdet = self._factors()
         parameters = tuple(self.parameters())
         if self.training and all(parameter.device.type == "cpu" for parameter in parameters):
-            # Both terms of the ELBO need this factorisation, which costs as much as the work on a small batch.
+            # Both terms of the ELBO need this factorisation, which costs as much as the rest of the work on a small
+            # batch.
             divergence = kl_from_standard_normal(factors, logdet)
             roots = [*(factors.explained_blocks or ()), factors.explained_shared]
             graph = [divergence, *(root for root in roots if root is not None)]
@@ -173,12 +176,10 @@ class _PrecisionVariationalDistribution(_VariationalDistribution):
 
     def kl_divergence(self) -> Tensor:
         """
-        Kullback-Leibler divergence to the standard normal, which is the prior of the whitened variables.
+        Kullback-Leibler divergence to the standard normal, the prior of the whitened variables, ``(*batch)``.
 
-        Closed form through the R x R capacitance, always that of the present parameters. Right after a forward in
-        train mode it shares the factorisation of that forward.
-
-        :return: ``(*batch)``.
+        It has a closed form through the R x R capacitance, and is always that of the present parameters. Right after a
+        forward in train mode it shares the factorisation of that forward.
         """
         divergence = self._kept_divergence.get(tuple(self.parameters()), torch.is_grad_enabled())
         self._kept_divergence.forget()
@@ -191,7 +192,7 @@ class _PrecisionVariationalDistribution(_VariationalDistribution):
         """
         Set the factors to a fit of a dense precision.
 
-        :param precision: ``(*batch, Q, Q)``, float64, at least the identity.
+        :param precision: The precision ``(*batch, Q, Q)``, float64, at least the identity.
         """
         self.forget_training()
         identity = torch.eye(precision.shape[-1], dtype=precision.dtype, device=precision.device)
@@ -202,15 +203,11 @@ class _PrecisionVariationalDistribution(_VariationalDistribution):
 
     @abstractmethod
     def _fit_excess(self, excess: Tensor) -> None:
-        """Set the factors to a fit of what a precision has beyond the identity, ``(*batch, Q, Q)``."""
+        """Set the factors to a fit of a precision, given minus the identity, ``(*batch, Q, Q)``."""
 
     @torch.no_grad()
     def initialize_variational_distribution(self, prior_dist: MultivariateNormal) -> None:
-        """
-        Set the mean to the prior's plus noise of ``mean_init_std``, and the factors to noise of ``init_scale``.
-
-        :param prior_dist: The prior of the whitened inducing variables.
-        """
+        """Set the mean to the prior's plus noise of ``mean_init_std``, and the factors to noise of ``init_scale``."""
         self.variational_mean.copy_(prior_dist.mean)
         self.variational_mean.add_(torch.randn_like(self.variational_mean), alpha=self.mean_init_std)
         for name, parameter in self.named_parameters():

@@ -1,4 +1,4 @@
-"""The base of strategies for sums of Gaussian processes: calls, checks, predictions, state."""
+"""The base of strategies for sums of Gaussian processes: calls, checks, predictions and state."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from ._kernel_state import KernelState
 from ._posterior_projection import PosteriorProjection, sum_by_predictor
 from ._precision_variational_distribution import _PrecisionVariationalDistribution
 
-# Numbers of the features of a chunk of rows, Q a row, in predictions, and rows at least.
+# Number of entries in the features of a chunk of rows (Q a row) in predictions, and smallest number of rows in a chunk.
 _PREDICTION_NUMBERS, _LEAST_PREDICTION_ROWS = 2**20, 256
 
 
 class AdditiveStrategy(_FollowedStrategy):
     """
-    Base of the strategies whose posterior is one of all components of an additive predictor. What they differ in is the
+    The base of strategies with a joint posterior of all components of an additive predictor. Subclasses define the
     posterior: its projections, its divergence from the prior, and draws from it.
 
     :param model: The model that owns the strategy.
@@ -56,7 +56,7 @@ class AdditiveStrategy(_FollowedStrategy):
     variational_params_initialized: Tensor
     predictor: AdditivePredictor
 
-    # What the parameters of the posterior describe.
+    # Describes in a state what the parameters of the posterior mean.
     _posterior_kind: str
 
     def __init__(
@@ -73,19 +73,15 @@ class AdditiveStrategy(_FollowedStrategy):
         self._variational_distribution = variational_distribution
         self.register_buffer("variational_params_initialized", torch.tensor(0))
         self._training_hooks = OrderedDict()
-        self._initialized = False  # mirrors the buffer: reading that one waits for the device
+        self._initialized = False  # mirrors the buffer, whose value cannot be read without waiting for the device
 
     def get_extra_state(self) -> Tensor:
-        """The kind of the posterior and the jitter, without which the numbers of the state mean nothing."""
+        """The kind of the posterior and the jitter, without which the numbers of the state have no meaning."""
         jitter = {"jitter_val": self._jitter, "jitter_is_relative": self._jitter_is_relative}
         return as_bytes({"posterior": self._posterior_kind, **jitter})
 
     def set_extra_state(self, state: Any) -> None:
-        """
-        Take over the jitter of a state; its kind was compared before anything was loaded.
-
-        :param state: What :meth:`get_extra_state` returned.
-        """
+        """Take over the jitter of a state; its kind was compared before anything was loaded."""
         saved = from_bytes(state)
         self._jitter, self._jitter_is_relative = saved["jitter_val"], saved["jitter_is_relative"]
 
@@ -110,7 +106,7 @@ class AdditiveStrategy(_FollowedStrategy):
         The jitter: absolute if it was given, otherwise relative to each component's mean variance.
 
         The relative one is ``gpytorch.settings.variational_cholesky_jitter`` at the time the posterior was initialised:
-        another jitter would change what the whitened variables stand for.
+        another jitter would change the meaning of the whitened variables.
         """
         return relative_jitter(self.predictor.dtype) if self._jitter is None else self._jitter
 
@@ -125,7 +121,7 @@ class AdditiveStrategy(_FollowedStrategy):
     @property
     @abstractmethod
     def inducing_points(self) -> Tensor:
-        """The inducing points of the first group, or what takes their place."""
+        """The inducing points of the first group, or the points that replace them."""
 
     @property
     @abstractmethod
@@ -146,25 +142,25 @@ class AdditiveStrategy(_FollowedStrategy):
 
     @abstractmethod
     def _projection_in(self, dtype: torch.dtype) -> PosteriorProjection:
-        """Project rows on the posterior in some dtype."""
+        """The projection of the posterior, in some dtype."""
 
     @abstractmethod
     def draw_components(self, inputs: Tensor, batch_shape: torch.Size, sample_shape: torch.Size) -> list[Tensor]:
-        """Joint draws of all components, for each group ``(*sample_shape, *batch, C_g, n)``."""
+        """Joint draws of all components, ``(*sample_shape, *batch, C_g, n)`` for each group."""
 
     def _projection(self) -> PosteriorProjection:
         """
-        Results are computed in float64, because their variances are small differences of large numbers; in training,
-        the rounding errors of many rows cancel.
+        The projection for a result. Results are computed in float64, because their variances are small differences of
+        large numbers; in training, the rounding errors of many rows average out.
         """
         return self._projection_in(self.predictor.dtype if self.training else torch.float64)
 
     def _training_projection(self) -> PosteriorProjection:
-        """The projection of a training forward."""
+        """The projection for a training forward."""
         return self._projection()
 
     def component_projections(self, inputs: Tensor) -> ComponentProjections:
-        """Projections of all components, of which :class:`ComponentPosterior` makes moments."""
+        """Projections of all components, from which :class:`ComponentPosterior` computes moments."""
         return self._projection().components(inputs)
 
     @without_autocast
@@ -173,7 +169,7 @@ class AdditiveStrategy(_FollowedStrategy):
         Posterior mean and covariance of the predictors in each row.
 
         :param x: Inputs ``(*batch, n, D)``.
-        :return: Mean ``(*batch, n, P)`` and covariance between predictors ``(*batch, n, P, P)``.
+        :return: The mean ``(*batch, n, P)`` and the covariance between predictors ``(*batch, n, P, P)``.
         """
         return self._moments(self.read(x), self._projection())
 
@@ -184,7 +180,7 @@ class AdditiveStrategy(_FollowedStrategy):
         self, reading: Reading, projection: PosteriorProjection, kernels: KernelState
     ) -> PredictorMoments:
         """
-        Those of many rows, a chunk at a time. With gradients, chunks are evaluated again in the backward pass and not
+        The moments of many rows, a chunk at a time. With gradients, chunks are recomputed in the backward pass, not
         kept.
         """
         size = self._rows_at_a_time(reading.inputs)
@@ -192,7 +188,7 @@ class AdditiveStrategy(_FollowedStrategy):
             return self._moments(reading, projection)
 
         def again(chunk: Reading) -> PredictorMoments:
-            with settings.fused_projection("off"):  # which keeps what a checkpoint would not
+            with settings.fused_projection("off"):  # the fused one keeps what a checkpoint drops
                 return kernels.run_again(lambda: self._moments(chunk, projection))
 
         if torch.is_grad_enabled():
@@ -205,7 +201,7 @@ class AdditiveStrategy(_FollowedStrategy):
     @without_autocast
     def forward(self, x: Tensor, diag: bool = True, **kwargs: Any) -> MultivariateNormal:
         """
-        Posterior of the predictor at the rows of ``x``.
+        The posterior of the predictor at the rows of ``x``.
 
         :param x: Inputs ``(*batch, n, D)``.
         :param diag: In train mode, return variances only (with several predictors: their covariance in each row). In
@@ -228,8 +224,8 @@ class AdditiveStrategy(_FollowedStrategy):
         return self._predictor_distribution(means, zero)
 
     def _predictor_distribution(self, means: Tensor, covariance: LinearOperator) -> MultivariateNormal:
-        """From means ``(*batch, P, n)`` and a covariance whose rows run over (predictor, row of x)."""
-        if gpytorch.settings.trace_mode.on():  # a dense distribution factorises its covariance at once
+        """The distribution with means ``(*batch, P, n)`` and a covariance whose rows run over (predictor, row of x)."""
+        if gpytorch.settings.trace_mode.on():  # a dense distribution would factorise its covariance at once
             is_posterior = isinstance(covariance, PosteriorCovariance)
             covariance = covariance.with_rounding_jitter() if is_posterior else covariance.to_dense()
         return predictor_distribution(means, covariance)
@@ -246,7 +242,7 @@ class AdditiveStrategy(_FollowedStrategy):
         return independent_rows(moments)
 
     def _record(self, reading: Reading, mean: Tensor, variance: Tensor) -> None:
-        """Tell an attached optimiser, to which the inputs of the predictor are constants."""
+        """Pass a forward to an attached optimiser, for which the inputs of the predictor are constants."""
         if self.training_hooks is not None:
             self.training_hooks.after_forward(reading.inputs.detach(), mean, variance)
         elif mean.requires_grad and isinstance(self._variational_distribution, _PrecisionVariationalDistribution):
@@ -254,8 +250,8 @@ class AdditiveStrategy(_FollowedStrategy):
 
     def _joint_distribution(self, reading: Reading) -> MultivariateNormal:
         """
-        Mean and variances, and the covariance when it is asked for. It is that of the kernels and the posterior of now,
-        whatever becomes of the model.
+        The distribution with mean and variances now, and the covariance when it is asked for. It is that of the present
+        kernels and posterior, even if the model changes later.
         """
         projection, kernels = self._projection(), KernelState(self.predictor)
         moments = self._moments_in_chunks(reading, projection, kernels)
@@ -278,7 +274,7 @@ class AdditiveStrategy(_FollowedStrategy):
 
     @without_autocast
     def _joint_covariance(self, x: Tensor, projection: PosteriorProjection) -> PosteriorCovariance:
-        """Prior covariance minus the squares of projections, over the rows of all predictors."""
+        """The prior covariance minus the squares of projections, over the rows of all predictors."""
         groups, sign = projection.components(x)
         n, last = x.shape[-2], self.predictor.num_predictors - 1
         owners = [group.predictor_index for group in self.predictor.groups]
@@ -303,12 +299,12 @@ class AdditiveStrategy(_FollowedStrategy):
         **kwargs: Any,
     ) -> ComponentPosterior:
         """
-        Joint posterior of the components at the rows of ``x``. A mean that the model's ``forward`` adds belongs to the
-        predictor, and to none of them.
+        The joint posterior of the components at the rows of ``x``. A mean that the model's ``forward`` adds belongs to
+        the predictor and to no component.
 
         :param x: Inputs ``(*batch, n, D)``.
-        :param names: Which components, in a list; default all. One name gives results without the dimension of the
-            components, as indexing by it does.
+        :param names: A list of components; default all. A single name gives results without the components' dimension,
+            as indexing by it does.
         :param exclude: Components to leave out, instead of ``names``.
         :param kwargs: Further arguments of the model's ``forward``.
         :return: Means, variances, covariances and samples of the components, see :class:`ComponentPosterior`.
@@ -316,7 +312,7 @@ class AdditiveStrategy(_FollowedStrategy):
         :raises TypeError: If the model's ``forward`` does not know an argument.
         """
         check_keywords(self.model, kwargs)
-        self.predictor.component_indices(names, exclude)  # what is wrong with them, before any work
+        self.predictor.component_indices(names, exclude)  # reports wrong names before any work
         return ComponentPosterior(self, self._prepared(x, kwargs), names, exclude)
 
     @torch.no_grad()
@@ -329,15 +325,17 @@ class AdditiveStrategy(_FollowedStrategy):
         **kwargs: Any,
     ) -> Prediction:
         """
-        Means and variances of the predictor and of its components at any number of rows: memory beside that of the
-        result does not depend on it. Without gradients, in train and eval mode alike.
+        Means and variances of the predictor and of its components at any number of rows; beside the result, memory does
+        not depend on it. Works without gradients, in train and eval mode alike.
 
-        :param x: Inputs ``(*batch, n, D)``, on any device; results are on that of ``x``.
-        :param components: Which components' moments to give: True for all, False for none, or names. They double the
-            time or so.
-        :param chunk_size: Rows whose projections exist at a time; by default so many that these take a few megabytes.
-        :param exclude: Components that the predictor is to be without, such as random effects.
-        :param kwargs: Further arguments of the model's ``forward`` that are no tensors: it runs on each chunk.
+        :param x: Inputs ``(*batch, n, D)``, on any device; results are on the device of ``x``.
+        :param components: Components whose moments to return: True for all, False for none, or names. They about double
+            the time.
+        :param chunk_size: Number of rows whose projections are in memory at a time; by default they take a few
+            megabytes.
+        :param exclude: Components to leave out of the predictor, such as random effects.
+        :param kwargs: Further arguments of the model's ``forward`` that are no tensors, because it runs on each chunk.
+        :return: The moments, see :class:`Prediction`.
         :raises ValueError: If a name is unknown, or ``chunk_size`` not positive.
         :raises TypeError: If the model's ``forward`` does not know an argument, or one is a tensor.
         """
@@ -392,10 +390,10 @@ class AdditiveStrategy(_FollowedStrategy):
 
     def __call__(self, x: Tensor, prior: bool = False, diag: bool = True, **kwargs: Any) -> MultivariateNormal:
         """
-        Posterior (or, with ``prior=True``, prior) of the predictor at the rows of ``x``.
+        The posterior (or, with ``prior=True``, prior) of the predictor at the rows of ``x``.
 
         :param x: Inputs ``(*batch, n, D)``.
-        :param prior: Return the prior of the sum of the components: what the model's ``forward`` returns.
+        :param prior: Return the prior of the sum of the components, as the model's ``forward`` returns it.
         :param diag: See :meth:`forward`.
         :param kwargs: Further arguments of the model's ``forward``.
         :raises ValueError: For inputs that the components cannot read, and for a ``forward`` that does anything else
@@ -411,13 +409,14 @@ class AdditiveStrategy(_FollowedStrategy):
     @without_autocast
     def read(self, x: Tensor, **kwargs: Any) -> Reading:
         """
-        What the model's ``forward`` makes of the rows of ``x``: the inputs that it gives the predictor, and the mean of
-        the prior that it returns. Everything that is computed at rows of data goes through here.
+        Run the model's ``forward`` to find the inputs that it gives the predictor and the mean of the prior that it
+        returns. Everything that is computed at rows of data goes through here.
 
-        ``forward`` is run, unless it is that of :class:`~gpytorch_gam.AdditiveGP`, which is the predictor alone.
+        ``forward`` is not run if it is that of :class:`~gpytorch_gam.AdditiveGP`, which is the predictor alone.
 
         :param x: Inputs of the model, ``(*batch, n, D)``.
         :param kwargs: Further arguments of ``forward``.
+        :return: Inputs and prior mean of the predictor.
         :raises ValueError: If the predictor cannot read its inputs, or ``forward`` does anything else.
         :raises TypeError: If ``forward`` does not know an argument.
         """
@@ -428,7 +427,7 @@ class AdditiveStrategy(_FollowedStrategy):
         return read_rows(self.model, self.predictor, x, batch_shape, self._looks_at_values(x), kwargs)
 
     def _prepared(self, x: Tensor, keywords: Mapping[str, Any]) -> Reading:
-        """The rows, read, of a model that is ready for them."""
+        """Read the rows and prepare the model for a computation at them."""
         reading = self.read(x, **keywords)
         self._prepare()
         return reading
@@ -440,8 +439,9 @@ class AdditiveStrategy(_FollowedStrategy):
 
     def check_inputs(self, x: Tensor) -> None:
         """
-        Raise a clear error for inputs that the model cannot read, see :meth:`AdditivePredictor.check_inputs`. Where the
-        model's ``forward`` gives the predictor others than ``x``, that is known when it runs: see :meth:`read`.
+        Raise a clear error for inputs that the model cannot read, see :meth:`AdditivePredictor.check_inputs`. If the
+        model's ``forward`` gives the predictor other inputs than ``x``, these are checked when it runs, see
+        :meth:`read`.
 
         :param x: Inputs ``(*batch, n, D)``.
         """
@@ -460,14 +460,16 @@ class AdditiveStrategy(_FollowedStrategy):
             )
 
     def _looks_at_values(self, x: Tensor) -> bool:
-        """Looking for NaN waits for the device, which a training loop on a GPU cannot afford at each step."""
+        """
+        Whether to look for NaN, which waits for the device: a training loop on a GPU cannot afford that in each step.
+        """
         on_hot_path = self.training and torch.is_tensor(x) and x.device.type != "cpu"
         return gpytorch.settings.debug.on() and not on_hot_path
 
     def _initialize_once(self) -> None:
         if self._initialized:
             return
-        # The buffer counts as well: it may have been filled by hand, or put in place by torch.func.functional_call.
+        # The buffer counts as well: it may have been filled by hand, or replaced by torch.func.functional_call.
         if not self.variational_params_initialized:
             self._initialize()
             self._mark_initialized()
@@ -482,5 +484,7 @@ class AdditiveStrategy(_FollowedStrategy):
         self._initialized = True
 
     def _fix_jitter(self, jitter_val: float) -> None:
-        """Whitened variables mean something only together with the jitter they were initialised with."""
+        """
+        Store the jitter: whitened variables have a meaning only together with the jitter they were initialised with.
+        """
         self._jitter = jitter_val

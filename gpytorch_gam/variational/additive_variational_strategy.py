@@ -52,21 +52,22 @@ class AdditiveVariationalStrategy(AdditiveStrategy):
     ``diag=False``), in eval mode the full covariance, lazily.
 
     The jitter is relative to the mean prior variance of each component's inducing variables; an explicit ``jitter_val``
-    is absolute. It leaves a share of about its size of each component's prior variance that no amount of data removes:
-    too little to see up to a hundred thousand rows or so. It is ``gpytorch.settings.variational_cholesky_jitter`` of
-    float64 (1e-6) for models in float32 as well, because the factorisation that it serves is in float64: GPyTorch's
-    1e-4 would widen the bands of 20000 rows by a half. A ``float_value`` other than that 1e-4 is honoured.
-    The value is fixed when the posterior is initialised and travels with the state dict, as an absolute one does,
-    because the whitened variables depend on it: converting a trained model to another dtype does not change its fit.
+    is absolute. A share of each component's prior variance of about its size remains whatever the data, too little to
+    notice up to some hundred thousand rows. The value is that of ``gpytorch.settings.variational_cholesky_jitter`` for
+    float64 (1e-6), in float32 models too, because the covariances are factorised in float64: GPyTorch's 1e-4 for
+    float32 would widen the bands of 20000 rows by a half. A ``float_value`` other than that default is honoured. The
+    jitter is fixed when the posterior is initialised and is saved in the state dict, because the whitened variables
+    depend on it: converting a trained model to another dtype does not change its fit.
 
-    Training computes what grows with the rows in the dtype of the model, whose rounding errors average out over them;
-    the variances of results, small differences of large numbers, are computed in float64 and given in that dtype.
+    In training, the work on the rows is done in the dtype of the model, where rounding errors average out. The
+    variances of results are small differences of large numbers; they are computed in float64 and returned in the
+    model's dtype.
 
-    :param model: The model that owns the strategy. Its ``forward`` returns the prior: that of the predictor at the rows
-        of its inputs, or at what the model makes of these, with a mean added or not, such as
-        ``self.mean_module(x) + self.variational_strategy.predictor(self.network(x))``. The posterior is that of the
-        same inputs and the same mean, and gradients reach both. A mean belongs to the predictor and to no component.
-    :param predictor: The components and their prior. Registered here: ``strategy.predictor``.
+    :param model: The model that owns the strategy. Its ``forward`` returns the prior of the predictor at the rows of
+        its inputs, or at transformed inputs, and may add a mean, as in ``self.mean_module(x) +
+        self.variational_strategy.predictor(self.network(x))``. The posterior has the same inputs and mean, and
+        gradients reach both. The mean belongs to the predictor and to no component.
+    :param predictor: The components and their prior, registered as ``strategy.predictor``.
     :param variational_distribution: Any distribution over ``predictor.num_inducing_total`` whitened variables:
         :class:`LowRankPrecisionVariationalDistribution`, :class:`BlockLowRankPrecisionVariationalDistribution`, or
         GPyTorch's own. The Cholesky distribution is the coupled covariance of Adam (2017): exact, but
@@ -98,34 +99,34 @@ class AdditiveVariationalStrategy(AdditiveStrategy):
     ) -> None:
         _validate_distribution(predictor, variational_distribution)
         super().__init__(model, predictor, variational_distribution, jitter_val)
-        self._kept_projection = KeptValue()  # from one prediction to the next
+        self._kept_projection = KeptValue()  # kept from one prediction to the next
 
     def _initialize(self) -> None:
-        # Raises an error if a covariance has no Cholesky factor: training steps on a GPU do not wait for that.
+        # Raises an error if a covariance has no Cholesky factor, which training steps on a GPU do not check.
         with torch.no_grad():
             self.inducing_choleskys()
         super()._initialize()
 
     def prepare_training(self) -> None:
         """
-        What a training forward does before it reads the posterior: initialise it, and let an optimiser that follows the
-        kernels write it.
+        Initialise the posterior, and let an optimiser that follows the kernels write it. A training forward calls this
+        before it reads the posterior.
         """
         self._initialize_once()
         if self.training_hooks is not None:
-            with torch.enable_grad():  # kernels evaluate to the same bits as in the forward
+            with torch.enable_grad():  # so that kernels evaluate to the same bits as in the forward
                 choleskys = self.inducing_choleskys()
             self.training_hooks.before_forward(choleskys)
 
     def _present_distribution(self, choleskys: Sequence[Tensor] | None = None) -> Any:
-        """The posterior under the present kernels, along with which an optimiser carries it. Nothing is written."""
+        """The posterior under the present kernels, to which an attached optimiser transports it. Nothing is written."""
         values = self._present_parameters(choleskys)
         q = self._variational_distribution
         return q if values is None else q.with_values(values)
 
     @property
     def inducing_points(self) -> Tensor:
-        """Inducing points of the first group; ``predictor.groups`` has those of all groups."""
+        """The inducing points of the first group; ``predictor.groups`` holds those of all groups."""
         return self.predictor.groups[0].inducing_points
 
     @property
@@ -141,17 +142,17 @@ class AdditiveVariationalStrategy(AdditiveStrategy):
         """
         Cholesky factors of the covariance of each component's inducing variables, in float64, jitter included.
 
-        :return: For each group ``(*batch, C_g, M, M)``.
+        :return: The factors ``(*batch, C_g, M, M)`` of each group.
         """
         return [self.inducing_cholesky(group) for group in self.predictor.groups]
 
     def inducing_cholesky(self, group: ComponentGroup, covariance: Tensor | None = None) -> Tensor:
         """
-        That of one group.
+        The Cholesky factors of one group, see :meth:`inducing_choleskys`.
 
         :param group: A group of the predictor.
         :param covariance: The covariance of its inducing variables without jitter, in float64, if it is known already.
-        :return: ``(*batch, C_g, M, M)``.
+        :return: The factors ``(*batch, C_g, M, M)``.
         """
         return group.inducing_cholesky(self.jitter_val, self._jitter_is_relative, covariance)
 
@@ -166,7 +167,7 @@ class AdditiveVariationalStrategy(AdditiveStrategy):
             return q.covariance_factors()
         distribution = q()
         mean = distribution.mean.double()
-        # S = I - I I' + T T': the same form with all of the prior taken away and a root added.
+        # S = I - I I' + T T': the same form, with all of the prior subtracted and a root added.
         prior = tuple(
             torch.eye(size, dtype=mean.dtype, device=mean.device).expand(count, size, size)
             for count, size in self.predictor.group_shapes
@@ -178,9 +179,8 @@ class AdditiveVariationalStrategy(AdditiveStrategy):
 
     def kl_divergence(self) -> Tensor:
         """
-        Kullback-Leibler divergence from the variational distribution to the prior, over all components at once.
-
-        :return: ``(*batch)``.
+        Kullback-Leibler divergence from the variational distribution to the prior, over all components at once,
+        ``(*batch)``.
         """
         if not isinstance(self._variational_distribution, _PrecisionVariationalDistribution):
             return super().kl_divergence()
@@ -193,7 +193,7 @@ class AdditiveVariationalStrategy(AdditiveStrategy):
 
     def inducing_posterior(self) -> MultivariateNormal:
         r"""
-        Posterior :math:`q(\mathbf u)` of the inducing variables in function space, :math:`\mathbf u = L\mathbf v`.
+        The posterior :math:`q(\mathbf u)` of the inducing variables in function space, :math:`\mathbf u = L\mathbf v`.
 
         For the paper's family the covariance is a lazy :math:`(K^{-1} + B_u B_u^\top)^{-1}`, otherwise it is dense.
 
@@ -222,7 +222,7 @@ class AdditiveVariationalStrategy(AdditiveStrategy):
         :math:`K^{-1} + B_u B_u^\top` (plus :math:`L^{-\top} \mathrm{blockdiag}(E_c E_c^\top) L^{-1}` in the block
         family).
 
-        :return: :math:`\boldsymbol\alpha`, ``(*batch, Q)``, and :math:`B_u`, ``(*batch, Q, R)``.
+        :return: The vector :math:`\boldsymbol\alpha`, ``(*batch, Q)``, and the factor :math:`B_u`, ``(*batch, Q, R)``.
         :raises TypeError: If the distribution has no low-rank precision.
         """
         q = self._structured(self._present_distribution())
@@ -238,8 +238,8 @@ class AdditiveVariationalStrategy(AdditiveStrategy):
 
         The conversion uses the present kernel hyperparameters; changing them later keeps the whitened parameters.
 
-        :param alpha: :math:`\boldsymbol\alpha`, ``(*batch, Q)``.
-        :param factor: :math:`B_u`, ``(*batch, Q, R)``.
+        :param alpha: The vector :math:`\boldsymbol\alpha`, ``(*batch, Q)``.
+        :param factor: The factor :math:`B_u`, ``(*batch, Q, R)``.
         :raises TypeError: If the distribution has no low-rank precision.
         :raises ValueError: If shapes differ from the distribution's.
         """
@@ -258,15 +258,15 @@ class AdditiveVariationalStrategy(AdditiveStrategy):
     @torch.no_grad()
     def set_whitened_posterior(self, mean: Tensor, precision: Tensor) -> None:
         r"""
-        Set the distribution to a Gaussian of its family close to one given by mean and precision, such as that of
+        Set the distribution to the Gaussian of its family that fits a given mean and precision, such as those of
         :meth:`CollapsedELBO.optimum`.
 
         A coupled (Cholesky) distribution takes any precision exactly. The structured ones keep the mean and take a
         fit of :math:`I + BB^\top` or :math:`I + \mathrm{blockdiag}(E_c E_c^\top) + BB^\top`. Cost :math:`O(Q^3)`.
 
-        :param mean: Mean of the whitened inducing variables, ``(*batch, Q)``.
-        :param precision: Their precision, ``(*batch, Q, Q)``; for the structured families at least the identity, as it
-            is for log-concave likelihoods.
+        :param mean: The mean of the whitened inducing variables, ``(*batch, Q)``.
+        :param precision: Their precision, ``(*batch, Q, Q)``. The structured families need at least the identity, which
+            log-concave likelihoods give.
         :raises TypeError: If the distribution is of another kind.
         """
         q = self._variational_distribution
@@ -301,8 +301,8 @@ class AdditiveVariationalStrategy(AdditiveStrategy):
     # ------------------------------------------------------------------ the posterior at the data
 
     def _projection_in(self, dtype: torch.dtype) -> InducingProjection:
-        """Predictions without gradients find that of the last one, if nothing has changed."""
-        is_followed = self.training_hooks is not None  # by an optimiser, whose state counts as well
+        """The projection in some dtype. Predictions without gradients reuse the last one if nothing has changed."""
+        is_followed = self.training_hooks is not None  # then the optimiser's state matters, too
         if torch.is_grad_enabled() or self._is_traced() or is_followed:
             return self._new_projection(self.inducing_choleskys(), dtype)
         covariances = [group.inducing_covariance(torch.float64) for group in self.predictor.groups]
@@ -321,7 +321,7 @@ class AdditiveVariationalStrategy(AdditiveStrategy):
         return InducingProjection.of(self.predictor, factors, choleskys, dtype)
 
     def _training_projection(self) -> InducingProjection:
-        """The projection of a training forward, before which an optimiser may write the posterior."""
+        """The projection for a training forward, before which an optimiser may write the posterior."""
         if self.training_hooks is None or not torch.is_grad_enabled():
             return self._projection_in(self.predictor.dtype)
         choleskys = self.inducing_choleskys()
@@ -332,19 +332,19 @@ class AdditiveVariationalStrategy(AdditiveStrategy):
     @without_autocast
     def features(self, x: Tensor) -> Tensor:
         r"""
-        Features :math:`\phi_c(\mathbf x) = L_c^{-1} k_c(Z_c, \mathbf x)` of all components, stacked.
-
-        They hold Q numbers a row: training and prediction do without them.
+        Features :math:`\phi_c(\mathbf x) = L_c^{-1} k_c(Z_c, \mathbf x)` of all components, stacked. They hold Q
+        numbers a row; training and prediction do not need them.
 
         :param x: Inputs ``(*batch, n, D)``.
-        :return: ``(*batch, Q, n)``.
+        :return: The features ``(*batch, Q, n)``.
         """
         return self.predictor.features(self.read(x).inputs, self.inducing_choleskys())
 
     def draw_components(self, inputs: Tensor, batch_shape: torch.Size, sample_shape: torch.Size) -> list[Tensor]:
         """Joint draws of all components: first the inducing variables, then each component given its own."""
         whitened = self.variational_distribution.rsample(sample_shape)
-        # One draw of the inducing variables serves every batch of x: line its batch dimensions up with those of x.
+        # One draw of the inducing variables serves every batch of x, so its batch dimensions are aligned with those of
+        # x.
         own_batch = whitened.shape[len(sample_shape) : -1]
         missing = (1,) * (len(batch_shape) - len(own_batch))
         whitened = whitened.reshape(*sample_shape, *missing, *own_batch, whitened.shape[-1])

@@ -25,8 +25,8 @@ class BlockLowRankPrecisionVariationalDistribution(_PrecisionVariationalDistribu
         q(\mathbf v) = N(\mathbf m, (D + B B^\top)^{-1}), \qquad
         D = I + \mathrm{blockdiag}(E_1 E_1^\top, \dots, E_C E_C^\top),
 
-    over the whitened inducing variables of all components. The blocks hold what the data say about each component (each
-    level, where these are independent and no row sees two of them), B what they say about several at once. With
+    over the whitened inducing variables of all components. The blocks hold the data's information on each component (on
+    each level, where these are independent and no row has two of them), B that on several components at once. With
     ``rank=0`` it is the mean-field approximation (no coupling, no B registered); with all :math:`E_c = 0` it is the
     family of the paper (:class:`LowRankPrecisionVariationalDistribution`), which needs a far larger rank for the same
     accuracy.
@@ -37,14 +37,13 @@ class BlockLowRankPrecisionVariationalDistribution(_PrecisionVariationalDistribu
     noise, to tens and hundreds, while Adam moves an entry by its rate in a step: with rates such as .01, hundreds of
     steps leave the precision far too small and bands too wide (600 rows, 50 epochs of batches of 50 by Adam at .01: 54
     nats below the optimum at the same hyperparameters). A :class:`~gpytorch_gam.warnings.TrainingLoopWarning` says so
-    where the model is used after a hundred such steps or more. If Adam has to train it, start by
+    when the model is used after a hundred such steps or more. If Adam has to train it, start with
     :func:`~gpytorch_gam.training.initialize_posterior`, and give these parameters a group of their own with a rate some
     thirty times as large (7 nats).
 
-    :param group_shapes: ``(C_g, M_g)`` of each group of equal blocks, their number and their size:
-        ``predictor.group_shapes``.
-    :param rank: Columns R of B, between 0 and the sum of the block sizes. 16 to 64 suffices in most additive models; it
-        grows slowly with the number of components. Or ``"auto"``, as in the low-rank family.
+    :param group_shapes: Number and size ``(C_g, M_g)`` of the equal blocks of each group: ``predictor.group_shapes``.
+    :param rank: Number of columns R of B, between 0 and the sum of the block sizes, or ``"auto"`` as in the low-rank
+        family. 16 to 64 suffice in most additive models; the need grows slowly with the number of components.
     :param block_rank: Largest number of columns of each :math:`E_c`; default the size of the block (no restriction).
     :param batch_shape: Batch shape of independent models.
     :param mean_init_std: Standard deviation of the noise on the initial mean.
@@ -72,7 +71,7 @@ class BlockLowRankPrecisionVariationalDistribution(_PrecisionVariationalDistribu
             checks.integer("block_rank", block_rank, least=1)
         super().__init__(sum(count * size for count, size in group_shapes), batch_shape, mean_init_std, init_scale)
         self.group_shapes = group_shapes
-        # On the distribution itself: GPyTorch takes parameters of submodules for hyperparameters.
+        # Registered on the distribution itself, because GPyTorch counts parameters of submodules as hyperparameters.
         for index, (count, size) in enumerate(group_shapes):
             columns = size if block_rank is None else min(block_rank, size)
             factor = init_scale * torch.randn(*self.batch_shape, count, size, columns)
@@ -81,7 +80,7 @@ class BlockLowRankPrecisionVariationalDistribution(_PrecisionVariationalDistribu
 
     @property
     def block_factors(self) -> list[Tensor]:
-        r"""The factors :math:`E_c`, ``(*batch, C_g, M_g, r_g)`` for each group."""
+        """The factors :math:`E_c`, ``(*batch, C_g, M_g, r_g)`` for each group."""
         return [getattr(self, f"block_factor_{index}") for index in range(len(self.group_shapes))]
 
     def _fit_excess(self, excess: Tensor) -> None:

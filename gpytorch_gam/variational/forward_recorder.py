@@ -1,4 +1,4 @@
-"""What backward passes leave at training forwards, for optimisers that need more than gradients of parameters."""
+"""Records what backward passes bring to training forwards, for optimisers that need more than parameters' gradients."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from torch import Tensor
 
 from ._callers import nearest_caller
 
-# Frames to an objective: those of a recorder, of a strategy and of classes that they derive from lie between.
+# Largest number of frames to an objective, past those of a recorder, a strategy and their base classes.
 _REACH = 5
 
 
 class ForwardRecord(NamedTuple):
     """
-    The rows of one training forward, and derivatives of the loss at the moments of the predictors in them.
+    The rows of one training forward, and derivatives of the loss in the moments of the predictors at these rows.
 
-    :ivar x: inputs ``(*batch, n, D)``.
-    :ivar mean_gradient: ``(*batch, n)``; with several predictors ``(*batch, n, P)``.
-    :ivar variance_gradient: ``(*batch, n)``; with several predictors that in their covariance, ``(*batch, n, P, P)``.
+    :ivar x: Inputs ``(*batch, n, D)``.
+    :ivar mean_gradient: The derivative in the means, ``(*batch, n)``; with several predictors ``(*batch, n, P)``.
+    :ivar variance_gradient: The derivative in the variances, ``(*batch, n)``; with several predictors in their
+        covariances, ``(*batch, n, P, P)``.
     """
 
     x: Tensor
@@ -33,8 +34,8 @@ class DivergenceRecord(NamedTuple):
     """
     The weight of the Kullback-Leibler divergence in a loss.
 
-    :ivar weight: derivative of the loss in the divergence, a scalar: 1 / N for minus the ELBO per row.
-    :ivar objective: GPyTorch's objective that asked for the divergence, None if it was somebody else.
+    :ivar weight: The derivative of the loss in the divergence, a scalar: 1 / N for minus the ELBO per row.
+    :ivar objective: The objective of GPyTorch that asked for the divergence, or None.
     """
 
     weight: Tensor
@@ -43,11 +44,11 @@ class DivergenceRecord(NamedTuple):
 
 class Recorded(NamedTuple):
     """
-    What happened since the last step.
+    The forwards and backward passes since the last step.
 
-    :ivar num_forwards: training forwards with gradients, whether differentiated or not.
-    :ivar records: those that a backward pass has been through.
-    :ivar divergences: likewise.
+    :ivar num_forwards: The number of training forwards with gradients, differentiated or not.
+    :ivar records: The forwards that a backward pass has gone through.
+    :ivar divergences: The divergences that a backward pass has gone through.
     """
 
     num_forwards: int
@@ -57,17 +58,17 @@ class Recorded(NamedTuple):
 
 class ForwardRecorder:
     """
-    The hooks of an optimiser that needs more than the gradients of parameters: what backward passes leave at the
-    outputs of training forwards. :meth:`AdditiveVariationalStrategy.register_training_hooks` takes one; optimisers
-    derive from it.
+    The hooks of an optimiser that needs the gradients at the outputs of training forwards.
+    :meth:`AdditiveVariationalStrategy.register_training_hooks` takes one; optimisers derive from it.
 
-    Nothing of a forward is kept here before a backward pass has been through it: hooks in its graph know the rows.
+    Nothing of a forward is kept here before a backward pass has gone through it: until then only hooks in its graph
+    hold the rows.
 
-    :ivar num_forwards: training forwards with gradients since the last :meth:`take`.
+    :ivar num_forwards: The number of training forwards with gradients since the last :meth:`take`.
     """
 
     def __init__(self) -> None:
-        self._period = 0  # between two steps; a forward counts in its own
+        self._period = 0  # number of the present period between two steps; a forward counts in its own
         self.num_forwards = 0
         self._forwards: list[_Forward] = []
         self._divergences: list[DivergenceRecord] = []
@@ -81,21 +82,20 @@ class ForwardRecorder:
 
     def present_parameters(self, choleskys: Sequence[Tensor] | None = None) -> dict[str, Tensor] | None:
         """
-        What the parameters of the posterior are under the present kernels, for everything that reads it: nothing is
-        written.
+        The parameters of the posterior under the present kernels, for everything that reads it; nothing is written.
 
-        :param choleskys: As in :meth:`before_forward`, where they are known.
-        :return: By name; None if they are as they stand, as they always are without an optimiser that follows kernels.
+        :param choleskys: As in :meth:`before_forward`, if they are known already.
+        :return: The parameters by name, or None if they are as stored, as without an optimiser that follows kernels.
         """
         return None
 
     def after_forward(self, x: Tensor, mean: Tensor, variance: Tensor) -> None:
         """
-        Wait for the gradients of a training forward; nothing is recorded where gradients are off.
+        Register for the gradients of a training forward; nothing is recorded where gradients are off.
 
-        :param x: inputs ``(*batch, n, D)``.
-        :param mean: ``(*batch, n)``, or ``(*batch, n, P)``.
-        :param variance: ``(*batch, n)``, or ``(*batch, n, P, P)``.
+        :param x: Inputs ``(*batch, n, D)``.
+        :param mean: The means ``(*batch, n)``, or ``(*batch, n, P)``.
+        :param variance: The variances ``(*batch, n)``, or the covariances ``(*batch, n, P, P)``.
         """
         if not (mean.requires_grad and variance.requires_grad):
             return
@@ -105,17 +105,15 @@ class ForwardRecorder:
         variance.register_hook(partial(self._keep, self._period, forward, 1))
 
     def after_divergence(self, divergence: Tensor) -> None:
-        """
-        Wait for the weight that a loss gives to the divergence from the prior.
-
-        :param divergence: ``()``.
-        """
+        """Register for the weight that a loss gives to the divergence, ``()``, from the prior."""
         if divergence.requires_grad:
             objective = nearest_caller(gpytorch.mlls.MarginalLogLikelihood, _REACH)
             divergence.register_hook(partial(self._keep_weight, self._period, objective))
 
     def take(self) -> Recorded:
-        """All since the last call. Later backward passes through forwards from before it do not count."""
+        """
+        Return and forget everything since the last call. Later backward passes through earlier forwards do not count.
+        """
         complete = [forward.record() for forward in self._forwards if forward.is_complete]
         recorded = Recorded(self.num_forwards, complete, self._divergences)
         self._period += 1
@@ -124,24 +122,20 @@ class ForwardRecorder:
         return recorded
 
     def put(self, recorded: Recorded) -> None:
-        """
-        Replace what was collected.
-
-        :param recorded: From :meth:`take`.
-        """
+        """Replace what was collected by what :meth:`take` returned."""
         self.num_forwards = recorded.num_forwards
         self._forwards = [_Forward(x, [mean, variance]) for x, mean, variance in recorded.records]
         self._divergences = list(recorded.divergences)
 
     def forget_gradients(self) -> None:
-        """Drop what backward passes have left."""
+        """Drop what backward passes have brought."""
         for forward in self._forwards:
             forward.gradients = [None, None]
         self._forwards, self._divergences = [], []
 
     @property
     def num_rows(self) -> int:
-        """Rows that a backward pass has been through."""
+        """Number of rows that a backward pass has gone through."""
         return sum(forward.num_rows for forward in self._forwards)
 
     def _enter_backward(self) -> None:

@@ -43,15 +43,15 @@ class LowRankPrecisionVariationalDistribution(_PrecisionVariationalDistribution)
     :class:`BlockLowRankPrecisionVariationalDistribution`, whose warning and remedies are the same).
 
     :param num_inducing_points: Length Q of the inducing vector, ``predictor.num_inducing_total``.
-    :param rank: Columns R of B, between 1 and Q; or ``"auto"``, for as many as ``rank_tolerance`` asks for. Those are
-        chosen when the posterior is first fitted to data, by ``NaturalGradient``, ``polish``,
+    :param rank: Number of columns R of B, between 1 and Q; or ``"auto"`` for as many as ``rank_tolerance`` requires.
+        That number is chosen when the posterior is first fitted to data, by ``NaturalGradient``, ``polish``,
         ``initialize_posterior`` or :meth:`AdditiveVariationalStrategy.set_whitened_posterior`; ``NaturalGradient`` adds
-        columns where they fall short later.
+        columns later if they do not suffice.
     :param batch_shape: Batch shape of independent models.
     :param mean_init_std: Standard deviation of the noise on the initial mean.
     :param init_scale: Standard deviation of the initial entries of B (the gradient at B = 0 vanishes).
-    :param rank_tolerance: Nats that an automatic rank may lose against the optimum; only for ``rank="auto"``. What is
-        lost is lost in a few directions, which keep the prior's variance: a tolerance of a nat widens bands notably.
+    :param rank_tolerance: Nats that an automatic rank may lose against the optimum; only for ``rank="auto"``. The loss
+        is concentrated in a few directions, which keep the prior's variance: a tolerance of a nat widens bands notably.
     :raises ValueError: If the rank is negative, larger than Q or not an integer.
 
     .. _Adam, Durrande and John (2018):
@@ -74,11 +74,11 @@ class LowRankPrecisionVariationalDistribution(_PrecisionVariationalDistribution)
 
     @property
     def block_factors(self) -> None:
-        """None: outside the low-rank term the precision is the prior's."""
+        """None: beside the low-rank term the precision is that of the prior."""
         return None
 
     def _fit_excess(self, excess: Tensor) -> None:
-        # The leading eigenvectors, which is optimal. A RankWarning says if that leaves the bound notably short.
+        # The leading eigenvectors are optimal. A RankWarning is given if they leave the bound notably short.
         lost = truncation_gap(excess, self.rank).max().item()
         if lost >= _NOTABLE_LOSS:
             warnings.warn(

@@ -1,4 +1,4 @@
-"""Whether a model is one of this package's."""
+"""Checks that a model is one of this package."""
 
 from __future__ import annotations
 
@@ -11,12 +11,7 @@ from .additive_variational_strategy import AdditiveVariationalStrategy
 
 
 def additive_strategy(model: Any) -> AdditiveStrategy:
-    """
-    The strategy of an additive model.
-
-    :param model: What was given as a model.
-    :raises TypeError: If it is another one.
-    """
+    """The strategy of an additive model; any other model raises a TypeError."""
     strategy = checks.approximate_gp(model).variational_strategy
     if isinstance(strategy, AdditiveStrategy):
         return strategy
@@ -35,11 +30,8 @@ def additive_strategy(model: Any) -> AdditiveStrategy:
 
 def inducing_strategy(model: Any) -> AdditiveVariationalStrategy:
     """
-    The strategy of an additive model with inducing variables.
-
-    :param model: What was given as a model.
-    :raises TypeError: If it is another one.
-    :raises NotImplementedError: If it has none.
+    The strategy of an additive model with inducing variables. An additive model without them raises a
+    NotImplementedError, any other model a TypeError.
     """
     strategy = additive_strategy(model)
     if not isinstance(strategy, AdditiveVariationalStrategy):

@@ -1,4 +1,4 @@
-"""Posteriors that are kept as Gaussian sites, one for each row."""
+"""Posteriors in the form of Gaussian sites, one for each row."""
 
 from .exact_effects import exact_components
 from .full_additive_variational_strategy import FullAdditiveVariationalStrategy

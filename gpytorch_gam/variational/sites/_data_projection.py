@@ -1,4 +1,4 @@
-"""Projections of a posterior of the rows of the training data."""
+"""Projections from a posterior of the rows of the training data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class DataProjection(PosteriorProjection):
     """Weights of kernels between training data and rows, the same for all components of one predictor."""
 
     def __init__(self, predictor: AdditivePredictor, weights: Tensor, data: Tensor) -> None:
-        # Weights (*batch, N, N + 1) are those of the coupled directions, then of the mean; data are (*batch, N, D).
+        # Weights (*batch, N, N + 1) belong to the coupled directions, then to the mean; data are (*batch, N, D).
         self._predictor, self._weights, self._data = predictor, weights.unsqueeze(-3), data
 
     def marginals(self, reading: Reading) -> Marginals:

@@ -1,5 +1,5 @@
 r"""
-What the two posteriors that are tied to the training data share: their parameters, and the fit of these.
+The common part of the two posteriors that are tied to the training data: their parameters, and the fit of these.
 
 Both posteriors are the prior times Gaussian sites, :math:`q \propto p \cdot \prod_n \exp(\theta_n f_n - \tfrac12
 \lambda_n f_n^2)` with :math:`f_n` the sum of the components at row n (for the sparse one its projection on the inducing
@@ -26,10 +26,10 @@ from gpytorch_gam.likelihoods.expected_gradients import expected_gradients
 from ..additive_strategy import AdditiveStrategy
 from .site_variational_distribution import SiteVariationalDistribution
 
-# A natural-gradient direction goes up, so this many halvings without a rise mean that only rounding is left.
+# A natural-gradient direction leads uphill, so after this many halvings without a rise only rounding is left.
 _MAX_HALVINGS = 30
 
-# How many units of rounding of its terms the bound may fall in an accepted step.
+# Largest fall of the bound in an accepted step, in units of the rounding of its terms.
 _ROUNDING_UNITS = 16.0
 
 
@@ -42,7 +42,7 @@ class _SiteGradients(NamedTuple):
 
 class _SiteVariationalStrategy(AdditiveStrategy):
     """
-    Base of the strategies whose posterior has a weight and a root precision for each row of the training data, whose
+    The base of strategies whose posterior has a weight and a root precision for each row of the training data, whose
     inputs ``(*batch, N, D)`` are kept as a buffer.
     """
 
@@ -70,7 +70,7 @@ class _SiteVariationalStrategy(AdditiveStrategy):
             ) from error
         sites = SiteVariationalDistribution(inputs.shape[-2], batch_shape=batch_shape)
         sites = sites.to(device=predictor.device, dtype=predictor.dtype)
-        AdditiveStrategy.__init__(self, model, predictor, sites, jitter_val)  # others want another distribution
+        AdditiveStrategy.__init__(self, model, predictor, sites, jitter_val)  # other bases need another distribution
         self.register_buffer("inputs", inputs.detach().clone())
 
     def _data_inputs(self) -> Tensor:
@@ -92,8 +92,8 @@ class _SiteVariationalStrategy(AdditiveStrategy):
         r"""
         Set the parameters of the posterior.
 
-        :param weights: :math:`\boldsymbol\alpha`, ``(*batch, N)``.
-        :param scales: :math:`\Lambda`, root precisions, ``(*batch, N)``.
+        :param weights: The weights :math:`\boldsymbol\alpha`, ``(*batch, N)``.
+        :param scales: The root precisions :math:`\Lambda`, ``(*batch, N)``.
         :raises ValueError: If shapes differ from the distribution's, or values are not finite.
         """
         shape = self._variational_distribution.shape()
@@ -113,7 +113,7 @@ class _SiteVariationalStrategy(AdditiveStrategy):
 
     @abstractmethod
     def _data_geometry(self) -> Tensor:
-        """The matrix of kernels at the training inputs on which the algebra of the sites works, in float64."""
+        """The matrix of kernels at the training inputs for the algebra of the sites, in float64."""
 
     @abstractmethod
     def _covariance_product(self, geometry: Tensor, values: Tensor) -> Tensor:
@@ -121,7 +121,10 @@ class _SiteVariationalStrategy(AdditiveStrategy):
 
     @abstractmethod
     def _weights_of_linear_term(self, geometry: Tensor, scales: Tensor, linear: Tensor) -> Tensor:
-        r""":math:`\boldsymbol\alpha = (I + \Lambda^2 K)^{-1} \boldsymbol\theta`, each ``(*batch, N)``."""
+        r"""
+        The weights :math:`\boldsymbol\alpha = (I + \Lambda^2 K)^{-1} \boldsymbol\theta`; all vectors are ``(*batch,
+        N)``.
+        """
 
     @torch.no_grad()
     def fit_sites(
@@ -146,8 +149,8 @@ class _SiteVariationalStrategy(AdditiveStrategy):
         with :math:`f_n` the mean of the sum of the components. At the optimum :math:`\alpha_n = g_n` and
         :math:`\Lambda_n^2 = \lambda_n`: the optimum over *all* Gaussians of the inducing variables (or of the
         components) if the likelihood is log-concave, which keeps :math:`\lambda_n` from being cut off at zero. A
-        Gaussian likelihood takes one step. Steps are halved while the bound would fall. Each iteration costs what a
-        training forward on all rows costs. Sites cut off at zero have no gradient for an optimiser used afterwards.
+        Gaussian likelihood takes one step. Steps are halved while the bound would fall. Each iteration costs as much as
+        a training forward on all rows. Sites cut off at zero have no gradient for an optimiser used afterwards.
 
         :param likelihood: Any likelihood of one predictor; its parameters stay fixed.
         :param y: Responses of all rows of ``inputs``, in their order, ``(N)`` or ``(*batch, N)``.
@@ -184,7 +187,7 @@ class _SiteVariationalStrategy(AdditiveStrategy):
     def _step(
         self, likelihood: Likelihood, y: Tensor, geometry: Tensor, state: _SiteGradients, lr: float
     ) -> tuple[_SiteGradients, float] | None:
-        """One step of the longest length that does not lower the bound, and that length; None where there is none."""
+        """The longest step that does not lower the bound, with its length; None where there is none."""
         weights, scales = self._sites()
         weights, precision = weights.clone(), scales.square()
         function = self._covariance_product(geometry, weights)
@@ -203,7 +206,7 @@ class _SiteVariationalStrategy(AdditiveStrategy):
         return None
 
     def _site_gradients(self, likelihood: Likelihood, y: Tensor) -> _SiteGradients:
-        """The bound at the present sites, and the gradients of its first term in the marginals of the rows."""
+        """The bound at the present sites, and the gradients of its data term in the marginals of the rows."""
         with torch.autocast(self.inputs.device.type, enabled=False):
             marginals = self._projection().marginals(self.read(self.inputs))
             mean, variance = (part.squeeze(-2).to(self.inputs.dtype) for part in marginals[:2])
@@ -237,7 +240,7 @@ class _SiteVariationalStrategy(AdditiveStrategy):
 
 
 def _check_data(model: gpytorch.Module, predictor: AdditivePredictor, inputs: Tensor, owner: str) -> None:
-    """Before the model is complete, so that a ``forward`` of its own cannot be called yet."""
+    """Check the inputs before the model is complete, when a ``forward`` of its own cannot be called yet."""
     try:
         if has_own_forward(model):
             check_rows(inputs)

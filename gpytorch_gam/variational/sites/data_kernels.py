@@ -1,4 +1,4 @@
-"""Kernels between any rows, which posteriors without inducing variables are made from."""
+"""Kernels between any rows, for posteriors without inducing variables."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from gpytorch_gam.numerics.triangular import solve_in_blocks
 
 def component_covariance(group: ComponentGroup, left: Tensor, right: Tensor | None = None) -> Tensor:
     r"""
-    Prior covariance :math:`k_c(\mathbf x, \mathbf x')` of the components of a group between any rows, ``by``
-    multipliers included, ``(*batch, C_g, n, m)`` in the dtype of ``left``. Exact groups are read through their inducing
+    The prior covariance :math:`k_c(\mathbf x, \mathbf x')` of a group's components between any rows, with ``by``
+    multipliers, ``(*batch, C_g, n, m)`` in the dtype of ``left``. Exact groups are evaluated through their inducing
     variables.
     """
     if group.exact:
@@ -48,8 +48,8 @@ def scale_by_multipliers(group: ComponentGroup, covariance: Tensor, x: Tensor, d
 
 def features_in_dtype_of(group: ComponentGroup, x: Tensor, cholesky: Tensor) -> Tensor:
     r"""
-    Features :math:`L_c^{-1} k_c(Z_c, \mathbf x)` of a group, multipliers included, in the dtype of ``x`` whatever that
-    of the group, ``(*batch, C_g, M, n)``.
+    Features :math:`L_c^{-1} k_c(Z_c, \mathbf x)` of a group, ``(*batch, C_g, M, n)``, multipliers included, in the
+    dtype of ``x`` whatever that of the group.
     """
     covariance = group.evaluate_kernel(group.inducing_points.to(x.dtype), group.select(x))
     covariance = scale_by_multipliers(group, covariance, x, dim=-1)

@@ -37,12 +37,12 @@ def exact_components(
         \mathrm{cov}(f_i(\mathbf x), f_j(\mathbf x')) = \delta_{ij} k_i(\mathbf x, \mathbf x')
         - k_i(\mathbf x, X) S^{-1} k_j(X, \mathbf x') .
 
-    Inducing points take no part in it. Cost :math:`O(N^3 + C N^2 n)`, in float64 whatever the dtype of the model.
+    Inducing points are not used. The cost is :math:`O(N^3 + C N^2 n)`, in float64 whatever the dtype of the model.
 
-    :param model: A model with training data and a Gaussian likelihood, whose noise is one number or fixed for each row.
+    :param model: A model with training data and a Gaussian likelihood, with a single noise or fixed ones for each row.
     :param x: Inputs ``(*batch, n, D)``.
-    :param names: Which components, in a list; default all. One name gives results without the dimension of the
-        components, as indexing by it does.
+    :param names: A list of components; default all. A single name gives results without the components' dimension, as
+        indexing by it does.
     :param exclude: Components to leave out, instead of ``names``.
     :return: Means, variances, covariances, centred effects and samples of the components.
     :raises TypeError: If the model is no ExactGP, or its likelihood another one.
@@ -61,13 +61,13 @@ def exact_components(
         >>> lower, upper = parts["x0"].confidence_region()
     """
     source = _ExactSource(model)
-    source.predictor.component_indices(names, exclude)  # what is wrong with them, before any work
+    source.predictor.component_indices(names, exclude)  # reports wrong names before any work
     x = x.unsqueeze(-1) if torch.is_tensor(x) and x.dim() == 1 else x
     return ComponentPosterior(source, source.read(x), names, exclude)
 
 
 class _ExactSource:
-    """The posterior of all components, given the training data that the model has now."""
+    """The posterior of all components, given the model's present training data."""
 
     def __init__(self, model: ExactGP) -> None:
         self._model, self.predictor = model, _predictor_of(model)
@@ -91,7 +91,7 @@ class _ExactSource:
         self._residual = model.train_targets.double() - reading.means.squeeze(-2).double()
 
     def read(self, x: Tensor) -> Reading:
-        """Inputs of the predictor and its prior mean."""
+        """The predictor's inputs and its prior mean."""
         batch_shape = torch.broadcast_shapes(
             self.predictor.batch_shape, torch.Size(self._model.train_targets.shape[:-1])
         )
@@ -101,7 +101,10 @@ class _ExactSource:
         return torch.cholesky_solve(columns, self._cholesky)
 
     def component_projections(self, inputs: Tensor) -> ComponentProjections:
-        r""":math:`k_c(\mathbf x, X) \boldsymbol\alpha` and :math:`L_S^{-1} k_c(X, \mathbf x)`."""
+        r"""
+        The means' part :math:`k_c(\mathbf x, X) \boldsymbol\alpha` and the directions :math:`L_S^{-1} k_c(X, \mathbf
+        x)`.
+        """
         x, groups = inputs.double(), []
         weights = self._solve(self._residual.unsqueeze(-1)).unsqueeze(-3)  # (*batch, 1, N, 1)
         for group in self.predictor.groups:
@@ -112,7 +115,7 @@ class _ExactSource:
         return ComponentProjections(groups, -1)
 
     def draw_components(self, inputs: Tensor, batch_shape: torch.Size, sample_shape: torch.Size) -> list[Tensor]:
-        """Joint draws of all components: draws from the prior, corrected by what the data say beside them."""
+        """Joint draws of all components: draws from the prior, corrected by the residuals of the data."""
         x, n = inputs.double(), inputs.shape[-2]
         joint = torch.cat([part.expand(*batch_shape, *part.shape[-2:]) for part in (x, self._inputs)], dim=-2)
         drawn = [sample_prior(group, joint, sample_shape) for group in self.predictor.groups]
@@ -150,7 +153,7 @@ def _predictor_of(model: ExactGP) -> AdditivePredictor:
 
 
 def _noise(likelihood: gpytorch.likelihoods.Likelihood, reading: Reading, x: Tensor) -> Tensor:
-    """Covariance of the noise of the training rows, ``(*batch, N, N)``, float64."""
+    """The covariance of the noise of the training rows, ``(*batch, N, N)``, float64."""
     mean = reading.means.squeeze(-2)
     nothing = ZeroLinearOperator(*mean.shape, mean.shape[-1], dtype=mean.dtype, device=mean.device)
     noise = likelihood(MultivariateNormal(mean, nothing), [x]).lazy_covariance_matrix

@@ -17,7 +17,7 @@ from ._data_projection import DataProjection
 from ._site_variational_strategy import _SiteVariationalStrategy
 from .data_kernels import component_covariance, sample_prior
 
-# Added to the covariance of the sum of the components where its root is needed, relative to its mean variance.
+# Jitter on the covariance of the sum of the components where its root is needed, relative to its mean variance.
 _ROOT_JITTER = 1e-10
 
 
@@ -93,7 +93,7 @@ class FullAdditiveVariationalStrategy(_SiteVariationalStrategy):
 
     @property
     def inducing_points(self) -> Tensor:
-        """The training inputs, ``(*batch, N, D)``, which take the place of inducing points."""
+        """The training inputs, ``(*batch, N, D)``, which replace inducing points."""
         return self.inputs
 
     @property
@@ -101,10 +101,9 @@ class FullAdditiveVariationalStrategy(_SiteVariationalStrategy):
         return self._variational_distribution.num_data
 
     def sum_covariance(self) -> Tensor:
-        r"""
-        Prior covariance :math:`K_s` of the sum of the components at the training inputs, in float64.
-
-        :return: ``(*batch, N, N)``.
+        """
+        The prior covariance :math:`K_s` of the sum of the components at the training inputs, in float64, ``(*batch, N,
+        N)``.
         """
         inputs = self._data_inputs().double()
         covariance = sum(component_covariance(group, inputs).sum(-3) for group in self.predictor.groups)
@@ -123,17 +122,15 @@ class FullAdditiveVariationalStrategy(_SiteVariationalStrategy):
         return self.jitter_val * total
 
     def _capacitance(self) -> tuple[Tensor, Tensor, Tensor]:
-        r""":math:`K_s`, :math:`\Lambda K_s \Lambda` and :math:`L_A`, each ``(*batch, N, N)``, in float64."""
+        r"""
+        The matrices :math:`K_s`, :math:`\Lambda K_s \Lambda` and :math:`L_A`, each ``(*batch, N, N)``, in float64.
+        """
         covariance = self.sum_covariance()
         scaled = _scale_both_sides(covariance, self._sites()[1])
         return covariance, scaled, psd_safe_cholesky(add_identity(scaled))
 
     def kl_divergence(self) -> Tensor:
-        """
-        Kullback-Leibler divergence from the posterior to the prior, over all components at once.
-
-        :return: ``(*batch)``.
-        """
+        """Kullback-Leibler divergence from the posterior to the prior, over all components at once, ``(*batch)``."""
         weights, _ = self._sites()
         covariance, scaled, cholesky = self._capacitance()
         quadratic = (weights * (covariance @ weights.unsqueeze(-1)).squeeze(-1)).sum(-1)
@@ -150,8 +147,8 @@ class FullAdditiveVariationalStrategy(_SiteVariationalStrategy):
         \Lambda^2 L_s)^{-1})`. Its divergence to :attr:`prior_distribution`, a standard normal, is that of the
         posterior, since the components depend on the data through their sum.
 
-        The root takes a relative jitter of 1e-10, which nothing else does. The posterior of the sum itself is that of a
-        call at the training inputs.
+        The root takes a relative jitter of 1e-10, which is used nowhere else. For the posterior of the sum itself, call
+        the model at the training inputs.
         """
         weights, scales = self._sites()
         covariance = self.sum_covariance()
@@ -166,7 +163,7 @@ class FullAdditiveVariationalStrategy(_SiteVariationalStrategy):
     # ------------------------------------------------------------------ the posterior at any rows
 
     def _projection_in(self, dtype: torch.dtype) -> DataProjection:
-        r"""With weights :math:`[\Lambda L_A^{-\top}, \boldsymbol\alpha]`."""
+        r"""The projection with weights :math:`[\Lambda L_A^{-\top}, \boldsymbol\alpha]`."""
         weights, scales = self._sites()
         *_, cholesky = self._capacitance()
         root = torch.linalg.solve_triangular(cholesky, torch.diag_embed(scales), upper=False).mT
@@ -177,12 +174,12 @@ class FullAdditiveVariationalStrategy(_SiteVariationalStrategy):
 
     def draw_components(self, inputs: Tensor, batch_shape: torch.Size, sample_shape: torch.Size) -> list[Tensor]:
         r"""
-        Joint draws of all components: draws from the prior, corrected by what they say of the sites.
+        Joint draws of all components: draws from the prior, corrected by the sites.
 
-        The posterior is that of the prior after observing :math:`\Lambda \sum_c f_c(X)` with unit noise. So a draw
-        :math:`f_c` of the prior at :math:`[\mathbf x, X]` and a draw :math:`\varepsilon` of the noise give
-        :math:`f_c(\mathbf x) + k_c(\mathbf x, X)[\boldsymbol\alpha - \Lambda A^{-1} (\Lambda \sum_i f_i(X) +
-        \varepsilon)]`. This factorises a matrix of n + N rows for each component.
+        The posterior is the prior after observing :math:`\Lambda \sum_c f_c(X)` with unit noise. So a draw :math:`f_c`
+        of the prior at :math:`[\mathbf x, X]` and a draw :math:`\varepsilon` of the noise give :math:`f_c(\mathbf x) +
+        k_c(\mathbf x, X)[\boldsymbol\alpha - \Lambda A^{-1} (\Lambda \sum_i f_i(X) + \varepsilon)]`. This factorises a
+        matrix of n + N rows for each component.
         """
         weights, scales = self._sites()
         *_, cholesky = self._capacitance()
@@ -219,5 +216,5 @@ class FullAdditiveVariationalStrategy(_SiteVariationalStrategy):
 
 
 def _scale_both_sides(covariance: Tensor, scales: Tensor) -> Tensor:
-    r""":math:`\Lambda K \Lambda`."""
+    r"""The product :math:`\Lambda K \Lambda`."""
     return scales.unsqueeze(-1) * covariance * scales.unsqueeze(-2)

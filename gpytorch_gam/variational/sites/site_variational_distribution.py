@@ -1,4 +1,4 @@
-"""Parameters of a Gaussian posterior that is tied to the rows of the training data."""
+"""The parameters of a Gaussian posterior that is tied to the rows of the training data."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class SiteVariationalDistribution(_VariationalDistribution):
     A weight :math:`\alpha_n` and a root precision :math:`\Lambda_n` for each of N rows of training data: the 2N
     parameters of the two systems of `Adam, Durrande and John (2018)`_ that are tied to the data (sections 4 and 4.1).
 
-    Seen from the posterior, row n is a Gaussian observation ("site") of the predictor with precision
-    :math:`\Lambda_n^2`; the sign of :math:`\Lambda_n` has no meaning. What the posterior is depends on the kernels,
-    which belong to the strategy: :class:`TiedAdditiveVariationalStrategy` or :class:`FullAdditiveVariationalStrategy`,
-    which make this distribution themselves.
+    In the posterior, row n acts as a Gaussian observation ("site") of the predictor with precision :math:`\Lambda_n^2`;
+    the sign of :math:`\Lambda_n` has no meaning. The posterior also depends on the kernels, which belong to the
+    strategy: :class:`TiedAdditiveVariationalStrategy` or :class:`FullAdditiveVariationalStrategy`, which make this
+    distribution themselves.
 
     :param num_data: Number N of rows.
     :param batch_shape: Batch shape of independent models.
@@ -26,8 +26,8 @@ class SiteVariationalDistribution(_VariationalDistribution):
     :param init_scale: Initial root precision; positive, since the gradient at :math:`\Lambda_n = 0` vanishes.
     :raises ValueError: If ``num_data`` is not a positive integer, or ``init_scale`` not positive.
 
-    :ivar site_weights: :math:`\boldsymbol\alpha`, ``(*batch, N)``.
-    :ivar site_scales: :math:`\Lambda`, ``(*batch, N)``.
+    :ivar site_weights: The weights :math:`\boldsymbol\alpha`, ``(*batch, N)``.
+    :ivar site_scales: The root precisions :math:`\Lambda`, ``(*batch, N)``.
 
     .. _Adam, Durrande and John (2018):
         https://arxiv.org/abs/1812.11106
@@ -54,15 +54,11 @@ class SiteVariationalDistribution(_VariationalDistribution):
 
     @property
     def num_data(self) -> int:
-        """Number of rows of the training data."""
+        """The number of rows of the training data."""
         return self.num_inducing_points
 
     def forward(self) -> MultivariateNormal:
-        """
-        Not available: without kernels the sites define no distribution.
-
-        :raises NotImplementedError: Always.
-        """
+        """Raises a NotImplementedError: without kernels the sites define no distribution."""
         raise NotImplementedError(
             "a SiteVariationalDistribution holds weights and precisions of data rows, which give a distribution only "
             "together with the kernels: use strategy.variational_distribution of the strategy that owns it"
@@ -70,10 +66,6 @@ class SiteVariationalDistribution(_VariationalDistribution):
 
     @torch.no_grad()
     def initialize_variational_distribution(self, prior_dist: MultivariateNormal) -> None:
-        """
-        Set the weights to noise of ``mean_init_std`` and the scales to ``init_scale``: nearly the prior.
-
-        :param prior_dist: Not used; the initial values do not depend on the prior.
-        """
+        """Set the weights to noise of ``mean_init_std`` and the scales to ``init_scale``, which is nearly the prior."""
         self.site_weights.normal_(0.0, self.mean_init_std)
         self.site_scales.fill_(self.init_scale)

@@ -71,7 +71,7 @@ class TiedAdditiveVariationalStrategy(_SiteVariationalStrategy, AdditiveVariatio
         return torch.cat([part.expand(*batch, *part.shape[-2:]) for part in parts], dim=-2)
 
     def _mean_and_precision_factor(self) -> tuple[Tensor, Tensor]:
-        r""":math:`\Phi\boldsymbol\alpha`, ``(*batch, Q)``, and a factor of :math:`\Phi\Lambda^2\Phi^\top`."""
+        r"""The mean :math:`\Phi\boldsymbol\alpha`, ``(*batch, Q)``, and a factor of :math:`\Phi\Lambda^2\Phi^\top`."""
         weights, scales = self._sites()
         features = self._data_features()
         mean = (features @ weights.unsqueeze(-1)).squeeze(-1)
@@ -85,11 +85,7 @@ class TiedAdditiveVariationalStrategy(_SiteVariationalStrategy, AdditiveVariatio
         return self._factors()[0]
 
     def kl_divergence(self) -> Tensor:
-        """
-        Kullback-Leibler divergence from the posterior to the prior, over all components at once.
-
-        :return: ``(*batch)``.
-        """
+        """Kullback-Leibler divergence from the posterior to the prior, over all components at once, ``(*batch)``."""
         return kl_from_standard_normal(*self._factors()).to(self._variational_distribution.dtype)
 
     @property
@@ -101,7 +97,9 @@ class TiedAdditiveVariationalStrategy(_SiteVariationalStrategy, AdditiveVariatio
         return MultivariateNormal(mean.to(dtype), LowRankPrecisionLinearOperator(base, factor.to(dtype), inverse=True))
 
     def _projection_in(self, dtype: torch.dtype) -> InducingProjection:
-        """Never one that was kept: it depends on the training inputs, and on all of the kernels."""
+        """
+        A new projection each time: none is kept, because it depends on the training inputs and on all of the kernels.
+        """
         return InducingProjection.of(self.predictor, self.covariance_factors(), self.inducing_choleskys(), dtype)
 
     def _data_geometry(self) -> Tensor:
@@ -123,14 +121,12 @@ class TiedAdditiveVariationalStrategy(_SiteVariationalStrategy, AdditiveVariatio
 
 def narrow_factor(factor: Tensor) -> Tensor:
     r"""
-    A factor of :math:`WW^\top` with at most as many columns as rows.
+    A factor of :math:`WW^\top` with at most as many columns as rows, ``(*batch, Q, min(Q, N))``, from W, ``(*batch, Q,
+    N)``.
 
     The columns are combined by an orthonormal basis of the rows of W. Held constant, the basis leaves the first
-    derivative of :math:`WW^\top` exact, because it spans these rows, and spares the derivative of the decomposition,
+    derivative of :math:`WW^\top` exact, because it spans these rows, and avoids the derivative of the decomposition,
     which divides by numbers close to zero. Second derivatives are not available.
-
-    :param factor: :math:`W`, ``(*batch, Q, N)``.
-    :return: ``(*batch, Q, min(Q, N))``.
     """
     if factor.shape[-1] <= factor.shape[-2]:
         return factor
