@@ -189,9 +189,7 @@ def check_kernel(label: str, kernel: Any, points: Tensor) -> None:
 
 
 def _with_numbers_of_columns(kernel: Kernel, num_columns: int) -> Iterator[tuple[Kernel, int]]:
-    """
-    The kernel and those inside it that are called with the same columns, each with the number of columns that it reads.
-    """
+    """The kernel and those inside it that get the same columns, each with the number of columns that it reads."""
     if kernel.active_dims is not None:
         num_columns = kernel.active_dims.numel()
     yield kernel, num_columns

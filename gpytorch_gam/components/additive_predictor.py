@@ -337,10 +337,7 @@ class AdditivePredictor(gpytorch.Module):
 
 
 def join_covariances(covariances: list[LinearOperator]) -> LinearOperator:
-    """
-    The joint prior covariance ``(*batch, P n, P n)``, rows running over (predictor, row of x), of a priori independent
-    predictors, from that of each, ``(*batch, n, n)``.
-    """
+    """The joint prior covariance ``(*batch, P n, P n)`` of a priori independent predictors, from one of n rows each."""
     if len(covariances) == 1:
         return covariances[0]
     batch_shape = torch.broadcast_shapes(*(covariance.batch_shape for covariance in covariances))
@@ -356,9 +353,9 @@ def predictor_distribution(
     ),
 ) -> MultivariateNormal:
     """
-    The joint distribution of the predictors over n rows, of the class ``kinds[0]`` for one predictor and ``kinds[1]``
-    (a multitask one over n x P) for several, from means ``(*batch, P, n)`` and a covariance ``(*batch, P n, P n)``
-    whose rows run over (predictor, row of x). Batch shapes are broadcast.
+    The distribution of the predictors over n rows, multitask (``kinds[1]``) if there are several, from means
+    ``(*batch, P, n)`` and a covariance ``(*batch, P n, P n)`` whose rows run over (predictor, row of x). Batch shapes
+    are broadcast.
     """
     batch_shape = torch.broadcast_shapes(means.shape[:-2], covariance.shape[:-2])
     means, covariance = means.expand(*batch_shape, *means.shape[-2:]), _expand(covariance, batch_shape)

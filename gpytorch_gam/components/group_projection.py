@@ -46,9 +46,8 @@ class ComponentProjection(NamedTuple):
 
 def whitened_weights(cholesky: Tensor, columns: Tensor) -> Tensor:
     r"""
-    Weights :math:`L_c^{-\top} G_c`, ``(*batch, num_blocks, size, k)``, whose projection is
-    :math:`G_c^\top \phi_c(\mathbf x)` with features :math:`\phi_c(\mathbf x) = L_c^{-1} k_c(Z_c, \mathbf x)`, from
-    :math:`L_c`, ``(*batch, num_blocks, size, size)``, and columns :math:`G_c` of the shape of the weights.
+    Weights :math:`L_c^{-\top} G_c`, ``(*batch, num_blocks, size, k)`` as :math:`G_c`, whose projection is
+    :math:`G_c^\top \phi_c(\mathbf x)` with features :math:`\phi_c(\mathbf x) = L_c^{-1} k_c(Z_c, \mathbf x)`.
     """
     return triangular_solve(cholesky, columns, transpose=True)
 
@@ -57,11 +56,9 @@ def project_sum(
     group: ComponentGroup, x: Tensor, shared_weights: Tensor, block_weights: Tensor | None
 ) -> SummedProjection:
     """
-    Projections of a group at ``x``, ``(*batch, n, D)``, summed over its components; see
-    :class:`~gpytorch_gam.settings.fused_projection`. Those on the shared weights, ``(*batch, num_blocks, size, S)``,
-    are summed as they are; those on the block weights, ``(*batch, num_blocks, size, r)`` (directions that each block
-    has for itself), are squared and summed over components and columns. Blocks are those of
-    :attr:`ComponentGroup.block_shape`.
+    Projections of a group at ``x``, ``(*batch, n, D)``, summed over components, see
+    :class:`~gpytorch_gam.settings.fused_projection`: those on the shared weights, ``(*batch, num_blocks, size, S)``, as
+    they are, those on the directions that each block has for itself, ``(*batch, num_blocks, size, r)``, as squares.
     """
     squares = None
     if settings.fused_projection.value() != "off":
@@ -95,10 +92,7 @@ def project_components(
 def _fused_inputs(
     group: ComponentGroup, x: Tensor, shared_weights: Tensor, block_weights: Tensor | None
 ) -> tuple[ProjectionInputs, Tensor] | None:
-    """
-    The inputs of the fused projection, and the prior variance ``(*batch, n)``; None where the plain path should be
-    taken.
-    """
+    """The inputs of the fused projection, and the prior variance ``(*batch, n)``; None for the plain path."""
     form = None
     if not is_transformed():
         form = separable_form(group.kernel, group.inducing_points.to(x.dtype), group.select(x))
@@ -177,9 +171,8 @@ def _sum_of_squares(projections: Tensor) -> Tensor:
 
 class _SumOfSquares(torch.autograd.Function):
     """
-    The sum of squares with a backward pass of its own: the projections are the largest tensor of a step, over which
-    autograd's backward pass of a square and a sum sweeps four times, keeping temporaries of its size. This one sweeps
-    once.
+    The sum of squares with a backward pass of its own, which sweeps once over the projections, the largest tensor of a
+    step. That of autograd would sweep four times, keeping temporaries of their size.
     """
 
     @staticmethod

@@ -16,9 +16,8 @@ def default_names(
     term: str | None = None,
 ) -> tuple[str, ...]:
     """
-    Names of components with these columns, multiplier columns ``by`` and their levels, see :class:`ComponentGroup`;
-    ``levels`` are those of categorical columns. A ``term`` is named by its kind, as in ``linear(x0)``, where a smooth
-    one of the same columns has the plain name.
+    Names of components with these columns, multiplier columns and levels, see :class:`ComponentGroup`. A ``term`` is
+    named by its kind, as in ``linear(x0)``, where a smooth one of the same columns has the plain name.
     """
     return tuple(
         default_name(_name_of(row, column, level, levels, term), predictor)

@@ -30,21 +30,14 @@ class _WithMeansAdded(MultivariateNormal):
 
 
 class PriorNormal(_WithMeansAdded):
-    """
-    The prior of one predictor at n rows: a :class:`~gpytorch.distributions.MultivariateNormal` to which a tensor can be
-    added as well as a number, as in ``self.mean_module(x) + self.predictor(x)``.
-    """
+    """The prior of one predictor at n rows, to which a tensor of means can be added as well as a number."""
 
     def _with_mean(self, mean: Tensor) -> MultivariateNormal:
         return PriorNormal(mean, self.lazy_covariance_matrix)
 
 
 class MultitaskPriorNormal(_WithMeansAdded, MultitaskMultivariateNormal):
-    """
-    The prior of P predictors at n rows, to which a tensor or a number can be added: mean ``(*batch, n, P)`` and
-    covariance ``(*batch, n P, n P)``, whose rows run over (row, predictor) or, if not ``interleaved``, (predictor,
-    row).
-    """
+    """The prior of P predictors at n rows, to which a tensor or a number can be added."""
 
     def __init__(
         self,
@@ -65,9 +58,8 @@ def _is_mean(other: Any) -> bool:
 
 def shifted(mean: Tensor, shift: Tensor | float, num_event_dims: int) -> Tensor:
     """
-    A mean ``(*batch, *event)``, with ``num_event_dims`` event dimensions, plus a number or a tensor that broadcasts to
-    it. A sum with more rows than the mean is a ValueError, such as that with a column (n, 1) beside n values, which
-    torch would take for n batches.
+    A mean ``(*batch, *event)`` plus a number or a tensor that broadcasts to it. Further rows are a ValueError, as those
+    of a column (n, 1) beside n values would be, which torch takes for n batches.
     """
     event = mean.shape[-num_event_dims:]
     own = torch.Size() if not torch.is_tensor(shift) else shift.shape

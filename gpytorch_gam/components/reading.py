@@ -76,13 +76,11 @@ def read_rows(
     keywords: Mapping[str, Any],
 ) -> Reading:
     """
-    Inputs of the predictor and prior means at the rows ``x``, ``(*batch, n, D)``, by the ``forward`` of the model,
-    which gets the ``keywords``. ``batch_shape`` is that of predictor and posterior; ``check_finite`` also looks for NaN
-    and infinity, which waits for the device.
-
-    :raises ValueError: If the predictor cannot read its inputs, or ``forward`` returns anything but the predictor's
-        prior with another mean.
-    :raises TypeError: If ``forward`` does not know an argument, or returns no multivariate normal.
+    Inputs of the predictor and prior means at rows ``x``, ``(*batch, n, D)``, by the model's ``forward``, which gets
+    the ``keywords``. ``batch_shape`` is that of predictor and posterior; ``check_finite`` also looks for NaN and
+    infinity, which waits for the device. A ValueError if the predictor cannot read its inputs, or ``forward`` returns
+    anything but the predictor's prior with another mean; a TypeError if it refuses an argument or returns no
+    multivariate normal.
     """
     check_keywords(model, keywords)
     if not has_own_forward(model):

@@ -1,6 +1,4 @@
-"""
-Rows of data: read from files larger than memory, with row-wise arguments of the likelihood, or without a response.
-"""
+"""Rows of data: from files larger than memory, with arguments of the likelihood, or without a response."""
 
 from .memory_mapped_batches import MemoryMappedBatches
 from .missing_responses import RowsWithResponse, drop_missing

@@ -19,9 +19,7 @@ T = TypeVar("T")
 def interleaved(
     pieces: Iterable[P], read: Callable[[P], Iterator[Rows]], num_open: int, rng: np.random.Generator
 ) -> Iterator[Rows]:
-    """
-    Chunks of pieces of which ``num_open`` are open at a time, in their order; each chunk is from a random open piece.
-    """
+    """Chunks of ``num_open`` pieces at a time, opened in their order; each chunk is from a random one of these."""
     waiting = iter(pieces)
     streams = [read(piece) for piece in islice(waiting, num_open)]
     while streams:
@@ -36,10 +34,9 @@ def interleaved(
 
 def filled(chunks: Iterator[Rows], sizes: Iterable[int], storage: Iterator[Rows], order: Callable) -> Iterator[Rows]:
     """
-    Buffers of the given ``sizes`` filled with the rows of ``chunks``, which continue in the next buffer where they do
-    not fit; too few rows are a ValueError. ``storage`` gives the arrays for each buffer, at least as long, whose
-    contents are overwritten. For n rows, ``order`` gives the places 0, ..., n - 1 in the order in which they are
-    filled.
+    Buffers of the given ``sizes``, in the arrays that ``storage`` gives, filled with the rows of ``chunks``, which
+    continue in the next buffer where they do not fit; too few rows are a ValueError. ``order`` of n is the sequence of
+    the places 0, ..., n - 1 in which they are filled.
     """
     rest: Rows | None = None
     for size, buffer in zip(sizes, storage, strict=False):

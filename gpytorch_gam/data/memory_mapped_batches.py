@@ -116,9 +116,7 @@ def _place(name: str) -> str:
 
 
 def _checked_number_of_rows(shapes: Mapping[str, tuple[int, ...]]) -> int:
-    """
-    The number of rows N, after a check that the shapes of x, y and the row-wise arguments (in this order) fit together.
-    """
+    """The number of rows N, after a check that the shapes of x, y and the row-wise arguments fit together."""
     (_, x), (_, y), *others = shapes.items()
     if len(x) != 2 or not x[1]:
         raise ValueError(f"x must have shape (N, D), got {x}")
@@ -151,10 +149,7 @@ class _Layout(NamedTuple):
 
 
 class _NumpyFile:
-    """
-    A ``.npy`` file whose slices are read, not mapped: pages of a mapping count as memory of the process, and the system
-    maps far more of them than are used.
-    """
+    """A ``.npy`` file whose slices are read, not mapped: too many mapped pages would count as memory of the process."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._layout = path, _Layout.of(path)

@@ -111,9 +111,7 @@ def as_list(name: str, values: object) -> list[Any]:
 
 
 def as_row_columns(given: object) -> dict[str, Any]:
-    """
-    The sources of the row-wise arguments by name, from ``row_columns``; a TypeError unless it is a mapping or None.
-    """
+    """The sources of the row-wise arguments by name; a TypeError unless ``given`` is a mapping or None."""
     if given is None:
         return {}
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
@@ -201,9 +199,7 @@ class StreamedBatches(ABC):
                 start = rows.stop
 
     def _batch_sizes(self) -> Iterator[int]:
-        """
-        The sizes of full batches and of a rest, which has a row even if only other shards have one beyond full batches.
-        """
+        """The sizes of full batches and of a rest, which has a row even if only other shards have such a rest."""
         num_left = self._num_used
         for num_after in reversed(range(len(self))):
             size = min(self._settings.batch_size, num_left - num_after)
@@ -257,9 +253,7 @@ class StreamedBatches(ABC):
 
     @abstractmethod
     def _require_unchanged(self) -> None:
-        """
-        Raise a ValueError when an epoch starts and a file is not as it was opened, because it would be read wrongly.
-        """
+        """Raise a ValueError if a file is not as it was opened, because it would be read wrongly."""
 
     @abstractmethod
     def _pieces(self, start: int, stop: int) -> Sequence[Any]:

@@ -15,11 +15,8 @@ from .streamed_batches import StreamedBatches
 
 def every_row(batches: Iterable[Any]) -> Iterable[Any]:
     """
-    The batches of a ``DataLoader``, of files, or of any other iterable that can be iterated over several times,
-    including the rows that a loader drops from its last batch.
-
-    :raises TypeError: If the argument has no batches.
-    :raises ValueError: For a generator, and for a sampler that repeats or leaves out rows.
+    The batches of a loader, with the rows that it drops from its last one. No batches are a TypeError; a generator, and
+    a sampler that repeats or leaves out rows, are a ValueError.
     """
     checks.batches(batches)
     if iter(batches) is batches:

@@ -10,8 +10,7 @@ from torch import Tensor
 class MarginalNormal(MultivariateNormal):
     """
     A multivariate normal whose variances are held at ``gpytorch.settings.min_variance`` without checking whether one is
-    below. GPyTorch checks, waits for a GPU to do so, and warns of negative variances; here they are positive, and
-    training does not depend on whether one is a millionth or less.
+    below, for which GPyTorch waits for a GPU. Those here are positive, and training does not depend on such small ones.
     """
 
     @property

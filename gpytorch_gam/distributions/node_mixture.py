@@ -12,10 +12,9 @@ from torch.distributions import Categorical, Distribution, MixtureSameFamily
 
 class NodeMixture(MixtureSameFamily):
     """
-    Torch's mixture of distributions of one family, except that a sample draws from one component a row, where torch's
-    draws from all of them. ``build``, which is pickled with the mixture, makes the components from their
-    ``parameters``, ``(*batch, n, K)`` each; the weights of log ``log_weights``, ``(K,)`` or ``(*batch, n, K)``, sum to
-    one.
+    Torch's mixture of one family, but samples draw from one component a row instead of all. ``build``, which is pickled
+    with the mixture, makes the components from ``parameters``, ``(*batch, n, K)`` each; ``log_weights``, ``(K,)`` or
+    ``(*batch, n, K)``, are those of weights that sum to one.
     """
 
     def __init__(self, log_weights: Tensor, build: Callable[..., Distribution], *parameters: Tensor) -> None:

@@ -143,10 +143,7 @@ class PredictorDistribution(MultitaskMultivariateNormal):
 
 
 def independent_rows(moments: PredictorMoments) -> MultivariateNormal:
-    """
-    The distribution of n rows that are independent of each other, with the given moments of the predictors in each; a
-    multitask one over n x P if there are several predictors.
-    """
+    """The distribution of n independent rows with these moments; a multitask one over n x P for several predictors."""
     mean, covariance = moments
     if mean.shape[-1] == 1:
         return MultivariateNormal(mean.squeeze(-1), DiagLinearOperator(covariance.flatten(-3)))

@@ -14,14 +14,12 @@ from gpytorch_gam.numerics.quadrature import NormalRule
 
 class ResponseMixture(MixtureSameFamily):
     r"""
-    :math:`p(y) = \int p(y | f) \mathcal N(f; m, v)\, df` in independent rows, for predictors of mean and variance
-    ``(*batch, n)``. ``conditional(f, values)`` is the distribution of y given f, with values that broadcast to
-    ``(*batch, n)``; ``log_marginal(y, mean, variance)`` is the log of the integral, in float64.
-
-    Mean and variance are those of the mixture of :math:`p(y | f)` over the nodes of ``rule``, ``(K,)``. Samples are
-    drawn through the predictor, and log-probabilities are separate integrals, because the mixture itself is a row of
-    spikes where the predictor is less certain than the response. So is the distribution function, if
-    ``marginal_cdf(y, mean, variance)`` is given; that of the mixture has steps in these places.
+    :math:`p(y) = \int p(y | f) \mathcal N(f; m, v)\, df` in independent rows ``(*batch, n)``.
+    ``conditional(f, values)`` is the distribution of y given f; ``log_marginal(y, mean, variance)`` is the logarithm of
+    the integral, in float64. Mean and variance are those of the mixture of :math:`p(y | f)` over the nodes of ``rule``,
+    ``(K,)``. Samples are drawn through the predictor, and log-probabilities are separate integrals, because the mixture
+    itself is a row of spikes where the predictor is less certain than the response. So is the distribution function if
+    ``marginal_cdf`` is given; that of the mixture has steps.
     """
 
     def __init__(

@@ -10,9 +10,7 @@ from torch.distributions import Distribution, constraints
 
 
 class ZeroInflatedPoisson(Distribution):
-    """
-    A count that is zero with probability ``inflation``, and otherwise Poisson with rate ``rate``. Shapes broadcast.
-    """
+    """A count that is zero with probability ``inflation``, otherwise Poisson with ``rate``; shapes broadcast."""
 
     arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {
         "rate": constraints.nonnegative,

@@ -40,10 +40,7 @@ def one_column(kernel: Kernel, x: Tensor, params: Mapping[str, Any]) -> Tensor:
 
 
 def check_call(kernel: Kernel, keywords: Mapping[str, Any]) -> None:
-    """
-    Refuse arguments, beside the inputs and ``diag``, that a kernel does not read. (GPyTorch passes
-    ``last_dim_is_batch``, which it has deprecated.)
-    """
+    """Refuse unknown arguments of a call of a kernel (GPyTorch passes ``last_dim_is_batch``, which is deprecated)."""
     name = type(kernel).__name__
     unknown = sorted(keywords.keys() - {"last_dim_is_batch"})
     if unknown:

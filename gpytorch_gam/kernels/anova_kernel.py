@@ -209,8 +209,7 @@ class ANOVAKernel(BatchedKernel):
     ) -> tuple[_RBFFactors, _RBFFactors, Tensor | None]:
         """
         The factors at both inputs, and the mean of the RBF diagonal under the measure ``(*batch, 1)`` if normalized.
-        All points go through one evaluation: it is a hundred operations on short vectors, and their number determines
-        the cost.
+        One evaluation serves all points: the number of its hundred operations on short vectors determines the cost.
         """
         points = [x1.double()] if x2 is x1 else [x1.double(), x2.double()]
         if self.normalize:

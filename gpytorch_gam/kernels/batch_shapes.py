@@ -13,9 +13,8 @@ from gpytorch.kernels import Kernel
 
 def index_kernel(kernel: Kernel, batch_shape: torch.Size, index: tuple[Any, ...] = ()) -> Kernel:
     """
-    A copy of a kernel, expanded to a batch shape to which all of its parts must broadcast, and then indexed (without an
-    ellipsis; by default not at all). GPyTorch's ``expand_batch`` and ``__getitem__`` treat ``active_dims`` as a tensor
-    with batch dimensions, and do not expand the parts of sums and products.
+    A copy of a kernel, expanded to a batch shape and then indexed (without an ellipsis). GPyTorch's ``expand_batch``
+    and ``__getitem__`` treat ``active_dims`` as having batch dimensions, and do not expand parts of sums and products.
     """
     if type(kernel).expand_batch is not Kernel.expand_batch:
         new_kernel = kernel.expand_batch(batch_shape)

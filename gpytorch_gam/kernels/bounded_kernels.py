@@ -12,10 +12,7 @@ from ._batched_kernel import BatchedKernel
 
 
 class _BoundedLengthscale(BatchedKernel):
-    """
-    A kernel of one lengthscale in an interval whose ends have the kernel's batch shape, ``(*batch, 1, 1)``. GPyTorch
-    indexes and expands the parameters of a kernel, but not the bounds of their constraints.
-    """
+    """A kernel of one lengthscale with bounds ``(*batch, 1, 1)``, which are expanded and indexed with it."""
 
     batched_tensors = (("raw_lengthscale", 2),)
 

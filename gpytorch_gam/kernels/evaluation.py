@@ -50,10 +50,7 @@ class _PlainKernel(torch.nn.Module):
 
 
 def factors(kernel: Kernel, num_columns: int) -> list[tuple[Kernel, list[int]]]:
-    """
-    The factors of a product of kernels called with ``num_columns`` columns, scales left out, each with the columns that
-    it reads. A kernel that is no product is its only factor.
-    """
+    """The factors of a product of kernels, or the kernel itself, without scales, and the columns that each reads."""
     return list(_factors(kernel, list(range(num_columns))))
 
 

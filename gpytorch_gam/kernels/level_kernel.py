@@ -70,8 +70,7 @@ class LevelKernel(Kernel):
 
 def level_column(kernel: Kernel, x: Tensor, params: Mapping[str, Any]) -> Tensor:
     """
-    The only column ``(*batch, n)`` of the inputs ``(*batch, n, 1)`` of a kernel, in float32, in which levels are
-    compared; more columns, and numbers too large to be told from their neighbours, are a ValueError.
+    The only column ``(*batch, n)`` of the inputs of a kernel, in float32; a ValueError for more, or for huge numbers.
     """
     column = one_column(kernel, x, params)
     if debug.on() and column.device.type == "cpu" and bool((column.abs() > LARGEST_CODE).any()):

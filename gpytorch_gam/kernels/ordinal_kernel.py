@@ -84,10 +84,7 @@ class OrdinalKernel(BatchedKernel):
         return torch.where(is_known1 & is_known2, correlation, same)
 
     def _ranks(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """
-        The rank of each number, from 0 to L - 1, and whether it is a level at all; without that its rank has no
-        meaning.
-        """
+        """The rank of each number, from 0 to L - 1, which is arbitrary if it is no level, and whether it is one."""
         codes, ranks = self.levels.float().sort()
         position = torch.searchsorted(codes, x.contiguous()).clamp(max=codes.numel() - 1)
         return ranks[position], codes[position] == x

@@ -37,9 +37,8 @@ class ConditionalNodes(NamedTuple):
 
 def joint_nodes(mean: Tensor, covariance: Tensor) -> WeightedNodes:
     """
-    Nodes for the expectation of any smooth function of the predictors of a row: those of a (product) Gauss-Hermite rule
-    for up to two predictors, and otherwise 512 points, a scrambled Sobol sequence of fixed seed and its reflections,
-    transformed so that the first two moments are exact.
+    Nodes for the expectation of any smooth function of a row's predictors: a (product) Gauss-Hermite rule for up to
+    two, otherwise 512 points of a scrambled Sobol sequence and its reflections, whose first two moments are made exact.
     """
     nodes, log_weights = standard_nodes(mean.shape[-1], mean.dtype, mean.device)
     steps = row_cholesky(covariance) @ nodes.mT  # (*batch, n, P, K)

@@ -83,10 +83,7 @@ class NegativeBinomialMeanDispersionLikelihood(JointLikelihood):
 
 
 class _CountMixture(NodeMixture):
-    """
-    The predictive distribution of counts: torch's mixture for mean and variance, exact samples, and log-probabilities
-    by a rule other than the mixture's.
-    """
+    """The predictive distribution of counts: torch's mixture with exact samples and log-probabilities."""
 
     def __init__(self, mean: Tensor, covariance: Tensor) -> None:
         self._moments = mean, covariance

@@ -149,9 +149,7 @@ def null_model(likelihood: Likelihood, responses: Responses) -> NullModel | None
 
 
 def null_model_of_tasks(likelihood: Likelihood, tasks: Sequence[Responses]) -> NullModel | None:
-    """
-    The null model of a likelihood of several responses in a row, each with its own predictor; None if nothing is known.
-    """
+    """The null model of a likelihood of several responses in a row, one a predictor; None if nothing is known."""
     if type(likelihood) is not gpytorch_likelihoods.MultitaskGaussianLikelihood or len(tasks) != likelihood.num_tasks:
         return None
     models = [_gaussian(likelihood, responses) for responses in tasks]

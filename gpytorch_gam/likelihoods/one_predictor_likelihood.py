@@ -52,9 +52,7 @@ class OnePredictorLikelihood(PredictorLikelihood):
         """``log p(y | f)`` in float64, elementwise; ``f`` may have more leading dimensions."""
 
     def _bend(self, y: Tensor, values: Values) -> tuple[Tensor, Tensor]:
-        """
-        For quadratures, the place and the width of the bend of ``log p(y | f)`` in f, broadcasting to ``(*batch, n)``.
-        """
+        """Place and width of the bend of ``log p(y | f)`` in f, for quadratures, broadcasting to ``(*batch, n)``."""
         raise NotImplementedError
 
     def _expected_log_prob(self, y: Tensor, mean: Tensor, variance: Tensor, values: Values) -> Tensor:

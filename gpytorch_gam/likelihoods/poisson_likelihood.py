@@ -61,8 +61,5 @@ class PoissonLikelihood(OnePredictorLikelihood):
 
 
 def poisson_log_prob(y: Tensor, log_rate: Tensor, rate: Tensor, exposure: Tensor) -> Tensor:
-    r"""
-    :math:`y (a + \log E) - E b - \log y!` of counts y with exposure E, which is linear in the log rate a and the rate
-    b: the expectations of both may be given instead.
-    """
+    r""":math:`y (a + \log E) - E b - \log y!` for the log rate a and the rate b, or their expectations."""
     return y * (log_rate + exposure.log()) - exposure * rate - torch.lgamma(y + 1)

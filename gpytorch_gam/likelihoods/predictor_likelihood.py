@@ -29,9 +29,8 @@ Values = Mapping[str, Tensor]
 
 class PredictorLikelihood(RowArgumentsLikelihood):
     """
-    A likelihood of the predictors of a row. The methods that a subclass defines come first; the reading and checking of
-    arguments follows. A single predictor has the shape ``(*batch, n)`` and the variance ``(*batch, n)``; several have
-    ``(*batch, n, P)`` and the covariance ``(*batch, n, P, P)``.
+    A likelihood of the predictors of a row: ``(*batch, n)`` with variances alike if there is one, otherwise
+    ``(*batch, n, P)`` with covariances ``(*batch, n, P, P)``. The methods that a subclass defines come first.
     """
 
     #: Number P of predictors.

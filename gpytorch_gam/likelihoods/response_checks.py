@@ -11,10 +11,7 @@ from .row_argument import is_looked_at
 
 
 def check_responses(owner: str, y: Tensor, like: Tensor) -> None:
-    """
-    Raise a TypeError or ValueError unless y is a tensor ``(*batch, n)``, one entry for each row of ``like``, the mean
-    of the predictor, without NaN and infinity. ``owner`` is the name of the likelihood's class.
-    """
+    """Raise an error unless y is a tensor with the shape of ``like``, ``(*batch, n)``, without NaN and infinity."""
     if not torch.is_tensor(y):
         raise TypeError(f"the responses of {owner} must be a tensor, got {type(y).__name__}")
     if y.device != like.device:

@@ -46,10 +46,7 @@ class RowArguments(NamedTuple):
         return cls(type(likelihood).__name__, tuple(names), are_all)
 
     def refuse_others(self, given: Iterable[str]) -> None:
-        """
-        Raise a TypeError if a given name is not among those that the likelihood reads, or is a misspelling of one: such
-        an argument would silently have no effect.
-        """
+        """Raise a TypeError for a name that the likelihood does not read: such an argument would have no effect."""
         unknown = [name for name in given if name not in self.names]
         if not self.are_all:
             unknown = [name for name in unknown if did_you_mean(name, self.names)]
@@ -64,8 +61,7 @@ class RowArguments(NamedTuple):
 
 def takes_positional_arguments(likelihood: Likelihood) -> bool:
     """
-    Whether a likelihood may read further arguments by position: inputs to a model of the noise, task indices, or
-    whatever a user's own takes.
+    Whether a likelihood may read further arguments by position, such as the inputs of a noise model or task indices.
     """
     noise = getattr(likelihood, "noise_covar", None)
     return (

@@ -79,10 +79,7 @@ class SoftmaxLikelihood(JointLikelihood):
 
 
 def _difference_nodes(mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
-    """
-    Nodes ``(*batch, n, K - 1, nodes)`` of the differences of the predictors to the last one, and log weights
-    ``(nodes,)``.
-    """
+    """Nodes ``(*batch, n, K - 1, nodes)`` of the differences to the last predictor, and log weights ``(nodes,)``."""
     rows = covariance[..., :-1, :] - covariance[..., -1:, :]
     root = row_cholesky(rows[..., :-1] - rows[..., -1:])
     nodes, log_weights = standard_nodes(mean.shape[-1] - 1, mean.dtype, mean.device)

@@ -11,9 +11,7 @@ from torch import Tensor
 
 
 def without_autocast(method: Callable[..., Any]) -> Callable[..., Any]:
-    """
-    Make a method compute in the dtype of its first argument x: half precision ruins variances and small differences.
-    """
+    """Make a method compute in the dtype of its first argument: half precision ruins variances and differences."""
 
     @functools.wraps(method)
     def wrapped(self: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:

@@ -35,9 +35,8 @@ def join_groups(parts: Sequence[Tensor]) -> Tensor:
 
 def solve_blocks(choleskys: Sequence[Tensor], stacked: Tensor, transpose: bool = False) -> Tensor:
     r"""
-    :math:`L^{-1} X`, or :math:`L^{-\top} X` if ``transpose``, for :math:`L = \mathrm{blockdiag}(L_c)` given as
-    :math:`L_c`, ``(*batch, C_g, M_g, M_g)`` a group, whose entries above the diagonal are not read, and X,
-    ``(*batch, Q, k)``.
+    :math:`L^{-1} X` (or :math:`L^{-\top} X` if ``transpose``) for X, ``(*batch, Q, k)``, and
+    :math:`L = \mathrm{blockdiag}(L_c)`, ``(*batch, C_g, M_g, M_g)`` a group; entries above the diagonal are not read.
     """
     parts = split_groups(stacked, block_shapes(choleskys))
     return join_groups([triangular_solve(chol, part, transpose) for chol, part in zip(choleskys, parts, strict=True)])

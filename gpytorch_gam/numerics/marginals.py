@@ -1,6 +1,4 @@
-"""
-Moments of Gaussian processes in single rows: the prior's, without what the data explain and with what couples them.
-"""
+"""Moments of Gaussian processes in single rows: prior moments, corrected by a posterior and its coupled parts."""
 
 from __future__ import annotations
 
@@ -45,7 +43,5 @@ def marginal_moments(
 
 
 def keep_positive(variance: Tensor, prior_variance: Tensor) -> Tensor:
-    """
-    Hold a variance at the size of rounding, which can carry one that is tiny beside the prior variance below zero.
-    """
+    """Hold a variance at the size of rounding errors, which could carry a tiny one below zero."""
     return torch.maximum(variance, torch.finfo(variance.dtype).eps * prior_variance)

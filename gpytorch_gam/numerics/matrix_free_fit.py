@@ -53,11 +53,11 @@ def fit_round(
 ) -> StreamingFit:
     r"""
     One round, which brings :math:`G = \mathrm{blockdiag}(O_c) + S` back to the family with a B of ``rank`` columns.
-    ``apply`` maps X, ``(Q, k)``, to :math:`SX`, and is called ``num_iterations`` times (at least once) in a subspace
-    iteration from ``start``, ``(Q, k)`` of full column rank. ``own`` are the positive semidefinite :math:`O_c`,
-    ``(count, size, size)`` a group: B is sought in coordinates in which :math:`I + O_c` is the identity, or, if ``own``
-    is None, in the given ones. ``totals`` are the diagonal blocks of G, or larger ones. Cost
-    :math:`O(\sum_c M_c^3 + Qk^2)` and the products with S.
+    ``apply`` maps X, ``(Q, k)``, to :math:`SX`, ``num_iterations`` times (at least once) in a subspace iteration from
+    ``start``, ``(Q, k)`` of full column rank. ``own`` are the positive semidefinite :math:`O_c`,
+    ``(count, size, size)`` a group: B is sought in coordinates in which :math:`I + O_c` is the identity, or in the
+    given ones if ``own`` is None. ``totals`` are the diagonal blocks of G, or larger ones. Cost
+    :math:`O(\sum_c M_c^3 + Qk^2)` and the products.
     """
     if own is None:
         directions, shift = leading_factor(apply, start, num_iterations)
@@ -132,9 +132,7 @@ def _unless_worse_than_blocks(fit: StreamingFit, apply: Apply, totals: Sequence[
 
 
 def mixed_product(apply: Apply, factor: Tensor, weight: Tensor | float) -> Apply:
-    r"""
-    The product with :math:`(1 - w) BB^\top + w H`, given the product with H (``apply``) and B (``factor``, ``(Q, R)``).
-    """
+    r"""The product with :math:`(1 - w) BB^\top + w H`, given that with H (``apply``) and B, ``(Q, R)`` (``factor``)."""
     return lambda columns: (1 - weight) * (factor @ (factor.mT @ columns)) + weight * apply(columns)
 
 

@@ -37,7 +37,7 @@ class CovarianceFactors(NamedTuple):
 
 def explained_block(block_factor: Tensor) -> tuple[Tensor, Tensor]:
     r"""
-    :math:`V_c = E_c \,\mathrm{chol}(I + E_c^\top E_c)^{-\top}` and :math:`\log|I + E_c E_c^\top|`, ``(*batch, C)``.
+    :math:`V_c = E_c \mathrm{chol}(I + E_c^\top E_c)^{-\top}` and :math:`\log|I + E_c E_c^\top|`, ``(*batch, C)``.
     """
     root = cholesky(add_identity(block_factor.mT @ block_factor))
     return explained_factor(block_factor, root), capacitance_log_determinant(root)
@@ -45,7 +45,7 @@ def explained_block(block_factor: Tensor) -> tuple[Tensor, Tensor]:
 
 def apply_block_inverse(explained_blocks: Sequence[Tensor], factor: Tensor) -> Tensor:
     r"""
-    :math:`D^{-1} B = B - V V^\top B`, ``(*batch, Q, R)``, given :math:`V_c`, ``(*batch, C_g, M_g, r_g)`` a group.
+    :math:`D^{-1} B = B - V V^\top B` for B, ``(*batch, Q, R)``, and :math:`V_c`, ``(*batch, C_g, M_g, r_g)`` a group.
     """
     parts = split_groups(factor, block_shapes(explained_blocks))
     return join_groups([part - root @ (root.mT @ part) for root, part in zip(explained_blocks, parts, strict=True)])
@@ -77,8 +77,7 @@ def precision_covariance_factors(
 def kl_from_standard_normal(factors: CovarianceFactors, logdet_precision: Tensor) -> Tensor:
     r"""
     :math:`\mathrm{KL}(N(m, P^{-1}) \,\|\, N(0, I)) = \tfrac12 [m^\top m - \|V\|_F^2 - \|F\|_F^2 + \log|P|]`,
-    ``(*batch)``, from factors with ``shared_sign`` -1. (The paper's equation (2) has the sign of the last term
-    reversed.)
+    ``(*batch)``, for ``shared_sign`` -1. (The paper's equation (2) has the sign of the last term reversed.)
     """
     trace = factors.mean.square().sum(-1)
     for root in factors.explained_blocks or ():

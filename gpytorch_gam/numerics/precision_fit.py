@@ -45,10 +45,7 @@ def leading_root(matrix: Tensor, rank: int) -> Tensor:
 
 
 def inverse_cholesky(precision: Tensor) -> Tensor:
-    """
-    The lower Cholesky factor of the inverse of a positive definite matrix ``(*batch, k, k)``: with rows and columns
-    reversed, the inverse of a lower triangular factor becomes lower triangular again.
-    """
+    """The lower Cholesky factor of the inverse of ``(*batch, k, k)``, by reversing rows and columns twice."""
     reversed_cholesky = torch.linalg.cholesky(precision.flip(-2, -1))
     eye = torch.eye(precision.shape[-1], dtype=precision.dtype, device=precision.device)
     return torch.linalg.solve_triangular(reversed_cholesky.mT, eye, upper=True).flip(-2, -1)
@@ -108,7 +105,7 @@ class _Fit(NamedTuple):
 
     def better(self, other: _Fit, where: Tensor | bool = True) -> _Fit:
         """
-        In each element of a batch the fit with the smaller divergence; ``other`` may win only where ``where`` is true.
+        In each element of a batch the fit with the smaller divergence, but ``other`` only where ``where`` is true.
         """
         wins = (other.divergence < self.divergence) & where
         return _Fit(
@@ -178,9 +175,8 @@ def rank_for_tolerance(
     excess: Tensor, shapes: Sequence[tuple[int, int]] | None, tolerance: float, least: int = 1
 ) -> int:
     """
-    The smallest rank among a few candidates, no less than ``least``, that loses at most ``tolerance`` nats against the
-    optimum, for G, ``(*batch, Q, Q)``, and the ``(count, size)`` of each group of blocks, or None for the low-rank
-    family.
+    The smallest candidate rank, no less than ``least``, that loses at most ``tolerance`` nats against the optimum, for
+    G, ``(*batch, Q, Q)``, and the ``(count, size)`` of each group of blocks (None for the low-rank family).
     """
     size = excess.shape[-1]
     if shapes is None:

@@ -67,10 +67,7 @@ def _sinh_rule(centre: Tensor, width: Tensor, reach: Tensor, num_nodes: int) -> 
 
 
 def expectation(function: Callable[[Tensor], Tensor], mean: Tensor, variance: Tensor, rule: NormalRule) -> Tensor:
-    """
-    The expectation of an elementwise function of ``(K, *batch, n)`` under normal distributions: ``(*batch, n)``, as are
-    their means and variances, which must be float64.
-    """
+    """The expectation ``(*batch, n)`` of an elementwise function under normals of float64 moments ``(*batch, n)``."""
     nodes, log_weights = aligned(rule, mean.dim())
     return (log_weights.exp() * function(mean + variance.sqrt() * nodes)).sum(0)
 
@@ -104,10 +101,7 @@ def product_rule(log_density: Callable[[Tensor], Tensor], mean: Tensor, variance
 
 
 def aligned(rule: NormalRule, num_dims: int) -> NormalRule:
-    """
-    A rule of shape ``(K,)`` or ``(K, *shape)``, viewed to broadcast with ``num_dims`` dimensions after that of the
-    nodes.
-    """
+    """A rule ``(K,)`` or ``(K, *shape)``, viewed to broadcast with ``num_dims`` dimensions after the first."""
     missing = num_dims + 1 - rule.nodes.dim()
     return NormalRule(*(part.view(len(part), *(1,) * missing, *part.shape[1:]) for part in rule))
 
@@ -120,9 +114,9 @@ def bounded_exp(exponent: Tensor) -> Tensor:
 
 def mean_of_exp(mean: Tensor, variance: Tensor) -> Tensor:
     r"""
-    :math:`\mathrm E e^f = e^{m + v / 2}` of a normal f, continued linearly in the variance above 16, so that fits can
-    start from wide priors. (A fitted predictor of a log rate has no standard deviation above 4, which is a factor of
-    3000 between the mean of the rate and its median.)
+    :math:`\mathrm E e^f = e^{m + v / 2}` of a normal f, continued linearly in v above 16, so that fits can start from
+    wide priors. (Fitted log rates have no standard deviation above 4, a factor of 3000 between mean and median of the
+    rate.)
     """
     half = 0.5 * variance
     bounded = half.clamp_max(LARGEST_HALF_VARIANCE)

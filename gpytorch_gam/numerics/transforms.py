@@ -33,10 +33,7 @@ else:
 
 
 def is_transformed(*tensors: Tensor) -> bool:
-    """
-    Whether this runs inside of a transformation, which functions with a backward pass of their own do not support, or
-    on tensors that stand for a batch.
-    """
+    """Whether this runs inside of a transformation, which functions with their own backward pass do not support."""
     if not CAN_TELL or maybe_current_level() is not None:
         return True
     return any(is_legacy_batchedtensor(tensor) or is_batchedtensor(tensor) for tensor in tensors)

@@ -11,9 +11,8 @@ from .transforms import is_vmapped
 
 def cholesky(matrix: Tensor) -> Tensor:
     """
-    The lower Cholesky factor of matrices, ``(*batch, k, k)``, that are positive definite but for rounding, such as the
-    identity plus a square. On a GPU, and inside of ``torch.vmap``, a matrix without a factor gives NaN instead of an
-    error.
+    The lower Cholesky factor of ``(*batch, k, k)`` that is positive definite but for rounding, as the identity plus a
+    square is. On a GPU, and inside of ``torch.vmap``, a matrix without a factor gives NaN instead of an error.
     """
     if matrix.device.type != "cpu" or is_vmapped(matrix):
         return cholesky_or_nan(matrix)
@@ -24,9 +23,8 @@ def cholesky(matrix: Tensor) -> Tensor:
 
 def safe_cholesky(matrix: Tensor) -> Tensor:
     """
-    The lower Cholesky factor of ``(*batch, k, k)``, with as much jitter as it needs. To know that takes waiting for the
-    device: with gradients on a GPU, that is in a training step, no jitter is added, and NaN stands where there is no
-    factor.
+    The lower Cholesky factor of ``(*batch, k, k)``, with as much jitter as it needs. To know that, a GPU must be waited
+    for: with gradients on a GPU, as in a training step, nothing is added, and a matrix without a factor gives NaN.
     """
     on_hot_path = matrix.device.type != "cpu" and torch.is_grad_enabled()
     if on_hot_path or is_vmapped(matrix):

@@ -25,9 +25,7 @@ class _PlainLinearOperator(LinearOperator):
     """A square operator without lazy kernels, whose rows, columns and elements are read without expanding it."""
 
     def matmul(self, other: Tensor | LinearOperator) -> Tensor | LinearOperator:
-        r"""
-        :math:`\mathbf A \mathbf X` for ``(*batch, Q, k)`` or ``(Q)``; a lazy product if ``other`` is an operator.
-        """
+        r""":math:`\mathbf A \mathbf X` for ``(*batch, Q, k)`` or ``(Q)``; lazily if ``other`` is an operator."""
         return super().matmul(other) if isinstance(other, LinearOperator) else self._matmul(other)
 
     def evaluate_kernel(self) -> LinearOperator:
@@ -167,8 +165,7 @@ class PositiveDefiniteLinearOperator(_PlainLinearOperator):
 
     def root_decomposition(self, method: str | None = None) -> LinearOperator:
         """
-        The exact root, lazily: ``operator.root_decomposition().root`` is square and costs as much to apply as
-        :meth:`root_matmul`. With a ``method`` the result is upstream's.
+        The exact root as an operator, which costs as much to apply as :meth:`root_matmul`; upstream's for a ``method``.
         """
         if method is not None:
             return super().root_decomposition(method=method)
@@ -180,17 +177,13 @@ class PositiveDefiniteLinearOperator(_PlainLinearOperator):
         test_vectors: Tensor | None = None,
         method: str | None = None,
     ) -> LinearOperator:
-        r"""
-        The exact root :math:`\mathbf T^{-\top}` of the inverse, lazily. With a ``method`` the result is upstream's.
-        """
+        r"""The exact root :math:`\mathbf T^{-\top}` of the inverse as an operator; upstream's for a ``method``."""
         if method is not None:
             return super().root_inv_decomposition(initial_vectors, test_vectors, method=method)
         return self.inverse().root_decomposition()
 
     def zero_mean_mvn_samples(self, num_samples: int) -> Tensor:
-        r"""
-        Samples :math:`\mathbf T \boldsymbol \epsilon` of :math:`N(\mathbf 0, \mathbf A)`, ``(num_samples, *batch, Q)``.
-        """
+        r"""Samples :math:`\mathbf T \epsilon` of :math:`N(0, \mathbf A)`, ``(num_samples, *batch, Q)``."""
         base_samples = torch.randn(*self.shape[:-1], num_samples, dtype=self.dtype, device=self.device)
         return self.root_matmul(base_samples).movedim(-1, 0).contiguous()
 
@@ -198,10 +191,7 @@ class PositiveDefiniteLinearOperator(_PlainLinearOperator):
     # Linear algebra
     ####
     def solve(self, right_tensor: Tensor, left_tensor: Tensor | None = None) -> Tensor:
-        r"""
-        :math:`\mathbf A^{-1} \mathbf X`, or :math:`\mathbf Y \mathbf A^{-1} \mathbf X`, without iteration, for
-        :math:`\mathbf X`, ``(*batch, Q, k)`` or ``(Q)``, and :math:`\mathbf Y`, ``(*batch, l, Q)``.
-        """
+        r""":math:`\mathbf A^{-1} \mathbf X`, or :math:`\mathbf Y \mathbf A^{-1} \mathbf X`, without iteration."""
         result = self._apply("_exact_solve", right_tensor)
         return result if left_tensor is None else left_tensor @ result
 
@@ -246,7 +236,7 @@ class PositiveDefiniteLinearOperator(_PlainLinearOperator):
 
     def add_diagonal(self, diag: Tensor) -> LinearOperator:
         """
-        The sum with a diagonal ``(*batch, Q)``, ``(*batch, 1)`` or ``()``; exact, in this class, if that is positive.
+        The sum with ``(*batch, Q)``, ``(*batch, 1)`` or ``()`` on the diagonal; exact, in this class, if positive.
         """
         total = super().add_diagonal(diag)  # which looks at the shape
         return self + total._diag_tensor if isinstance(total, AddedDiagLinearOperator) else total
@@ -303,11 +293,9 @@ class PositiveDefiniteLinearOperator(_PlainLinearOperator):
 
 class ExactRootLinearOperator(_PlainLinearOperator):
     r"""
-    The exact root :math:`\mathbf T` of an operator of this package, :math:`\mathbf T \mathbf T^\top = \mathbf A`, or
-    its transpose.
-
-    It is what ``operator.root_decomposition().root`` gives: square, neither symmetric nor triangular, and never formed
-    unless :meth:`to_dense` is called.
+    The exact root :math:`\mathbf T` of an operator, :math:`\mathbf T \mathbf T^\top = \mathbf A`, or its transpose, as
+    ``operator.root_decomposition().root`` gives it: square, neither symmetric nor triangular, formed only by
+    :meth:`to_dense`.
     """
 
     def __init__(self, operator: PositiveDefiniteLinearOperator, transpose: bool = False) -> None:

@@ -9,9 +9,9 @@ from torch import Tensor
 
 class BlockDiagonalOfOperators(LinearOperator):
     """
-    The joint covariance of a priori independent predictors, lazily, from P operators ``(*batch, n, n)`` with the same
-    batch shape. Its rows run over (predictor, row of x). (Upstream's block-diagonal operator takes one operator with a
-    batch dimension of blocks; here each predictor has a sum of kernels of its own.)
+    The joint covariance of a priori independent predictors, from P operators ``(*batch, n, n)``. Rows run over
+    (predictor, row of x). (Upstream's block-diagonal operator takes one operator with a batch dimension of blocks; here
+    they differ.)
     """
 
     def __init__(self, *blocks: LinearOperator) -> None:

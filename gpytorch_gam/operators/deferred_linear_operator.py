@@ -14,11 +14,10 @@ from torch import Tensor
 
 class DeferredLinearOperator(LinearOperator):
     """
-    A covariance over many rows of which, as a rule, only the diagonal is ever read.
-
-    ``rows``, ``(*batch, n)``, is the diagonal if ``is_diagonal``, otherwise any tensor of its shape, dtype and device.
-    ``build`` makes the covariance, ``(*batch, k, k)``, of the rows in a range, and is called whenever it is needed.
-    ``selection`` is the range of this matrix among the rows that ``build`` knows, by default all.
+    A covariance over many rows of which, as a rule, only the diagonal is ever read: ``rows``, ``(*batch, n)``, if
+    ``is_diagonal``; otherwise they are any tensor of its shape, dtype and device. ``build`` makes the covariance of the
+    rows in a range, ``(*batch, k, k)``, whenever it is needed; ``selection`` is the range of this matrix, by default
+    all.
     """
 
     def __init__(
@@ -102,9 +101,7 @@ class DeferredLinearOperator(LinearOperator):
         return self._mapped(self._rows.unsqueeze(dim), lambda matrix: matrix._unsqueeze_batch(dim))
 
     def repeat(self, *sizes: Any) -> LinearOperator:
-        """
-        Repeat the batch dimensions, as :meth:`torch.Tensor.repeat` does; the sizes for rows and columns must be 1.
-        """
+        """Repeat the batch dimensions, as :meth:`torch.Tensor.repeat` does; sizes for rows and columns must be 1."""
         return self.evaluate().repeat(*sizes)
 
     def detach(self) -> DeferredLinearOperator:

@@ -17,10 +17,9 @@ from gpytorch_gam.numerics.marginals import keep_positive
 
 class PosteriorCovariance(SumLinearOperator):
     r"""
-    :math:`K - G^\top G \pm T^\top T` over n rows, lazily: a prior covariance, ``(*batch, n, n)``, and products of
-    projections. Rounding in the difference can make it slightly indefinite. Variances and products are computed as they
-    are; a Cholesky factor, which sampling needs, is that of the matrix with the size of the rounding errors added to
-    the diagonal.
+    :math:`K - G^\top G \pm T^\top T` over n rows, lazily. Rounding can make it slightly indefinite: variances and
+    products are computed as they are, but a Cholesky factor, as sampling needs it, is that of the matrix with the size
+    of its rounding errors added to the diagonal.
     """
 
     def with_rounding_jitter(self) -> Tensor:
@@ -43,8 +42,8 @@ def posterior_covariance(
     prior: LinearOperator, removed: list[Tensor], coupled: Tensor, sign: int
 ) -> PosteriorCovariance:
     r"""
-    A prior covariance ``(*batch, n, n)`` minus :math:`\sum G^\top G`, the ``removed`` factors ``(*batch, k, n)``, and
-    plus ``sign`` (-1 or 1) times :math:`T^\top T`, the ``coupled`` factor ``(*batch, R, n)``.
+    :math:`K - \sum G^\top G + s T^\top T` for a prior K, ``(*batch, n, n)``, factors G (``removed``),
+    ``(*batch, k, n)``, and T (``coupled``), ``(*batch, R, n)``, and a sign s of -1 or 1.
     """
     updates = [MatmulLinearOperator(-rows.mT, rows) for rows in removed]
     if coupled.shape[-2] > 0:

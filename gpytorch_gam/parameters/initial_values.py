@@ -1,4 +1,4 @@
-"""Hyperparameters whose value has been chosen by nobody."""
+"""Hyperparameters whose value no user, fit or saved state has chosen."""
 
 from __future__ import annotations
 
@@ -10,24 +10,21 @@ from .log_scale import is_softplus
 
 
 def note_initial_value(module: Module, name: str) -> None:
-    """
-    Note that the value of a raw parameter is only a placeholder, which a fit may replace by one that suits the data.
-    """
+    """Note that the value of a raw parameter is a placeholder, which a fit may replace by one that suits the data."""
     noted = module.__dict__.setdefault("_initial_values", {})
     parameter = getattr(module, name)
     noted[name] = parameter.detach().double().cpu().clone(), parameter.requires_grad
 
 
 def forget_initial_value(module: Module, name: str) -> None:
-    """Note that somebody has chosen the value of a raw parameter."""
+    """Note that the value of a raw parameter has been chosen."""
     module.__dict__.get("_initial_values", {}).pop(name, None)
 
 
 def has_initial_value(module: Module, name: str) -> bool:
     """
-    Whether nobody has chosen the value of a raw parameter: it is the one that was noted, or the raw zero that
-    GPyTorch's modules start from. A value that was loaded or trained since differs from it; a parameter that was fixed
-    or released since counts as chosen.
+    Whether the value of a raw parameter has not been chosen: it is the noted one, or the raw zero that GPyTorch's
+    modules start from. Parameters that were loaded, trained, fixed or released since count as chosen.
     """
     raw = getattr(module, name)
     noted = module.__dict__.get("_initial_values", {}).get(name)

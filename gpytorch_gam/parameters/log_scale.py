@@ -58,10 +58,9 @@ class _Coordinate(NamedTuple):
 
 class Coordinates:
     """
-    Coordinates of the parameters that an optimiser moves, whose steps have the same meaning in all units of the
-    responses: the logarithms of what GPyTorch makes positive by a softplus (linear for large values), parameters with a
-    unit in that unit (those of the predictor's mean in units of the predictor), and all others as they are. ``modules``
-    own the parameters; ``units`` maps the ``id`` of a parameter to its unit, 1 by default.
+    Coordinates of parameters in which an optimiser's steps mean the same in all units of the responses: the logarithms
+    of what GPyTorch makes positive by a softplus (linear for large values), parameters in ``units`` (``id`` to unit, by
+    default 1; for the predictor's mean the unit of the predictor), and all others as they are. ``modules`` own them.
     """
 
     def __init__(
@@ -91,9 +90,7 @@ class Coordinates:
             coordinate.parameter.copy_(coordinate.raw(position))
 
     def gradients(self, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """
-        Gradients with respect to the positions, from those with respect to the raw parameters at their present values.
-        """
+        """Gradients with respect to the positions, from those with respect to the raw parameters."""
         return [c.gradient(c.parameter.detach(), g) for c, g in zip(self._all, gradients, strict=True)]
 
 

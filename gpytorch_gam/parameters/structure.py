@@ -69,9 +69,8 @@ def _is_setting(name: str, value: Any) -> bool:
 
 def difference(saved: Structure, own: Structure) -> str | None:
     """
-    One difference, in words, between the structure of a saved group and that of the group to load it into; None if
-    there is none. Entries that only one of them has come from another version of this package or of GPyTorch, and are
-    skipped.
+    One difference, in words, between the structure of a saved group and that of the group to load it into, or None.
+    Entries that only one of them has come from another version of this package or of GPyTorch, and are skipped.
     """
     for name in own:
         if name == "kernel" or name not in saved or _is_same(saved[name], own[name]):

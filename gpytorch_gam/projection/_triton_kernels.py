@@ -221,8 +221,8 @@ def _factor_tile(
     SHAPE: tl.constexpr, HAS_PRODUCT: tl.constexpr, POINTS_AXIS: tl.constexpr, columns, rows, scalars, zero=None
 ):
     """
-    A tile of a factor, with the inducing points along one axis and rows along the other, in the layout of ``zero``:
-    values, those of the local part, its exponential alone, and the difference of the inputs.
+    A tile of a factor, inducing points by rows or rows by inducing points, in the layout of ``zero``: values, those of
+    the local part, its exponential alone, and the difference of the inputs.
     """
     rows_axis: tl.constexpr = 1 - POINTS_AXIS
     difference = tl.expand_dims(columns[0], rows_axis) - tl.expand_dims(rows[0], POINTS_AXIS)
@@ -332,12 +332,11 @@ def forward_kernel(
     PRECISION: tl.constexpr,
 ):
     """
-    Projections of some components at some rows, for a tile of columns of the shared weights and the block weights.
-
-    Weights are ``(C, columns, inducing points)``, padded by zeros; ``last`` is the last column of the shared ones,
-    ``(C, inducing points)``. ``shared_out`` is H from the first column of the tile on,
-    ``(programs, num_shared, num_rows)``, and ``squares_out`` is q, ``(programs, num_rows)``: partial results of the
-    programs that share rows. The tile has ``num_columns`` columns.
+    Projections of some components at some rows, for a tile of ``num_columns`` columns of the shared and block weights.
+    Weights are ``(C, columns, inducing points)``, padded by zeros; ``last`` is the last shared one,
+    ``(C, inducing points)``. H, from the first column of the tile on, goes to ``shared_out``,
+    ``(programs, num_shared, num_rows)``, and q to ``squares_out``, ``(programs, num_rows)``: partial results of the
+    programs that share rows.
     """
     padded_m: tl.constexpr = NUM_TILES * TILE_M
     rows = tl.program_id(0) * TILE_N + tl.arange(0, TILE_N)

@@ -90,10 +90,9 @@ class _Part(NamedTuple):
 
 def separable_form(kernel: Kernel, z: Tensor, x: Tensor) -> SeparableForm | None:
     """
-    The form of a kernel of at most two columns with batch shape ``(*batch, C)`` (or one that broadcasts to it), between
-    inducing points ``(*batch, C, M, d)`` and data ``(*batch, C, n, d)``; None if a part is unknown or the data have a
-    lower precision than the hyperparameters. Known are RBF (of one or two columns), Matern and periodic kernels, ANOVA
-    kernels of these, and their products and scalings. Subclasses count as unknown.
+    The form of a kernel of at most two columns between inducing points ``(*batch, C, M, d)`` and data
+    ``(*batch, C, n, d)``; None if a part is unknown or the data have a lower precision than the hyperparameters. Known
+    are RBF, Matern and periodic kernels, ANOVA kernels of these, and their products and scalings, but no subclasses.
     """
     if trace_mode.on() or any(torch.promote_types(p.dtype, x.dtype) != x.dtype for p in kernel.parameters()):
         return None
@@ -181,9 +180,7 @@ def _centred_factor(kernel: ANOVAKernel, z: Tensor, x: Tensor) -> tuple[Factor, 
 
 
 class _CentredParts(torch.nn.Module):
-    """
-    :meth:`ANOVAKernel.centred_parts` in the dtype of the data, as a module that can be called with other parameters.
-    """
+    """:meth:`ANOVAKernel.centred_parts` in the dtype of the data, as a module for calls with other parameters."""
 
     def __init__(self, kernel: ANOVAKernel) -> None:
         super().__init__()

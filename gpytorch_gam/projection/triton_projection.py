@@ -74,10 +74,9 @@ def _supports_device(device: torch.device) -> bool:
 
 class TritonProjection:
     """
-    The :class:`ProjectionBackend` of Triton kernels, see :func:`supports`. Nothing as large as the kernel matrix is
-    stored. Matrix products are those of tensor cores, by default in the precision that
-    :class:`gpytorch_gam.settings.tensor_core_precision` has when this is made; everything else is in float32. Results
-    are reproducible from one call to the next.
+    The :class:`ProjectionBackend` of Triton kernels, see :func:`supports`. The kernel matrix is never stored. Matrix
+    products are those of tensor cores, by default in the present :class:`gpytorch_gam.settings.tensor_core_precision`;
+    everything else is in float32. Results are reproducible from one call to the next.
     """
 
     def __init__(self, precision: str | None = None) -> None:
@@ -263,9 +262,7 @@ class _Plan:
 
 
 class _GradientBuffers:
-    """
-    Memory for the results of the backward kernel, with ``num_parts`` programs sharing the rows, and their gradients.
-    """
+    """The results of the backward kernel, of ``num_parts`` programs that share the rows, and their gradients."""
 
     def __init__(self, plan: _Plan, num_parts: int, needed: Sequence[bool], has_block: bool) -> None:
         self.plan = plan

@@ -1,6 +1,4 @@
-"""
-The part that the factories of terms share: arguments are checked under the name of the term, and made into a group.
-"""
+"""Arguments of the factories of terms, checked under the name of the term and made into a group."""
 
 from __future__ import annotations
 
@@ -44,9 +42,7 @@ class Multipliers(NamedTuple):
 
 
 class Arguments:
-    """
-    The arguments of a call of a term, whose name is in messages; all others are those of :mod:`gpytorch_gam.terms`.
-    """
+    """The arguments of a call of a term, see :mod:`gpytorch_gam.terms`; messages contain its name."""
 
     def __init__(
         self,
@@ -81,10 +77,9 @@ class Arguments:
         **options: Any,
     ) -> ComponentGroup:
         """
-        The components, each with an output scale of its own, from a kernel of batch shape ``(C,)`` or ``()`` and
-        inducing points ``(C, M, d)``. ``names`` are default names that differ from those of :class:`ComponentGroup`;
-        ``variance`` is the output scale until one is chosen or taken from the responses, which is not trained if
-        ``is_fixed``.
+        The components, each with an output scale of its own, from a kernel of batch shape ``(C,)`` or ``()`` and points
+        ``(C, M, d)``. ``names`` are defaults unlike those of :class:`ComponentGroup`; ``variance`` is the output scale
+        until it is chosen, or for good if ``is_fixed``.
         """
         with_components = torch.Size([*self.batch_shape, len(columns)])
         if self.batch_shape:
@@ -274,9 +269,8 @@ class Arguments:
         self, kind: str, width: Tensor, bulk_width: Tensor, active_dims: tuple[int, ...] | None = None
     ) -> Kernel:
         """
-        A stationary kernel with batch shape ``(C,)``, that of the ranges of the input (``width``) and of the input's
-        bulk. Each lengthscale starts at a quarter of the range of the bulk, and is bounded by a hundredth of that and
-        ten times the whole range.
+        A stationary kernel of batch shape ``(C,)``. Lengthscales start at a quarter of the range of the input's bulk,
+        and lie between a hundredth of that range and ten times the whole range (``width``).
         """
         checks.choice(f"kernel of {self.term}", kind, ("rbf", *_MATERN_SMOOTHNESS))
         whole, unit = (part.to(torch.get_default_dtype()).reshape(-1, 1, 1) for part in (width, bulk_width))
@@ -295,10 +289,7 @@ class Arguments:
 
 
 def centred_on(kernel: Kernel, measure: Measure | None, ranges: Ranges) -> ANOVAKernel:
-    """
-    A kernel of one column and batch shape ``(C,)``, centred under a measure (one for all components or one for each),
-    by default the uniform one on the bulk of the column.
-    """
+    """A kernel of one column, centred under one measure or one for each component, by default uniform on the bulk."""
     if measure is None:
         measure = Uniform(ranges.bulk_low, ranges.bulk_high)
     elif measure.batch_shape == torch.Size([]):

@@ -102,9 +102,7 @@ class Measure(torch.nn.Module, ABC):
 
     @property
     def panel_width(self) -> Tensor:
-        """
-        The length of input that the panels of :meth:`split_quadrature` cover, ``(*batch)``; zero where it is exact.
-        """
+        """The length of input that :meth:`split_quadrature` covers, ``(*batch)``; zero where it is exact."""
         return torch.zeros_like(self.mean)
 
     def is_long(self, lengthscale: Tensor) -> Tensor:
@@ -233,8 +231,8 @@ def _inverse_factorials(like: Tensor) -> Tensor:
 def rbf_without_factor(squared_distance: Tensor, product: Tensor) -> Tensor:
     r"""
     :math:`\alpha(x) \alpha(y) h(x, y)` as :math:`-k(x, y) (e^{-xy / \ell^2} - 1)`, without cancellation or overflow,
-    from :math:`(x - y)^2 / 2 \ell^2` and the product :math:`(x - c) (y - c) / \ell^2` of offsets that are cut off at
-    :func:`largest_scaled_offset`; the kernel vanishes wherever that makes a difference.
+    from :math:`(x - y)^2 / 2 \ell^2` and the product of offsets :math:`(x - c) / \ell` that are cut off at
+    :func:`largest_scaled_offset`.
     """
     return -torch.exp(-squared_distance) * torch.expm1(-product)
 

@@ -60,18 +60,13 @@ class Normal(Measure):
         return 2 * _NUM_STANDARD_DEVIATIONS * self.standard_deviation
 
     def quadrature(self, num_nodes: int) -> tuple[Tensor, Tensor]:
-        """
-        Gauss-Legendre nodes weighted by the density, as many on each side of the mean; see :meth:`Measure.quadrature`.
-        """
+        """Gauss-Legendre nodes weighted by the density, as many on each side of the mean."""
         reach = _NUM_STANDARD_DEVIATIONS * self.standard_deviation
         nodes, weights = panels((self.mean - reach, self.mean, self.mean + reach), num_nodes)
         return nodes, weights * self._density(nodes, 1)
 
     def split_quadrature(self, x: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
-        """
-        Gauss-Legendre nodes weighted by the density, as many on each side of ``x``; see
-        :meth:`Measure.split_quadrature`.
-        """
+        """Gauss-Legendre nodes weighted by the density, as many on each side of ``x``."""
         mean, reach = self.mean.unsqueeze(-1), _NUM_STANDARD_DEVIATIONS * self.standard_deviation.unsqueeze(-1)
         low, high = mean - reach, mean + reach
         nodes, weights = panels((low, torch.clamp(x, low, high), high), num_nodes)
