@@ -378,7 +378,7 @@ def train(study: Study, name: str, is_quick: bool) -> Fit:
     mean.initialize(constant=(y.sum() / exposure.sum()).log()).requires_grad_(False)
     model, likelihood = AdditiveGP(AdditivePredictor(*study.terms(), mean=mean), rank=64), LIKELIHOODS[name]()
     loader = DataLoader(RowDataset(x, y, exposure=exposure), study.batch_size, shuffle=True)
-    num_epochs = math.ceil((25 if is_quick else study.num_steps) / len(loader))
+    num_epochs = math.ceil((12 if is_quick else study.num_steps) / len(loader))
     # A fast rate for few steps: variances of log rates end far from the one that they start from.
     with warnings.catch_warnings():
         # Where counts vary more than Poisson ones do, effects would bend after the noise, and ask for more points.
