@@ -104,7 +104,7 @@ def check_levels(groups: Sequence[ComponentGroup], x: Tensor) -> None:
 
 def _unseen(values: Tensor, column: int, levels: Levels, names: list[str]) -> str | None:
     """A message on the values of a column of x that are none of the levels, or None; NaN counts as missing."""
-    single = values.float().contiguous()  # as level kernels compare
+    single = values.float().contiguous()  # the precision in which level kernels compare
     codes = torch.tensor(sorted(levels.codes), dtype=torch.float32, device=values.device)
     nearest = codes[torch.searchsorted(codes, single).clamp_(max=len(codes) - 1)]
     unseen = (nearest != single) & ~values.isnan()

@@ -214,7 +214,7 @@ class ComponentGroup(gpytorch.Module):
         """
         key = prefix + STATE_KEY
         if key not in state_dict:
-            return  # torch's own error, unless strict=False
+            return  # torch raises its own error, unless strict=False
         found = difference(from_bytes(state_dict[key]), self._structure())
         if found is not None:
             raise ValueError(
@@ -260,7 +260,7 @@ class ComponentGroup(gpytorch.Module):
         if not self._allows_missing:
             return selected
         points = self.inducing_points.detach()
-        stand_in = points.reshape(-1, *points.shape[-3:])[0, :, :1].to(x.dtype)  # any place where kernels are finite
+        stand_in = points.reshape(-1, *points.shape[-3:])[0, :, :1].to(x.dtype)  # any point at which kernels are finite
         return torch.where(selected.isnan(), stand_in, selected)
 
     @property
@@ -288,7 +288,7 @@ class ComponentGroup(gpytorch.Module):
             return None
         values = x.mT[..., self._by_columns, :]
         if self._has_indicator:
-            # In single precision, as level kernels compare: 0.1 is one level in float32 and in float64.
+            # Compared in single precision, as by level kernels: 0.1 is one level in float32 and in float64.
             has_level = values.float() == self._indicated_levels.float().unsqueeze(-1)
             values = torch.where(self._is_indicator.unsqueeze(-1), has_level.to(x.dtype), values)
         return torch.where(self._has_by.unsqueeze(-1), values, torch.ones_like(values))

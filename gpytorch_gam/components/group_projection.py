@@ -98,10 +98,10 @@ def _fused_inputs(
         form = separable_form(group.kernel, group.inducing_points.to(x.dtype), group.select(x))
     if form is None:
         return None
-    batch_shape = form.variance.shape[:-1]  # with components
+    batch_shape = form.variance.shape[:-1]  # includes the components
     weights = [None if part is None else _with_batch(part, batch_shape) for part in (shared_weights, block_weights)]
     if weights[0] is None or (weights[1] is None) != (block_weights is None):
-        return None  # several posteriors on one kernel: evaluate that only once
+        return None  # several posteriors share a kernel, which the plain path evaluates only once
     multiplier, variance = group.multiplier(x), form.variance
     if multiplier is not None:
         multiplier = multiplier.expand(*batch_shape, multiplier.shape[-1])

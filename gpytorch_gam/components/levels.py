@@ -165,7 +165,7 @@ class Levels:
         return np.array([codes.get(text, math.nan) for text in column.texts], dtype=np.float64)
 
     def _codes_of_numbers(self, column: _Column) -> np.ndarray:
-        # In single precision, as level kernels compare: 0.1 is one level in float32 and in float64.
+        # Compared in single precision, as by level kernels: 0.1 is one level in float32 and in float64.
         ordered, values = np.array(sorted(self.codes)), _single(column.numbers)
         position = np.searchsorted(_single(ordered), values).clip(max=len(ordered) - 1)
         is_found = (_single(ordered)[position] == values) & (np.abs(column.numbers) <= LARGEST_CODE)
@@ -209,7 +209,7 @@ class _Column:
             raise TypeError(f"{name} must be a sequence of strings or numbers, got {values!r}")
         if torch.is_tensor(values):
             values = values.detach().cpu()
-            is_single = values.dtype not in (torch.float16, torch.bfloat16)  # which NumPy has, or has not
+            is_single = values.dtype not in (torch.float16, torch.bfloat16)  # which NumPy may lack
             values = (values if is_single or not values.is_floating_point() else values.float()).numpy()
         elif not hasattr(values, "__array__"):
             values = list(values)
@@ -220,7 +220,7 @@ class _Column:
         if array.ndim != 1:
             raise ValueError(f"{name} must have one dimension, got shape {array.shape}")
         if array.dtype.kind in "biuf":
-            if array.dtype.kind == "f" and array.dtype.itemsize < 8:  # 0.1 and not 0.10000000149011612
+            if array.dtype.kind == "f" and array.dtype.itemsize < 8:  # gives 0.1 instead of 0.10000000149011612
                 array = np.array([float(str(entry)) for entry in array])
             numbers_ = array.astype(np.float64)
             return cls(np.isnan(numbers_), numbers_, None, array.dtype.kind == "b")

@@ -58,7 +58,7 @@ def prefetched(items: Iterator[T]) -> Iterator[T]:
     The items, none of them None, each made by a thread while the one before is in use. Exceptions of the thread are
     raised here. The thread ends with the iterator, also when that is abandoned.
     """
-    with ThreadPoolExecutor(1, thread_name_prefix="gpytorch-gam-prefetch") as pool:  # waits for the thread at the end
+    with ThreadPoolExecutor(1, thread_name_prefix="gpytorch-gam-prefetch") as pool:  # its end waits for the thread
         future = pool.submit(next, items, None)
         while (item := future.result()) is not None:
             future = pool.submit(next, items, None)

@@ -102,7 +102,7 @@ class MemoryMappedBatches(StreamedBatches):
 
     def _read(self, piece: int) -> Iterator[Rows]:
         rows = slice(piece, min(piece + self._chunk_rows, self._shard_range.stop))
-        with np.errstate(over="ignore"):  # what becomes infinite is refused
+        with np.errstate(over="ignore"):  # infinity is refused later
             parts = tuple(np.asarray(source[rows], self._numpy_dtype) for source in self._sources.values())
         for name, part in zip(self._sources, parts, strict=True):
             if len(part) != rows.stop - rows.start:
@@ -202,7 +202,7 @@ def _opened(name: str, source: Any) -> Any:
 def _is_number(dtype: Any) -> bool:
     try:
         return np.dtype(dtype).kind in "biuf"
-    except TypeError:  # a dtype of another library
+    except TypeError:  # for a dtype of another library
         return False
 
 

@@ -156,7 +156,7 @@ class ParquetBatches(StreamedBatches):
 
     def _converted(self, batch: Any, where: str) -> Rows:
         table = np.empty((len(batch), len(self._columns)), self._numpy_dtype)
-        with np.errstate(over="ignore"):  # what becomes infinite is refused
+        with np.errstate(over="ignore"):  # infinity is refused later
             for index, name in enumerate(self._columns):
                 column, is_coded = batch.column(name), index < len(self._inputs) and name in self._values
                 table[:, index] = _codes(name, column, self._values[name], where) if is_coded else _numbers(column)
@@ -222,7 +222,7 @@ class _File(NamedTuple):
                 yield from file.iter_batches(num_rows, row_groups, columns, use_threads=False)
         except FileNotFoundError:
             raise
-        except (OSError, _pyarrow().ArrowException) as error:  # of reading: nobody throws others into a generator
+        except (OSError, _pyarrow().ArrowException) as error:  # raised by reading alone
             where = "" if row_groups is None else f" in row group {', '.join(map(str, row_groups))}"
             raise ValueError(f"{self.path} cannot be read{where}, columns {columns}: {error}") from error
 
@@ -230,7 +230,7 @@ class _File(NamedTuple):
 class _RowGroup(NamedTuple):
     file: _File
     number: int
-    start: int  # its first row that is wanted
+    start: int  # the first of its rows to read
     stop: int
 
 
@@ -251,7 +251,7 @@ def _names(argument: str, names: Iterable[str]) -> list[str]:
     others = [name for name in found if not isinstance(name, str)]
     if others:
         raise TypeError(f"{argument}: names of columns must be strings, got {others}")
-    return list(map(str, found))  # those of NumPy are shown otherwise
+    return list(map(str, found))  # strings of NumPy would be printed differently
 
 
 def _found_files(paths: Paths | Iterable[Paths]) -> list[Path]:

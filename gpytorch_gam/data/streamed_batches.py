@@ -143,7 +143,7 @@ class StreamedBatches(ABC):
         self._shapes, self._settings, self._epoch = tuple(shapes), settings, 0
         if not num_rows:
             raise ValueError("the data have no rows")
-        if num_rows < settings.shard[1]:  # in all shards, also in those with a row: they would wait for the others
+        if num_rows < settings.shard[1]:  # checked in all shards: those with a row would wait for the others
             raise ValueError(f"the data have {num_rows} rows, too few for the {settings.shard[1]} shards")
         if not len(self):
             raise ValueError(

@@ -122,7 +122,7 @@ def _bisect(distribution: Distribution, wanted: Tensor, start: Tensor) -> Tensor
 def _count_quantiles(distribution: Distribution, wanted: Tensor, like: Tensor, num_samples: int) -> Tensor:
     """The number of counts whose cumulated probability is below the one asked for: 0, 1, ... up to the quantile."""
     num_components = distribution._num_component if isinstance(distribution, MixtureSameFamily) else 1
-    a_count = max(1, like.numel() * num_components)  # probabilities that one more count takes
+    a_count = max(1, like.numel() * num_components)  # number of probabilities for one more count
     block = min(256, max(1, _PROBABILITIES_AT_A_TIME // a_count))
     most = min(_MOST_COUNTS, _MOST_PROBABILITIES // a_count)
     _, upper = _bounds(distribution, like)
@@ -157,7 +157,7 @@ def _bounds(distribution: Distribution, like: Tensor) -> tuple[Tensor, Tensor]:
     bounds = []
     for name, default in (("lower_bound", -torch.inf), ("upper_bound", torch.inf)):
         bound = torch.as_tensor(getattr(support, name, default), dtype=like.dtype, device=like.device)
-        bound = bound[..., 0] if is_mixture and bound.dim() else bound  # components have one support
+        bound = bound[..., 0] if is_mixture and bound.dim() else bound  # all components have the same support
         bounds.append(bound.expand(like.shape))
     return bounds[0], bounds[1]
 

@@ -57,7 +57,7 @@ def factors(kernel: Kernel, num_columns: int) -> list[tuple[Kernel, list[int]]]:
 def _factors(kernel: Kernel, columns: list[int]) -> Iterator[tuple[Kernel, list[int]]]:
     if kernel.active_dims is not None:
         columns = [columns[index] for index in kernel.active_dims.tolist()]
-    while type(kernel) is ScaleKernel:  # has taken over the active_dims of its base kernel
+    while type(kernel) is ScaleKernel:  # it has taken over the active_dims of its base kernel
         kernel = kernel.base_kernel
     if type(kernel) is ProductKernel:
         for factor in kernel.kernels:

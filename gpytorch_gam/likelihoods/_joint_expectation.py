@@ -88,7 +88,7 @@ def standard_nodes(
     Nodes ``(K, dimension)`` for expectations under a standard normal distribution, and log weights ``(K,)``, which are
     cached. In one and two dimensions the rule is Gauss-Hermite with ``size`` nodes a dimension.
     """
-    with torch.inference_mode(False), torch.no_grad():  # kept tensors must serve in training as well
+    with torch.inference_mode(False), torch.no_grad():  # cached tensors must be usable in training, too
         if dimension in _HERMITE_NODES:
             nodes, weights = _hermite_rule(dimension, size or _HERMITE_NODES[dimension])
         else:

@@ -41,7 +41,7 @@ class Responses:
         self._row_arguments = {name: value.detach().double().cpu() for name, value in row_arguments.items()}
         self.weights, self.offset = self.argument(WEIGHTS), self.argument(OFFSET)
         if self.offset.dim() > 1:
-            self.offset = self.offset[..., 0]  # one for each predictor
+            self.offset = self.offset[..., 0]  # the first of one offset for each predictor
         is_finite = torch.isfinite(self.y + self.offset + self.weights)
         if not is_finite.all():
             self.y, self.weights, self.offset = self.y[is_finite], self.weights[is_finite], self.offset[is_finite]
@@ -96,7 +96,7 @@ class Counts(NamedTuple):
         """The moments of rows with offsets and exposures."""
         units = responses.argument(EXPOSURE) * responses.offset.exp()
         total, weight = responses.mean(responses.y), responses.mean(units)
-        smallest = 0.5 / len(responses.y)  # nothing was counted
+        smallest = 0.5 / len(responses.y)  # used if nothing was counted
         rate = max(total, smallest) / weight
         expected = rate * units
         excess = responses.mean((responses.y - expected).square() - expected) / responses.mean(expected.square())
@@ -155,7 +155,7 @@ def null_model_of_tasks(likelihood: Likelihood, tasks: Sequence[Responses]) -> N
     models = [_gaussian(likelihood, responses) for responses in tasks]
     variance = [model.variance[0] for model in models]
     noises = NOISE_SHARE * torch.tensor(variance, dtype=torch.float64)
-    # The noise of all tasks is a part of that of each.
+    # The noise that all tasks share is a part of the noise of each.
     shared = 0.5 * noises.min().item()
     parameters: dict[str, float | Tensor] = {"noise": shared} if likelihood.has_global_noise else {}
     if likelihood.has_task_noise and likelihood.rank == 0:
@@ -187,9 +187,9 @@ def _labels(likelihood: Likelihood, responses: Responses) -> NullModel:
 def _counts(likelihood: Likelihood, responses: Responses) -> NullModel | None:
     if getattr(likelihood, "num_failures_param", False):
         return None
-    # With a softplus link, which is the identity for large means and the logarithm for small ones.
+    # GPyTorch's link is a softplus, which is the identity for large means and the logarithm for small ones.
     mean = max(responses.mean(responses.y), 0.5 / len(responses))
-    slope = -math.expm1(-mean)  # of the mean in the predictor
+    slope = -math.expm1(-mean)  # derivative of the mean with respect to the predictor
     spread = max(responses.variance(responses.y) - mean, 0.0) / slope**2
     variance = max(spread, _LEAST_LOG_VARIANCE) if mean > 1 else bounded_log_variance(spread)
     return NullModel([mean + math.log(slope) - responses.mean(responses.offset)], [variance], {})

@@ -42,7 +42,7 @@ class PredictorLikelihood(RowArgumentsLikelihood):
     #: Names of the learnt parameters.
     _learnt: tuple[str, ...] = ()
 
-    # ------------------------------------------------------------------ what a class says
+    # ------------------------------------------------------------------ methods of subclasses
 
     @abstractmethod
     def _expected_log_prob(self, y: Tensor, mean: Tensor, covariance: Tensor, values: Values) -> Tensor:
@@ -164,7 +164,7 @@ class PredictorLikelihood(RowArgumentsLikelihood):
         self._learnt = (*self._learnt, name)
         self.register_parameter(f"raw_{name}", torch.nn.Parameter(torch.zeros(*batch_shape, 1)))
         self.register_constraint(f"raw_{name}", constraint)
-        # A constraint has the last word: by its own initial value, or by leaving no room for ours.
+        # A constraint takes precedence, by an initial value of its own or by bounds that exclude ours.
         if constraint.initial_value is None and constraint.lower_bound < initial < constraint.upper_bound:
             self._write(name, initial)
             note_initial_value(self, f"raw_{name}")

@@ -94,5 +94,5 @@ class QuantileLikelihood(SettingsInState, OnePredictorLikelihood):
         quantile = responses.quantile(values, self.quantile)
         above = values - quantile
         loss = responses.mean(above * (self.quantile - (above < 0).double())) or 1.0
-        scale = math.sqrt(NOISE_SHARE) * loss  # whose maximum-likelihood estimate is the mean loss
+        scale = math.sqrt(NOISE_SHARE) * loss  # the maximum-likelihood estimate is the mean loss
         return NullModel([quantile], [responses.robust_variance(values)], {"scale": scale})

@@ -39,7 +39,7 @@ class RowArguments(NamedTuple):
         for method in _methods_of_others(type(likelihood)):
             parameters = list(inspect.signature(method).parameters.values())
             are_all &= not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-            # The first are self, the responses and the predictor, or self and the predictor.
+            # The first parameters are self, the responses and the predictor, or self and the predictor.
             first = 3 if method.__name__ in ("expected_log_prob", "log_marginal") else 2
             named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
             names |= dict.fromkeys(parameter.name for parameter in parameters[first:] if parameter.kind in named)

@@ -133,7 +133,7 @@ def expected_log1p_square(shift: Tensor, variance: Tensor) -> Tensor:
     """
     expected = shift + variance
     low = -torch.log1p(expected.detach()) - 10.0
-    high = 3.6  # e^-36 is left beyond it
+    high = 3.6  # the integrand beyond is below e^-36
     steps = torch.arange(_EXPECTATION_NODES, dtype=expected.dtype, device=expected.device)
     width = (high - low) / (_EXPECTATION_NODES - 1)
     lam = (low.unsqueeze(-1) + width.unsqueeze(-1) * steps).exp()

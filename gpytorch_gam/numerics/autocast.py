@@ -16,7 +16,7 @@ def without_autocast(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def wrapped(self: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_tensor(x):
-            return method(self, x, *args, **kwargs)  # which says so
+            return method(self, x, *args, **kwargs)  # which refuses it
         device = x.device.type
         if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
             return method(self, x, *args, **kwargs)

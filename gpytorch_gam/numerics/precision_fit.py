@@ -39,7 +39,7 @@ _SMALLEST_RANK, _GROWTH = 4, 1.5
 def leading_root(matrix: Tensor, rank: int) -> Tensor:
     r"""The best ``(*batch, k, rank)`` factor B of a symmetric matrix: :math:`BB^\top` is positive semidefinite."""
     if matrix.shape[-1] == 1:
-        return matrix.clamp_min(0).sqrt()[..., :rank]  # LAPACK is called for each matrix
+        return matrix.clamp_min(0).sqrt()[..., :rank]  # faster, as LAPACK is called for each matrix
     values, vectors = torch.linalg.eigh(matrix)
     return vectors[..., -rank:] * values[..., -rank:].clamp_min(0).sqrt().unsqueeze(-2) if rank else vectors[..., :0]
 
@@ -181,14 +181,14 @@ def rank_for_tolerance(
     size = excess.shape[-1]
     if shapes is None:
         values = torch.linalg.eigvalsh(excess).clamp_min(0)
-        lost = 0.5 * (values - values.log1p()).cumsum(-1)  # of the smallest eigenvalues
+        lost = 0.5 * (values - values.log1p()).cumsum(-1)  # losses by leaving out the smallest eigenvalues
         return max(least, size - int((lost <= tolerance).sum(-1).min()))
     optimum = 0.5 * torch.linalg.slogdet(add_identity(excess)).logabsdet
     targets = diagonal_blocks(excess, shapes)
     fit = _Fit.of(excess, targets, excess[..., :0], targets)
     candidates = candidate_ranks(size)
     for rank in candidates if least <= candidates[0] else [least, *(rank for rank in candidates if rank > least)]:
-        # Blocks only shrink as the rank grows: each fit goes on from the last.
+        # Blocks only shrink as the rank grows, so each fit starts from the last.
         start = fit._replace(factor=torch.zeros_like(excess[..., :rank]))
         fit = _iterated(excess, shapes, targets, start, rank, _NUM_ROUNDS)
         if (fit.divergence - optimum <= tolerance).all():

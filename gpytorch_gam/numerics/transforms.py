@@ -20,7 +20,7 @@ try:
         is_legacy_batchedtensor,
         maybe_current_level,
     )
-except ImportError:  # these are private to torch, and no public function tells the same
+except ImportError:  # these are private to torch, and have no public equivalent
     CAN_TELL = False
     warnings.warn(
         f"torch {torch.__version__} does not say whether code runs inside of torch.func: gpytorch_gam uses the slower "

@@ -17,7 +17,7 @@ def cholesky(matrix: Tensor) -> Tensor:
     if matrix.device.type != "cpu" or is_vmapped(matrix):
         return cholesky_or_nan(matrix)
     if _holds_positive_numbers(matrix):
-        return matrix.sqrt()  # LAPACK is called for each matrix
+        return matrix.sqrt()  # faster, as LAPACK is called for each matrix
     return torch.linalg.cholesky(matrix)
 
 
@@ -50,7 +50,7 @@ def cholesky_or_nan(matrix: Tensor) -> Tensor:
 def triangular_solve(lower: Tensor, columns: Tensor, transpose: bool = False) -> Tensor:
     r""":math:`L^{-1} X`, or :math:`L^{-\top} X` if ``transpose``, for L ``(*batch, k, k)`` and X ``(*batch, k, m)``."""
     if lower.shape[-1] == 1:
-        return columns / lower  # LAPACK is called for each matrix
+        return columns / lower  # faster, as LAPACK is called for each matrix
     return torch.linalg.solve_triangular(lower.mT if transpose else lower, columns, upper=transpose)
 
 

@@ -33,14 +33,14 @@ class _PlainLinearOperator(LinearOperator):
         return self
 
     def _get_indices(self, row_index: Tensor, col_index: Tensor, *batch_indices: Tensor) -> Tensor:
-        # Upstream's default expands the operator to one copy, hence one capacitance, for every element asked for.
+        # Upstream's default expands the operator to one copy, hence one capacitance, for every wanted element.
         return self.to_dense()[(*batch_indices, row_index, col_index)]
 
     def _getitem(self, row_index: IndexType, col_index: IndexType, *batch_indices: IndexType) -> LinearOperator:
         if _is_noop_index(row_index) and _is_noop_index(col_index):
             return super()._getitem(row_index, col_index, *batch_indices)
-        # Upstream's default interpolates with sparse matrices and evaluates the whole operator to do so. A product
-        # with as many columns as there are of the fewer does.
+        # Upstream's default interpolates with sparse matrices, for which it evaluates the whole operator. A product
+        # with the chosen rows or columns, whichever are fewer, is enough.
         batch = super()._getitem(slice(None), slice(None), *batch_indices)
         identity = torch.eye(batch.shape[-1], dtype=batch.dtype, device=batch.device)
         rows, columns = identity[:, row_index], identity[:, col_index]
@@ -238,7 +238,7 @@ class PositiveDefiniteLinearOperator(_PlainLinearOperator):
         """
         The sum with ``(*batch, Q)``, ``(*batch, 1)`` or ``()`` on the diagonal; exact, in this class, if positive.
         """
-        total = super().add_diagonal(diag)  # which looks at the shape
+        total = super().add_diagonal(diag)  # which checks the shape
         return self + total._diag_tensor if isinstance(total, AddedDiagLinearOperator) else total
 
     def __add__(self, other: Tensor | LinearOperator | float) -> LinearOperator | Tensor:

@@ -48,7 +48,7 @@ class DeferredLinearOperator(LinearOperator):
         return self._rows.shape + self._rows.shape[-1:]
 
     def _transpose_nonbatch(self) -> DeferredLinearOperator:
-        return self  # symmetric
+        return self  # the matrix is symmetric
 
     def _matmul(self, rhs: Tensor) -> Tensor:
         return self.evaluate()._matmul(rhs)

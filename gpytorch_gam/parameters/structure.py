@@ -58,7 +58,7 @@ def _parts(module: torch.nn.Module, path: str) -> Iterator[tuple[str, Structure]
 
 def _module_structure(module: torch.nn.Module) -> Structure:
     settings = {name: value for name, value in vars(module).items() if _is_setting(name, value)}
-    if isinstance(module, Interval):  # the values of raw parameters mean nothing without it
+    if isinstance(module, Interval):  # raw values have no meaning without the transform
         settings["transform"] = getattr(module._transform, "__name__", type(module._transform).__name__)
     return {"class": type(module).__name__, **settings}
 
@@ -92,7 +92,7 @@ def _kernel_difference(saved: Structure, own: Structure) -> str | None:
 
 
 def _is_same(left: Any, right: Any) -> bool:
-    return json.dumps(left, sort_keys=True) == json.dumps(right, sort_keys=True)  # NaN is itself
+    return json.dumps(left, sort_keys=True) == json.dumps(right, sort_keys=True)  # in JSON, NaN equals itself
 
 
 def _shown(value: Any) -> str:

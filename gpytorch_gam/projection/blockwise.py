@@ -141,9 +141,9 @@ def plain_kernel(factors: Sequence[Factor]) -> Tensor:
 
 
 class _Evaluation(NamedTuple):
-    """What a backward pass can use of a forward pass over some rows."""
+    """Results of a forward pass over some rows that a backward pass can use."""
 
-    locals: tuple[_Local, ...]  # one a factor
+    locals: tuple[_Local, ...]  # one for each factor
     projections: Tensor | None  # V' K, (*batch, C, r, n)
 
 

@@ -120,7 +120,7 @@ def _take_apart(kernel: Kernel, z: Tensor, x: Tensor, parts: list[_Part], scales
         scales.append(kernel.outputscale.to(x.dtype))
         # Its forward is called and not the kernel itself: active_dims, which were taken over, do not count again.
         kernel = kernel.base_kernel
-    if "forward" in vars(kernel):  # replaced on this very object
+    if "forward" in vars(kernel):  # forward was replaced on this object
         return False
     if type(kernel) is ProductKernel:
         return all(_take_apart(factor, z, x, parts, scales) for factor in kernel.kernels)
@@ -222,7 +222,7 @@ def _scaled(factor: Factor, variance: Tensor, scales: list[Tensor]) -> tuple[Fac
         return factor, variance
     scale = functools.reduce(torch.mul, scales).unsqueeze(-1)
     left = None if factor.left is None else factor.left * scale.unsqueeze(-1)
-    log_scale = scale.clamp_min(torch.finfo(scale.dtype).tiny).log()  # a component that is off has scale 0
+    log_scale = scale.clamp_min(torch.finfo(scale.dtype).tiny).log()  # components may be switched off by scale 0
     return factor._replace(log_scale=factor.log_scale + log_scale, left=left), variance * scale
 
 

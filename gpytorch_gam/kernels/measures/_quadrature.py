@@ -22,7 +22,7 @@ def constant(values: tuple[Any, ...], device: torch.device) -> Tensor:
 
 @functools.lru_cache(maxsize=256)
 def _kept_constant(values: tuple[Any, ...], device: torch.device) -> Tensor:
-    with torch.inference_mode(False):  # or else it could not serve in training later
+    with torch.inference_mode(False):  # otherwise the tensor could not be used in training later
         return torch.tensor(values, dtype=torch.float64, device=device)
 
 

@@ -120,7 +120,7 @@ class Uniform(Measure):
         width = rate * (high - low)
         # The integrals are odd functions: outside of the interval the two are subtracted.
         near = (_matern_integral(from_low, nu) + _matern_integral(to_high, nu)) / width
-        # Far outside the kernel itself is what is left, and not its difference from 1.
+        # Far outside, the kernel itself remains, and not its difference from 1.
         is_far = torch.minimum(from_low, to_high) < -_LARGEST_SERIES_DISTANCE
         first, last = torch.minimum(from_low.abs(), to_high.abs()), torch.maximum(from_low.abs(), to_high.abs())
         far = (_matern_tail(first, nu) - _matern_tail(last, nu)) / width - 1
