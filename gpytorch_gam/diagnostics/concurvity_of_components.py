@@ -191,8 +191,8 @@ def _functions(gram: Tensor, mean: Tensor, slices: Sequence[slice], tolerance: f
 
 def _measures(functions: _Functions, index: int, explains: Tensor, basis: Tensor | None = None) -> Tensor:
     """
-    Worst, observed and estimate of one component, ``(3)``, explained by the functions ``(K)`` marked in ``explains``.
-    If these are not orthonormal over the rows, ``basis`` holds combinations ``(J, k)`` of them that are.
+    Worst, observed and estimate ``(3)`` of one component, explained by the marked functions ``(K)``, or by combinations
+    of them that are orthonormal over the rows, ``basis`` ``(J, k)``.
     """
     is_own = functions.owner == index
     if not is_own.any() or not explains.any():

@@ -44,32 +44,19 @@ _ROWS_AT_A_TIME, _KERNEL_VALUES, _LEAST_ROWS = 512, 2**22, 16
 
 
 class Reference(NamedTuple):
-    """
-    Weighted rows over which components are averaged.
+    """Weighted rows over which components are averaged."""
 
-    :ivar rows: Inputs ``(*batch, m, D)``; None for the rows of the posterior itself.
-    :ivar weights: Weights for each component of the predictor, ``(C, m)``, float64, which sum to one.
-    :ivar is_thinned: Whether only a part of the rows is used for what inducing variables do not explain.
-    """
-
-    rows: Tensor | None
-    weights: Tensor
-    is_thinned: bool = False
+    rows: Tensor | None  # (*batch, m, D); None for the rows of the posterior itself
+    weights: Tensor  # (C, m), float64, which sum to one for each component
+    is_thinned: bool = False  # whether a part of the rows serves for what inducing variables do not explain
 
 
 class GroupCentre(NamedTuple):
-    """
-    Averages of a group of components.
+    """Averages of a group of components."""
 
-    :ivar projections: The average of :meth:`GroupPosterior.stacked`, ``(*batch, C_g, 1 + R + r, 1)``.
-    :ivar prior_cross: The prior covariance between the average and the component at the rows of the posterior,
-        ``(*batch, C_g, n)``, float64.
-    :ivar prior_variance: The prior variance of the average, ``(*batch, C_g, 1)``, float64.
-    """
-
-    projections: Tensor
-    prior_cross: Tensor
-    prior_variance: Tensor
+    projections: Tensor  # of `GroupPosterior.stacked`, (*batch, C_g, 1 + R + r, 1)
+    prior_cross: Tensor  # prior covariance of average and component at the posterior's rows, (*batch, C_g, n), float64
+    prior_variance: Tensor  # prior variance of the average, (*batch, C_g, 1), float64
 
 
 class _Component(NamedTuple):
@@ -81,10 +68,7 @@ class _Component(NamedTuple):
 def make_reference(
     predictor: AdditivePredictor, x: Tensor, indices: Sequence[int], over: Tensor | Measure | None
 ) -> Reference:
-    """
-    The reference rows of some components: ``x`` itself, the rows ``over``, or nodes of the measure ``over`` for each
-    column.
-    """
+    """The reference rows of some components: ``x``, the rows ``over``, or nodes of the measure ``over`` per column."""
     if isinstance(over, Measure):
         return _reference_of_measure(predictor, x, indices, over)
     if over is not None and not torch.is_tensor(over):
@@ -135,9 +119,8 @@ def _reference_of_measure(
     predictor: AdditivePredictor, x: Tensor, indices: Sequence[int], measure: Measure
 ) -> Reference:
     """
-    Rows in which every column runs over the nodes serve all components of one column. A component of two columns needs
-    a product grid, one column running over the first factor and the other over the second: a grid that separates
-    columns whose number has a certain bit from all others serves all pairs that differ in that bit.
+    Rows in which every column runs over the nodes serve all components of one column. Two columns need a product grid:
+    one that separates columns whose number has a certain bit from all others serves all pairs that differ in that bit.
     """
     if measure.batch_shape:
         raise ValueError(
@@ -193,10 +176,7 @@ def group_centres(
     indices: Sequence[int],
     reference: Reference,
 ) -> list[GroupCentre]:
-    """
-    Averages of all groups over the reference rows, given the projections of the components at the rows ``x``. For
-    groups without any of the components ``indices`` the prior's averages are left at zero.
-    """
+    """Averages of all groups over the reference rows; the prior's are zero for groups without any of ``indices``."""
     groups = source.predictor.groups
     weights = reference.weights.split([group.num_components for group in groups])
     averages = _average_projections(source, projections, reference.rows, weights)
@@ -215,10 +195,7 @@ def group_centres(
 
 
 def centred_group(group: GroupPosterior, centre: GroupCentre) -> GroupPosterior:
-    r"""
-    Projections of :math:`f_c - \bar f_c`, with prior variance :math:`k_c(\mathbf x, \mathbf x) - 2 \bar k_c(\mathbf x)
-    + \bar{\bar k}_c`.
-    """
+    r"""Projections of :math:`f_c - \bar f_c`, whose prior variance is that of :func:`centred_prior_covariance`."""
     variance = group.prior_variance.double() - 2 * centre.prior_cross + centre.prior_variance
     num_shared = group.shared.shape[-2]
     projections = group.stacked() - centre.projections
@@ -231,10 +208,7 @@ def centred_group(group: GroupPosterior, centre: GroupCentre) -> GroupPosterior:
 
 
 def centred_prior_covariance(covariance: Tensor, centre: GroupCentre) -> Tensor:
-    r"""
-    The prior covariance :math:`k_c(\mathbf x, \mathbf x') - \bar k_c(\mathbf x) - \bar k_c(\mathbf x') + \bar{\bar
-    k}_c`.
-    """
+    r"""It is :math:`k_c(\mathbf x, \mathbf x') - \bar k_c(\mathbf x) - \bar k_c(\mathbf x') + \bar{\bar k}_c`."""
     half = centre.prior_cross - 0.5 * centre.prior_variance
     return (covariance.double() - half.unsqueeze(-1) - half.unsqueeze(-2)).to(covariance.dtype)
 

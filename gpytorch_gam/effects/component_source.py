@@ -15,15 +15,10 @@ from .group_posterior import GroupPosterior
 
 
 class ComponentProjections(NamedTuple):
-    """
-    Projections of all components.
-
-    :ivar groups: The projections of each group.
-    :ivar sign: The sign, -1 or 1, with which the squares of the coupled directions enter the covariance.
-    """
+    """Projections of all components."""
 
     groups: Sequence[GroupPosterior]
-    sign: int
+    sign: int  # -1 or 1, with which squares of coupled directions enter the covariance
 
 
 class ComponentSource(Protocol):
@@ -40,7 +35,4 @@ class ComponentSource(Protocol):
         """Projections of all components at inputs ``(*batch, n, D)`` of the predictor."""
 
     def draw_components(self, inputs: Tensor, batch_shape: torch.Size, sample_shape: torch.Size) -> list[Tensor]:
-        """
-        Joint draws of all components at inputs ``(*batch, n, D)`` of the predictor, ``(*sample_shape, *batch, C_g, n)``
-        for each group, where ``batch_shape`` is that of the components' posterior there.
-        """
+        """Joint draws of all components at the predictor's inputs, ``(*sample_shape, *batch, C_g, n)`` a group."""

@@ -17,8 +17,7 @@ _RELATIVE_JITTER = 1e-8
 def draw_given_inducing(group: ComponentGroup, x: Tensor, cholesky: Tensor, whitened: Tensor) -> Tensor:
     r"""
     Draw :math:`f_c \mid \mathbf v_c \sim N(\phi_c^\top \mathbf v_c, k_c - \phi_c^\top \phi_c)` in float64,
-    ``(*sample_shape, *batch, C_g, n)``, from draws of :math:`\mathbf v_c`, ``(*sample_shape, *batch, num_blocks, size,
-    1)``.
+    ``(*sample_shape, *batch, C_g, n)``, from :math:`\mathbf v_c`, ``(*sample_shape, *batch, num_blocks, size, 1)``.
     """
     inputs = group.select(x).double()
     covariance = group.evaluate_kernel(group.inducing_points.double(), inputs)
@@ -48,10 +47,7 @@ def sampling_root(covariance: Tensor, prior: Tensor) -> Tensor:
 
 
 def multiply_draws(matrix: Tensor, draws: Tensor) -> Tensor:
-    """
-    The product of a matrix ``(*batch, k, m)`` with each draw ``(*sample_shape, *batch, m)``. Draws become columns,
-    because broadcasting would copy the matrix for each of them.
-    """
+    """Multiply each draw ``(*sample_shape, *batch, m)`` by a matrix ``(*batch, k, m)``, which is not copied for it."""
     num_leading = draws.dim() - matrix.dim() + 1
     if num_leading <= 0:
         return (matrix @ draws.unsqueeze(-1)).squeeze(-1)

@@ -9,19 +9,12 @@ from torch import Tensor
 
 
 class GroupPosterior(NamedTuple):
-    """
-    Projections of one group of components at n rows.
+    """Projections of one group of components at n rows."""
 
-    :ivar mean: The posterior means, ``(*batch, C_g, n)``.
-    :ivar prior_variance: The prior variances, ``(*batch, C_g, n)``.
-    :ivar shared: The coupled directions, ``(*batch, C_g, R, n)``.
-    :ivar block: The directions of each component's own, ``(*batch, C_g, r, n)`` or None.
-    """
-
-    mean: Tensor
-    prior_variance: Tensor
-    shared: Tensor
-    block: Tensor | None
+    mean: Tensor  # (*batch, C_g, n)
+    prior_variance: Tensor  # (*batch, C_g, n)
+    shared: Tensor  # coupled directions, (*batch, C_g, R, n)
+    block: Tensor | None  # directions of each component's own, (*batch, C_g, r, n)
 
     @property
     def own_squares(self) -> Tensor:

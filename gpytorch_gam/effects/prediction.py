@@ -98,10 +98,7 @@ class Prediction:
 
 
 def joined(parts: Iterable[Prediction], num_rows: int) -> Prediction:
-    """
-    The prediction for the rows of all parts, in order; ``num_rows`` is their total number. Only one part is in memory
-    beside the result at a time.
-    """
+    """The prediction for the rows of all parts, ``num_rows`` in all; one part is in memory beside it at a time."""
     whole: Prediction | None = None
     start = 0
     for part in parts:

@@ -29,24 +29,17 @@ _NOISE = RowArgument("noise", 1.0, is_positive=True)
 
 
 class RowPrecisions(NamedTuple):
-    r"""
-    The rows' precisions under a Gaussian likelihood.
+    """The rows' weights over their noise variances, under a Gaussian likelihood."""
 
-    :ivar precisions: The weight of each row, divided by its noise variance where rows have their own, ``(*batch, n)``
-        in float64; None for ones.
-    :ivar num_rows: The sum of the weights.
-    :ivar log_noise: The sum of :math:`w_n \log \sigma_n^2`, ``(*batch)``; None where all rows share a noise variance.
-    """
-
-    precisions: Tensor | None
-    num_rows: Tensor | float
-    log_noise: Tensor | None
+    precisions: Tensor | None  # weights, over the noise variances of rows that have some, (*batch, n); None for ones
+    num_rows: Tensor | float  # sum of the weights
+    log_noise: Tensor | None  # sum of w log sigma^2, (*batch); None where all rows share a noise variance
 
     @classmethod
     def of_rows(cls, y: Tensor, weights: Tensor | None, noise: Tensor | None) -> RowPrecisions:
         """
-        The precisions from row-wise weights (None for ones) and noise variances (None for a shared one), like ``y``
-        ``(*batch, n)``. A ValueError is raised if they do not fit it, weights are negative or variances not positive.
+        From weights (None: ones) and noise variances (None: shared), ``(*batch, n)`` like y; a ValueError for bad
+        values.
         """
         like = y.detach().double()
         weights = None if weights is None else WEIGHTS.read(weights, like)
@@ -300,10 +293,7 @@ def _check_lengths(x: Tensor, y: Tensor) -> None:
 
 
 def gaussian_optimum(statistics: GaussianStatistics, noise: Tensor) -> GaussianOptimum:
-    """
-    The optimal posterior and its bound from the statistics of all rows, in :math:`O(Q^3)` for any number of rows.
-    ``noise`` is the noise variance that the rows share, ``(*batch)``, or ones where each row has its own.
-    """
+    """The optimal posterior and bound in :math:`O(Q^3)`; ``noise`` is a shared variance ``(*batch)``, or ones."""
     precision = add_identity(statistics.gram / noise[..., None, None])
     cholesky = torch.linalg.cholesky(precision)
     scaled = (statistics.projected / noise[..., None]).unsqueeze(-1)

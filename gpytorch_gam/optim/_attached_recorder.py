@@ -23,12 +23,8 @@ Choleskys = Sequence[Tensor]
 
 class AttachedRecorder(ForwardRecorder):
     """
-    Records forwards, except those inside the steps of other optimisers.
-
-    :param follow: Transports the posterior to the present kernels and writes its parameters.
-    :param present: Returns the parameters so transported and writes nothing.
-    :param num_data: Number of rows of all data.
-    :param watched: Parameters whose gradients tell whether a backward pass adds to earlier ones.
+    Records forwards, except inside the steps of other optimisers. ``follow`` transports the posterior and writes it,
+    ``present`` only returns the parameters so transported; ``watched`` are those of :class:`GradientWatch`.
     """
 
     def __init__(
@@ -49,10 +45,7 @@ class AttachedRecorder(ForwardRecorder):
 
     @contextmanager
     def recording(self, is_recording: bool) -> Iterator[None]:
-        """
-        Switch recording on or off inside the block. False has no effect inside of True: the forwards of the optimiser's
-        own closure are recorded, whatever wrappers it has passed through.
-        """
+        """Switch recording on or off. False has no effect inside True, which covers the optimiser's own closure."""
         before, self._is_recording = self._is_recording, is_recording or self._is_recording is True
         try:
             yield

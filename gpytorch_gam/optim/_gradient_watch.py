@@ -12,8 +12,8 @@ _Mark = tuple[int, int] | None
 
 class GradientWatch:
     """
-    Tells backward passes that add up, as for batches in several parts, from those that follow cleared gradients: torch
-    does not announce ``zero_grad``. Values are read only where a gradient was written between two backward passes.
+    Tells backward passes that add up from those after cleared gradients: torch does not announce ``zero_grad``. Values
+    are read only where a gradient was written between two backward passes.
     """
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:
@@ -37,8 +37,8 @@ class GradientWatch:
 
     def begins_anew(self) -> bool:
         """
-        Whether the present pass does not add to the last one: a gradient was cleared since then, or the last pass did
-        not finish, or it left no gradients (as ``torch.autograd.grad`` does).
+        Whether a gradient was cleared since the last pass, or that pass did not finish or left no gradients (as
+        ``torch.autograd.grad``), so that the present one does not add to it.
         """
         return self._was_interrupted or (bool(self._after) and (self._left_nothing or self._has_cleared()))
 

@@ -38,10 +38,7 @@ def check_averages(
     state: NaturalState,
     distribution: BlockLowRankPrecisionVariationalDistribution | LowRankPrecisionVariationalDistribution,
 ) -> None:
-    """
-    Refuse or warn of averaged copies of the posterior. Each step draws new factors of the precision, so their average
-    is not a factor of the average precision.
-    """
+    """Refuse or warn of averaged copies: each step draws new factors of the precision, whose average means nothing."""
     if distribution._averaged_by is None or distribution._averaged_by() is None:
         return
     if distribution.rank_tolerance is not None and not distribution._rank_is_settled:
@@ -74,10 +71,7 @@ def warn_of_weight(state: NaturalState, batch: Batch, num_data: int, processes: 
 
 
 def warn_of_order(state: NaturalState, have_moved: bool) -> None:
-    """
-    Warn if something else has set the posterior, or the kernels have moved since the forward. Comparing waits for the
-    device, so this is done in the first steps only, see :func:`is_checked`.
-    """
+    """Warn if something else has set the posterior, or kernels have moved since the forward (waits for the device)."""
     if state.num_foreign >= 2:
         _warn_once(
             state,

@@ -40,9 +40,7 @@ class NaturalState:
 
     @classmethod
     def from_dict(cls, values: Any, device: torch.device) -> NaturalState:
-        """
-        The inverse of :meth:`as_dict`, with tensors moved to the device. Values of something else raise a ValueError.
-        """
+        """The inverse of :meth:`as_dict`, on a device; a ValueError for the values of something else."""
         names = {field.name for field in fields(cls)}
         found = set(values) if isinstance(values, Mapping) else set()
         if found != names:

@@ -31,9 +31,8 @@ class StepSchedule(NamedTuple):
 
     def size(self, step: int, num_rows: int, largest_batch: int, effective_dimension: Tensor | None) -> Tensor | float:
         """
-        The step size r; below 1 without ``lr`` and ``averaging``, a float64 scalar on the device of
-        ``effective_dimension``. ``step`` counts the steps before this one, ``largest_batch`` is the largest
-        ``num_rows`` so far, this one included.
+        The step size r after ``step`` steps. Unless it is fixed, it is a float64 scalar on the device of the effective
+        dimension.
         """
         if self.lr is not None and not 0 <= self.lr <= 1:
             raise ValueError(f"lr must lie in [0, 1], got {self.lr!r} in the parameter group")

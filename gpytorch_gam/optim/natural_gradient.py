@@ -128,9 +128,7 @@ _WARM_STEP = 90
 
 
 class _ParameterGroup(dict[str, Any]):
-    """
-    A parameter group that refuses torch's schedulers under ``lr=None``: there is no step size for them to multiply.
-    """
+    """Refuses torch's schedulers under ``lr=None``, where there is no step size for them to multiply."""
 
     def setdefault(self, key: str, default: Any = None) -> Any:
         if key == "initial_lr" and default is None and key not in self:
@@ -467,9 +465,7 @@ class NaturalGradient(torch.optim.Optimizer):
         return posterior._replace(block_factors=blocks, directions=own.directions if is_wide else None)
 
     def _is_foreign(self) -> bool:
-        """
-        Whether the posterior was loaded or set from outside: then it belongs to the kernels of the time of asking.
-        """
+        """Whether the posterior was loaded or set from outside; then it belongs to the present kernels."""
         written, mean = self._own.mean, self._distribution.variational_mean
         return written is not None and not torch.equal(written.to(mean), mean)
 
@@ -500,9 +496,7 @@ class NaturalGradient(torch.optim.Optimizer):
             self._store(transported(self._posterior(), before, choleskys), choleskys)
 
     def _present(self, choleskys: Sequence[Tensor] | None = None) -> tuple[Posterior, Sequence[Tensor]] | None:
-        """
-        The posterior under the present kernels and their factors, or None if they have not moved. Nothing is written.
-        """
+        """The posterior under the present kernels, and their factors; None if they have not moved. Writes nothing."""
         if self._own.choleskys is None or self._is_foreign():
             return None
         if choleskys is None:
@@ -569,9 +563,7 @@ def _remove_all(handles: Sequence[RemovableHandle]) -> None:
 
 
 def _agree(old: Sequence[Tensor], new: Sequence[Tensor]) -> Tensor:
-    """
-    Whether Cholesky factors ``(..., M, M)`` agree up to rounding, so that they belong to the same kernels, ``()``.
-    """
+    """Whether Cholesky factors ``(..., M, M)`` are equal up to rounding, so that the kernels are the same, ``()``."""
     differences = [
         ((a - b).abs().amax((-2, -1)) <= _KERNEL_SLACK * b.abs().amax((-2, -1))).all()
         for a, b in zip(old, new, strict=True)

@@ -21,11 +21,7 @@ if TYPE_CHECKING:
 
 class Processes:
     """
-    The processes that train one model, each with its own rows. Without a group it is this process alone, and nothing is
-    sent.
-
-    :param group: A process group that this process belongs to, or None.
-    :raises TypeError: If the group is something else.
+    The processes that train one model, each with rows of its own; without a group this one alone, sending nothing.
     """
 
     def __init__(self, group: ProcessGroup | None) -> None:
@@ -75,10 +71,7 @@ class Processes:
         return table.tolist()
 
     def require_equal(self, numbers: Mapping[str, int], device: torch.device) -> None:
-        """
-        Raise a ValueError in every process if the processes differ in one of the numbers, whose keys are names in the
-        plural.
-        """
+        """Raise a ValueError in every process if they differ in a number, named by a plural."""
         table = self.gather(list(numbers.values()), device)
         for name, values in zip(numbers, zip(*table, strict=True), strict=True):
             if len(set(values)) > 1:
@@ -101,10 +94,7 @@ class Processes:
 def start_from_first(
     processes: Processes, strategy: AdditiveVariationalStrategy, modules: Iterable[torch.nn.Module]
 ) -> None:
-    """
-    Give the modules, the model among them, the parameters and buffers of the first process, and with them its rank
-    where that is automatic. A ValueError is raised if the posteriors have different shapes.
-    """
+    """Give modules, the model included, the first process's values and automatic rank; a ValueError if shapes vary."""
     if processes.is_alone:
         return
     q = strategy._variational_distribution
@@ -148,11 +138,9 @@ def step_together(
     processes: Processes, own: RowSums, old: Posterior, take_step: Callable[[RowSums], Posterior]
 ) -> Posterior:
     """
-    Take a step on the rows of all processes; call it in each. The first process runs ``take_step`` with sums over all
-    rows, to which the others add theirs on request: so eigenvectors, which may depend on rounding, and random numbers
-    are those of one process. All return the same posterior, bit by bit.
-
-    An error in the first process is raised there as it is, and as a RuntimeError in the others.
+    Take a step on the rows of all processes; each calls this, and all return the same posterior, bit by bit. The first
+    runs ``take_step`` with sums to which the others add theirs on request, so that eigenvectors and random numbers are
+    those of one process. Its error is raised there as it is, and as a RuntimeError in the others.
     """
     if processes.is_alone:
         return take_step(own)

@@ -58,10 +58,7 @@ class MeanGradient:
         return total * (num_data / max(self._num_rows, 1))
 
     def information(self, parameter: Tensor, num_data: int) -> Tensor | None:
-        """
-        The Fisher information of all rows on a parameter, from the variance of its gradient over the batches; None if
-        there are too few batches or the parameter was not given.
-        """
+        """Fisher information of all rows, from the gradients' variance; None for few batches, unknown parameters."""
         if self._num_steps < _LEAST_STEPS or id(parameter) not in self._sums:
             return None
         mean, square = self._sums[id(parameter)] / self._num_rows, self._squares[id(parameter)] / self._num_rows
@@ -80,13 +77,13 @@ def open_gains(
     model: gpytorch.models.ApproximateGP, likelihood: Likelihood, gradient: MeanGradient, num_data: int
 ) -> list[OpenGain]:
     r"""
-    The gains of steps of the positive hyperparameters, largest first: in their logarithm :math:`z`, the maximum of
-    :math:`g \delta - \tfrac{c}{2} \delta^2` within the constraint and :math:`|\delta| \le 1`, summed over the entries
-    with a notable :math:`\delta`.
+    Gains of steps of the positive hyperparameters, largest first: in their logarithm :math:`z`, the maximum of :math:`g
+    \delta - \tfrac{c}{2} \delta^2` within the constraint and :math:`|\delta| \le 1`, summed over entries with a notable
+    :math:`\delta`.
 
-    The curvature :math:`c` is chosen rather too large than too small, so gains are underestimated: for parameters of
-    the likelihood it is the information in the rows, or :math:`N / 2` as for a variance; for those of a kernel, half of
-    the effective dimension of a component, as in MacKay's (1992) evidence framework.
+    The curvature :math:`c` is rather too large than too small: for a likelihood's parameters the information in the
+    rows, or :math:`N / 2` as for a variance; for a kernel's, half a component's effective dimension, as in MacKay
+    (1992).
     """
     kernels, gains = kernel_curvatures(model.variational_strategy), []
     for name, parameter, constraint in _constrained(model, likelihood):
@@ -104,10 +101,7 @@ def open_gains(
 
 
 def warn_if_open(nats: float, names: Sequence[str] = ()) -> None:
-    """
-    Warn if the bound has notably further to rise, by ``nats``, most of all with the hyperparameters ``names``. The
-    warning points to the caller of the caller.
-    """
+    """Warn the caller's caller if the bound can rise notably, by ``nats``, mostly in the hyperparameters ``names``."""
     if not nats >= _NOTABLE_NATS:
         return
     most = f", most of all with {', '.join(names)}" if names else ""
@@ -146,10 +140,7 @@ def _gains(gradient: Tensor, curvature: Tensor, value: Tensor, constraint: Inter
 
 
 def kernel_curvatures(strategy: AdditiveVariationalStrategy) -> dict[int, float]:
-    """
-    Rough minus second derivatives of the bound in the logarithms of kernel parameters: half of the effective dimension
-    of a component, by the ids of the parameters of its group.
-    """
+    """Rough curvatures of the bound in log kernel parameters, by id: half of a component's effective dimension."""
     shapes = strategy.predictor.group_shapes
     factors = strategy.covariance_factors()
     dimensions = [0.0] * len(shapes)

@@ -41,9 +41,9 @@ class GraphedStep:
     Evaluates minus an objective and its gradients by replaying a CUDA graph: the processor launches one graph instead
     of a thousand kernels, whose launches are what limits small batches on a GPU.
 
-    Values are those of the eager step. Batches of the first two shapes are recorded; others run eagerly. The graph
-    reads and writes the memory of the parameters, so a parameter that was replaced (by a rank that grows) causes a new
-    recording. A model that is not on a CUDA device raises a ValueError.
+    Values are those of the eager step. Batches of the first two shapes are recorded; others run eagerly. A parameter
+    that was replaced (by a rank that grows) causes a new recording. A model that is not on a CUDA device raises a
+    ValueError.
     """
 
     def __init__(self, objective: gpytorch.mlls.MarginalLogLikelihood) -> None:
@@ -53,9 +53,7 @@ class GraphedStep:
         self._recordings: dict[Any, _Recording] = {}
 
     def __call__(self, rows: Rows) -> Tensor:
-        """
-        Minus the objective. Gradients are written to the parameters, and the forward is recorded for an optimiser.
-        """
+        """Minus the objective; its gradients are set, and the forward is recorded for an optimiser."""
         parameters = [parameter for parameter in self._objective.parameters() if parameter.requires_grad]
         identities = tuple(map(id, parameters))
         self._recordings = {key: value for key, value in self._recordings.items() if key[0] == identities}
@@ -110,10 +108,7 @@ def _require_cuda(device: torch.device) -> None:
 
 
 def record_graph(evaluate: Callable[[], Outputs]) -> tuple[Outputs, Callable[[], Any]]:
-    """
-    Record the work of a function on the GPU in fixed memory. Returns the function's result, and a function that repeats
-    the work in the same memory.
-    """
+    """Record a function's work on the GPU; returns its result, and a function that repeats it in the same memory."""
     stream, present = torch.cuda.Stream(), torch.cuda.current_stream()
     stream.wait_stream(present)
     with torch.cuda.stream(stream):

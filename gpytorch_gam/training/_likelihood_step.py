@@ -40,11 +40,9 @@ def fit_likelihood(
     process_group: ProcessGroup | None = None,
 ) -> None:
     """
-    Move the parameters of a likelihood to the maximum of the expected log-likelihood of some rows, under the present
-    posterior, plus their priors, which count beside ``num_data`` rows. The kernels are evaluated only once, so this
-    costs little. Nothing is done where the likelihood has no trainable parameters, or draws random numbers.
-
-    With a ``process_group`` each of its processes calls this with rows of its own.
+    Move a likelihood's parameters to the maximum of the expected log-likelihood of some rows (of all processes) under
+    the present posterior, plus their priors beside ``num_data`` rows. Kernels are evaluated once, so this is cheap.
+    Likelihoods without trainable parameters, or with random expectations, are left as they are.
     """
     parameters = [parameter for parameter in likelihood.parameters() if parameter.requires_grad]
     if not parameters or not isinstance(unwrapped(likelihood), _DETERMINISTIC):

@@ -53,11 +53,9 @@ class _Evaluation(NamedTuple):
 
 class ProfileBound:
     """
-    The bound after :func:`polish`, which starts from the posterior of the best evaluation so far. At the optimal
-    posterior its gradient is that at a fixed posterior.
-
-    ``rows`` are all rows of this process; each process of a group evaluates the bound. The hyperparameters
-    ``parameters`` are moved in ``coordinates``, by default untransformed.
+    The bound after :func:`polish`, which starts from the best posterior so far, as a function of the hyperparameters
+    ``parameters``, which move in ``coordinates``. At the optimal posterior its gradient is that at a fixed posterior.
+    Each process has ``rows`` of its own.
     """
 
     def __init__(
@@ -79,8 +77,8 @@ class ProfileBound:
 
     def maximise(self) -> Maximum:
         """
-        Move the hyperparameters to a maximum by a quasi-Newton method, and leave the optimal posterior there. An
-        :class:`ObjectiveError` is raised if the bound is not finite at the start.
+        Move the hyperparameters, and the posterior with them, to a maximum; an ObjectiveError if the start is not
+        finite.
         """
         before = deepcopy((self._model.state_dict(), self._likelihood.state_dict()))
         try:
@@ -103,9 +101,7 @@ class ProfileBound:
         return Maximum(bound, gain if gain > _ROUND_GAIN else 0.0)
 
     def _curvatures(self) -> list[float]:
-        """
-        Curvatures assumed at the start: those of a variance where the rows determine one, elsewhere rather too small.
-        """
+        """Curvatures assumed at the start: those of a variance where rows determine one, elsewhere rather too small."""
         strategy = self._model.variational_strategy
         found = dict(kernel_curvatures(strategy))
         for parameter in self._likelihood.parameters():
@@ -117,10 +113,8 @@ class ProfileBound:
 
     def __call__(self) -> Tensor:
         """
-        The bound in nats, differentiable once in the parameters; NaN where it does not exist.
-
-        It is a constant plus a linear function of the parameters with the right gradient: so no more than a chunk of
-        rows has a graph at a time, and the processes' results can be added up.
+        The bound in nats, differentiable once; NaN where it does not exist. It is a linear function with the right
+        gradient, so that only a chunk of rows has a graph at a time, and the processes' results can be added up.
         """
         here = [parameter.detach().clone() for parameter in self._parameters]
         if self._last is None or not all(map(torch.equal, self._last.parameters, here)):

@@ -44,12 +44,10 @@ class QuasiNewton:
     """
     BFGS with a dense matrix and a line search, in float64, for some dozens of parameters, which move in place.
 
-    The matrix is kept from one call of :meth:`maximise` to the next: where the objective changes little, as between
-    passes over data or numbers of bins, a few evaluations are enough. SciPy's BFGS does not handle points without a
-    finite objective, limits, curvature that falls along the way, or gains in nats.
-
-    For each parameter, ``curvatures`` holds the assumed magnitude of the second derivatives at the start and ``limits``
-    the largest magnitude (default none), both in its coordinate.
+    The matrix is kept from one call of :meth:`maximise` to the next: where the objective changes little, a few
+    evaluations are enough. SciPy's BFGS does not handle points without a finite objective, limits, falling curvature,
+    or gains in nats. For each parameter, ``curvatures`` are assumed at the start and ``limits`` bound the magnitude,
+    both in its coordinate.
     """
 
     def __init__(
@@ -75,10 +73,7 @@ class QuasiNewton:
         return torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
 
     def rescale(self, factors: Sequence[float]) -> None:
-        """
-        Rescale the estimated curvatures for an objective whose second derivatives differ by a known factor per
-        parameter.
-        """
+        """Rescale the curvatures for an objective whose second derivatives differ by a known factor per parameter."""
         scales = self._spread(factors).rsqrt()
         self._start = scales.unsqueeze(-1) * self._start * scales
         self._inverse = scales.unsqueeze(-1) * self._inverse * scales
@@ -89,10 +84,9 @@ class QuasiNewton:
 
     def maximise(self, objective: Callable[[], Tensor], gain: float, max_steps: int) -> float:
         """
-        Move the parameters uphill until the next step is predicted to gain less than ``gain``. Returns that prediction,
-        which is larger than ``gain`` if the steps ran out or none led uphill any more.
-
-        An :class:`ObjectiveError` is raised if the scalar objective is not finite at the start.
+        Move uphill until the next step is predicted to gain less than ``gain``. Returns that prediction, which is
+        larger if steps ran out or none led uphill any more. An ObjectiveError is raised if the objective is not finite
+        at the start.
         """
         if not self._parameters:
             return 0.0
@@ -161,8 +155,8 @@ class QuasiNewton:
 
     def _loosen(self, gradient: Tensor, step: Tensor, curvature: float) -> None:
         """
-        Scale all curvatures down where one is smaller than expected: far from the optimum the bound falls like the
-        exponential of a logarithm, and large curvatures estimated there would keep later steps too short.
+        Scale all curvatures down where one is smaller than expected: the bound falls exponentially far from the
+        optimum, and large curvatures estimated there would keep later steps too short.
         """
         full = self._inverse @ gradient
         expected = (step.norm() / full.norm() * (step @ gradient)).item()

@@ -26,11 +26,8 @@ def sampled_responses(
     strategy: AdditiveVariationalStrategy, likelihood: Likelihood, batches: Iterable[Any], processes: Processes
 ) -> list[Responses]:
     """
-    The responses of a list of batches, or of the first batches of a loader, which is left as it was: its next pass goes
-    through the rows in the order of this one. The means of the predictors are added to the offsets. Processes that each
-    call this with batches of their own get the rows of all.
-
-    Returns the rows of each response in a row; an empty list if there are no rows.
+    The responses, one entry for each response in a row, of a list of batches or of the first batches of a loader, whose
+    random state is restored. Predictors' means are added to the offsets. Processes get the rows of all.
     """
     rows: list[Rows] = []
     with _untouched(batches) as source:

@@ -27,10 +27,7 @@ class _RowCount(NamedTuple):
 
 
 def number_of_rows(batches: Iterable[Any], num_data: int | None, processes: Processes) -> int:
-    """
-    The number of rows of all the data, of which each process has its own ``batches``: ``num_data`` after a check, or
-    the count if that is None. A ValueError is raised if it is not known, or the batches have another number of rows.
-    """
+    """The number of rows of all data: ``num_data`` after a check, or the count; a ValueError if unknown or wrong."""
     count = _counted(batches)
     if count is not None and count.is_share and not processes.is_alone:
         count = None  # whether the others have the same rows is not known
@@ -83,10 +80,7 @@ def _counted_by_sampler(loader: Any, num_rows: int) -> _RowCount:
 
 
 def warn_of_other_rows(batches: Iterable[Any], num_seen: int, num_data: int, tolerance: int) -> None:
-    """
-    Warn if a pass gave clearly more or fewer rows than ``num_data``, unless a sampler draws them from all. Fewer than
-    ``tolerance`` rows may be missing or repeated, such as those of a batch.
-    """
+    """Warn if a pass gave clearly more or fewer rows, up to ``tolerance``, unless a sampler draws them from all."""
     draws = isinstance(getattr(batches, "sampler", None), _DRAWING)
     if draws or abs(num_seen - num_data) < tolerance:
         return

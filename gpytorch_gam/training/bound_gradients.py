@@ -24,9 +24,8 @@ def bound_and_gradients(
     parameters: Sequence[Tensor],
 ) -> tuple[Tensor, list[Tensor]]:
     """
-    The bound in nats at the present posterior, with the priors of hyperparameters, and its gradients in ``parameters``,
-    in float64. ``batches`` are the rows of this process, ``num_data`` counts those of all processes. Model and
-    likelihood are left in train mode.
+    The bound in nats at the present posterior, priors included, and its gradients, in float64, from the rows of this
+    process; ``num_data`` counts those of all. Model and likelihood are left in train mode.
     """
     mll = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=num_data).train()
     bound = torch.zeros((), dtype=torch.float64, device=parameters[0].device)
@@ -42,10 +41,7 @@ def bound_and_gradients(
 
 
 def linear_function(value: Tensor, gradients: Iterable[Tensor], parameters: Iterable[Tensor]) -> Tensor:
-    """
-    The linear function of the parameters with this value and these gradients at their present values: it represents a
-    sum whose graph was not kept.
-    """
+    """The linear function with this value and gradients at the present parameters: a sum whose graph was not kept."""
     moves = [(g * (p - p.detach())).sum().double() for g, p in zip(gradients, parameters, strict=True)]
     return value + torch.stack(moves).sum()
 

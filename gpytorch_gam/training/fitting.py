@@ -253,10 +253,7 @@ class _Loop:
         self.gradient = MeanGradient(self.hyperparameters)
 
     def start(self, batches: Iterable[Any], keeps_values: bool) -> None:
-        """
-        Set the starting values, unless the present ones are kept, and determine the units in which hyperparameters
-        move.
-        """
+        """Set the starting values, unless present ones are kept, and find the units in which hyperparameters move."""
         model, likelihood = self.mll.model, self.mll.likelihood
         strategy = model.variational_strategy
         null = null_model_of(strategy, likelihood, batches, self.processes)
@@ -332,16 +329,13 @@ class _Loop:
         return -loss
 
     def _release_likelihood(self, rows: Rows) -> None:
-        """
-        Fit the likelihood's own parameters to the posterior before Adam moves them. While the posterior was near the
-        prior, the data could say nothing on noise, dispersion or shape.
-        """
+        """Fit the likelihood's parameters before Adam moves them: near the prior, noise and shape were unknown."""
         fit_likelihood(self.mll.model, self.mll.likelihood, rows, self.mll.num_data, self.process_group)
 
     def _is_checked(self, rows: Rows) -> bool:
         """
-        Whether the posterior's step is checked against the loss of its own rows. With all rows in a step its size does
-        not fall, and far from the optimum curvatures can be off by the factor of an exponential.
+        Whether a step is checked against the loss of its rows: with all rows its size does not fall, and far from the
+        optimum curvatures can be off by the factor of an exponential.
         """
         if is_gaussian(self.mll.likelihood):
             return False  # its curvatures are the same everywhere
@@ -366,10 +360,7 @@ class _Loop:
         self.mll.eval()
 
     def converge(self, batches: Iterable[Any]) -> Maximum | None:
-        """
-        Bring the hyperparameters of small data to a stationary point of the bound; None where the data are not small,
-        or passes are not over the same rows.
-        """
+        """Bring small data's hyperparameters to a stationary point; None for large data or passes of other rows."""
         model, likelihood = self.mll.model, self.mll.likelihood
         strategy = model.variational_strategy
         num_inducing = strategy.predictor.num_inducing_total
@@ -404,9 +395,8 @@ def _default_held_back(batches: Iterable[Any], num_epochs: int) -> int:
 
 def _has_stalled(history: list[Epoch], patience: int) -> bool:
     """
-    Whether over the last ``patience`` epochs in which the hyperparameters moved, the smoothed ELBO stayed within twice
-    its noise or half a nat, whichever is larger. A fall counts as change: a step of the hyperparameters that is too
-    long makes it fall for a while.
+    Whether the smoothed ELBO stayed within twice its noise or half a nat over ``patience`` epochs with moving
+    hyperparameters. A fall counts as change: too long a step of the hyperparameters makes it fall for a while.
     """
     if len(history) <= max(patience, 2):
         return False

@@ -121,10 +121,7 @@ def polish(
 
 
 def _default_chunk_size(strategy: AdditiveVariationalStrategy) -> int:
-    """
-    Rows that make features of 16 MiB (1 GiB on a GPU): common allocators map larger blocks of memory anew each time,
-    which takes longer than the computation.
-    """
+    """Rows with features of 16 MiB (1 GiB on a GPU): allocators map larger blocks anew each time, which is slow."""
     numbers = 2**27 if strategy.predictor.device.type == "cuda" else 2**21
     return max(1, min(8192, numbers // strategy.predictor.num_inducing_total))
 
@@ -209,10 +206,7 @@ class _Polish:
             raise kind(f"process {outcomes.index(max(outcomes))} of process_group cannot read its rows: see its error")
 
     def _move(self, before: _Evaluation) -> tuple[_Evaluation, float] | None:
-        """
-        Take a step, halved until the bound does not fall. Returns the evaluation after it and its size, or None if
-        there is no such step.
-        """
+        """Take a step, halved until the bound does not fall: the evaluation after it and its size, or None."""
         lowest = before.bound - _ROUNDING * (abs(before.expected) + abs(before.bound))
         rate = 1.0
         for _ in range(_MAX_HALVINGS):

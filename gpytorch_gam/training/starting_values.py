@@ -123,10 +123,7 @@ def null_model_of(
     batches: Iterable[Any],
     processes: Processes | None = None,
 ) -> NullModel | None:
-    """
-    The null model of the rows, with the mean modules taken as offsets; None if the likelihood is not known, or there
-    are no rows. With ``processes`` each calls this with its own batches, and the rows of all count.
-    """
+    """The null model of the rows of all processes, mean modules as offsets; None without rows or a known likelihood."""
     sample = sampled_responses(strategy, likelihood, batches, processes or Processes(None))
     for responses in sample:  # values of batches were checked one by one, and on the CPU alone
         check_response_values(likelihood, responses.y)
@@ -137,10 +134,7 @@ def null_model_of(
 
 @torch.no_grad()
 def start_from_null_model(strategy: AdditiveVariationalStrategy, likelihood: Likelihood, null: NullModel) -> NullModel:
-    """
-    Set starting values as :func:`start_from_responses` does, for the given null model. Returns the part of it that is
-    left to the constant components.
-    """
+    """Set starting values for a null model; returns its part that is left to the constant components."""
     _warn_of_small_units(strategy, null)
     _start_likelihood(unwrapped(likelihood), null)
     rest = null._replace(mean=_start_means(strategy, null))
@@ -156,10 +150,7 @@ def start_from_null_model(strategy: AdditiveVariationalStrategy, likelihood: Lik
 
 
 def null_mean(strategy: AdditiveVariationalStrategy, null: NullModel) -> Tensor:
-    """
-    The mean of the whitened inducing variables, ``(Q,)`` in float64, that gives the predictor of the null model: zero
-    except for the constant components.
-    """
+    """The whitened mean ``(Q,)``, float64, that gives the null model's predictor: zero but for constant components."""
     predictor = strategy.predictor
     mean = torch.zeros(predictor.num_inducing_total, dtype=torch.float64, device=predictor.device)
     for p, group, place in _constants(predictor):
@@ -168,9 +159,7 @@ def null_mean(strategy: AdditiveVariationalStrategy, null: NullModel) -> Tensor:
 
 
 def units_of_means(strategy: AdditiveVariationalStrategy, null: NullModel) -> dict[int, float]:
-    """
-    The standard deviation of the predictor, by the ``id`` of those parameters of its mean modules that have its unit.
-    """
+    """The predictor's standard deviation, by the ids of the mean modules' parameters that have its unit."""
     return {
         id(parameter): math.sqrt(variance)
         for module, variance in zip(_mean_modules(strategy), null.variance, strict=True)
@@ -255,9 +244,7 @@ def _set_within_bounds(owner: Module, name: str, value: float | Tensor) -> None:
 
 
 def _mean_modules(strategy: AdditiveVariationalStrategy) -> list[Module]:
-    """
-    The mean module of each predictor; a missing one is replaced by the one that GPyTorch's models add in ``forward``.
-    """
+    """The mean module of each predictor; for a missing one, that which GPyTorch's models add in ``forward``."""
     modules: list[Module] = list(strategy.predictor.means)
     own = getattr(strategy.model, "mean_module", None)
     if len(modules) == 1 and isinstance(modules[0], ZeroMean) and isinstance(own, Mean):
@@ -280,10 +267,7 @@ def _is_constant(group: ComponentGroup) -> bool:
 
 
 def _constants(predictor: AdditivePredictor) -> list[tuple[int, ComponentGroup, slice]]:
-    """
-    The first constant component of each predictor: the predictor's index, the group and the place in the inducing
-    vector.
-    """
+    """The first constant component of each predictor: predictor index, group, and place in the inducing vector."""
     found: dict[int, tuple[int, ComponentGroup, slice]] = {}
     for group in predictor.groups:
         if _is_constant(group):
@@ -310,10 +294,7 @@ def _start_constant(group: ComponentGroup, mean: float, variance: float) -> None
 
 
 def _scale_kernel(kernel: Kernel, factor: float) -> bool:
-    """
-    Multiply a kernel by a factor through variances that still have their initial values; whether it has a variance at
-    all.
-    """
+    """Multiply a kernel's variances that have their initial values by a factor; whether it has a variance at all."""
     if isinstance(kernel, AdditiveKernel):
         return sum(_scale_kernel(part, factor) for part in kernel.kernels) > 0  # every summand is scaled
     if isinstance(kernel, ProductKernel):
@@ -341,10 +322,7 @@ def _start_posterior(strategy: AdditiveVariationalStrategy, null: NullModel) -> 
 
 
 def _narrow(distribution: Any, index: int, excess: float) -> None:
-    """
-    Raise the precision of a whitened variable that is independent of all others by ``excess``, as far as the family
-    can.
-    """
+    """Raise the precision of an independent whitened variable by ``excess``, as far as the family can."""
     if isinstance(distribution, CholeskyVariationalDistribution):
         distribution.chol_variational_covar[index] = 0.0
         distribution.chol_variational_covar[index, index] = (1.0 + excess) ** -0.5

@@ -12,11 +12,9 @@ Caller = TypeVar("Caller")
 
 def nearest_caller(kind: type[Caller], reach: int) -> Caller | None:
     """
-    The nearest object of a class inside whose method this is called, among so many callers; None if there is none.
-
-    GPyTorch's objectives call ``strategy.kl_divergence()`` without passing themselves, and some of them, such as
-    :class:`~gpytorch.mlls.PredictiveLogLikelihood`, look like the ELBO in everything that reaches the strategy. So this
-    reads the local variables of ``reach`` callers, and returns None where there are no frames to read.
+    The nearest object of a class among ``reach`` callers' ``self``, or None. GPyTorch's objectives call
+    ``strategy.kl_divergence()`` without passing themselves, and some, such as
+    :class:`~gpytorch.mlls.PredictiveLogLikelihood`, look like the ELBO in everything that reaches the strategy.
     """
     if torch.compiler.is_compiling():
         return None

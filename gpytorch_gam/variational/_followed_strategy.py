@@ -20,10 +20,7 @@ from .forward_recorder import ForwardRecorder
 
 
 class _FollowedStrategy(_VariationalStrategy):
-    """
-    A strategy whose training forwards call an optimiser's hooks, and whose state has the posterior under the present
-    kernels.
-    """
+    """A strategy with hooks of an optimiser in training forwards, and its state under the present kernels."""
 
     # The hooks of at most one optimiser, under the id of its handle.
     _training_hooks: OrderedDict[int, ForwardRecorder]

@@ -20,9 +20,8 @@ _NOTABLE_GROWTH = 1.7
 
 class GrowthWatch:
     """
-    Remembers the size of the precision after 32, 64, 128, ... training forwards, and warns when the model is used while
-    it still grows. The best factors of a precision grow like the square root of the number of rows, whereas the steps
-    of an optimiser such as Adam do not grow.
+    Warns when a model is used while its precision still grows, judged after 32, 64, 128, ... training forwards. The
+    best factors grow like the square root of the number of rows; the steps of an optimiser such as Adam do not.
     """
 
     def __init__(self) -> None:
@@ -32,10 +31,7 @@ class GrowthWatch:
         self._has_warned = False
 
     def note(self, distribution: torch.nn.Module) -> None:
-        """
-        Count a training forward with gradients that no natural-gradient optimiser follows. It does not wait for the
-        device.
-        """
+        """Count a training forward that no natural-gradient optimiser follows, without waiting for the device."""
         self._num_forwards += 1
         count = self._num_forwards
         if count >= _FIRST_KEPT and count & (count - 1) == 0:
@@ -43,8 +39,8 @@ class GrowthWatch:
 
     def warn_if_growing(self, distribution: torch.nn.Module) -> None:
         """
-        Warn once if the precision has grown a lot since a quarter to a half of the training was done. It looks once
-        after each training, because that waits for the device, and not inside of transformations, which hide values.
+        Warn once if the precision has grown a lot since a quarter to a half of the training. Looks once after each
+        training, as that waits for the device, and not inside of transformations, which hide values.
         """
         is_judged = self._has_warned or self._num_judged == self._num_forwards
         if is_judged or self._num_forwards < _LEAST_FORWARDS or is_transformed():

@@ -40,9 +40,7 @@ class InducingProjection(PosteriorProjection):
         choleskys: Sequence[Tensor],
         dtype: torch.dtype,
     ) -> InducingProjection:
-        """
-        Make the weights from a posterior of whitened variables: solved in float64, stored in the dtype of the data.
-        """
+        """The weights of a posterior of whitened variables: solved in float64, stored in the dtype of the data."""
         columns = factors.mean.unsqueeze(-1)
         if factors.explained_shared is not None:
             columns = torch.cat([factors.explained_shared, columns], dim=-1)

@@ -11,9 +11,8 @@ _DEFAULT_OF_SINGLE = variational_cholesky_jitter.value(torch.float32)
 
 def relative_jitter(dtype: torch.dtype) -> float:
     """
-    The value of ``gpytorch.settings.variational_cholesky_jitter`` for a model. Covariances of inducing variables are
-    evaluated and factorised in float64 whatever the dtype of the model, so a float32 model takes the value of float64,
-    unless the value of float32 was set to another one.
+    The value of ``gpytorch.settings.variational_cholesky_jitter`` for a model. Inducing covariances are always
+    factorised in float64, so a float32 model takes the value of float64, unless that of float32 was set to another one.
     """
     value = variational_cholesky_jitter.value(dtype)
     if dtype == torch.float32 and value == _DEFAULT_OF_SINGLE:

@@ -12,9 +12,9 @@ from torch import Tensor
 
 class KeptValue:
     """
-    Keeps a result beside the values of all tensors that it depends on. Any change of these is noticed, whether by an
-    optimiser, GPyTorch's setters, which write through ``.data``, a state dict, a conversion or a new constraint.
-    Comparing costs little beside the factorisations that are saved, and waits for a device other than the CPU.
+    Keeps a result beside the values of all tensors that it depends on, so that any change of these is noticed
+    (optimisers, GPyTorch's setters, which write through ``.data``, state dicts, conversions). Comparing costs little
+    beside the factorisations that it saves, and waits for a device other than the CPU.
 
     A result with a graph is returned only for the same tensors with the same gradient flags, and until a backward pass
     has gone through the graph. Copies and pickles start empty.
@@ -32,10 +32,7 @@ class KeptValue:
     def keep(
         self, value: Any, tensors: Sequence[Tensor], key: Hashable = None, graph: Iterable[Tensor] | None = None
     ) -> None:
-        """
-        Keep a result instead of the present one. It depends on the tensors and the key; ``graph`` holds the tensors at
-        which a backward pass enters the graph of a result that has one.
-        """
+        """Keep a result that depends on tensors and key; backward passes enter its graph, if any, at ``graph``."""
         self._value, self._key, self._has_graph = value, key, graph is not None
         self._then = [_Snapshot(weakref.ref(each), each.requires_grad, each.detach().clone()) for each in tensors]
         owner = weakref.ref(self)

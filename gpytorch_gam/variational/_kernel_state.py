@@ -27,10 +27,7 @@ class _Call(torch.nn.Module):
 
 
 class KernelState:
-    """
-    Remembers the values of the parameters and buffers of all components and, where gradients are on, the tensors
-    themselves, so that they get a gradient.
-    """
+    """Remembers the values of all components' parameters and buffers, and with gradients on, the tensors themselves."""
 
     def __init__(self, predictor: AdditivePredictor) -> None:
         self._groups: torch.nn.Module = predictor.groups  # type: ignore[assignment]
@@ -43,8 +40,8 @@ class KernelState:
 
     def run(self, function: Callable[[], _Result]) -> _Result:
         """
-        Run a function with the kernels as they were, without gradients if they have been changed in place since. Its
-        result must not evaluate kernels later.
+        Run a function with the kernels as they were, without gradients if they were changed in place since. Its result
+        must not evaluate kernels later.
         """
         if self._with_graph is not None and self._is_unchanged(self._with_graph):
             return self._run_with(self._with_graph, function)
@@ -52,9 +49,7 @@ class KernelState:
             return self._run_with(self._values, function)
 
     def run_again(self, function: Callable[[], _Result]) -> _Result:
-        """
-        Run a function again for a backward pass; raises a RuntimeError if kernels have been changed in place since.
-        """
+        """Run a function again for a backward pass; a RuntimeError if kernels were changed in place since."""
         if self._with_graph is None or not self._is_unchanged(self._with_graph):
             raise RuntimeError(
                 "the kernels have changed since this prediction was made, and its gradient needs them as they were: "
@@ -73,10 +68,7 @@ class KernelState:
 
 
 def _has_value(tensor: Tensor, value: Tensor) -> bool:
-    """
-    Whether a tensor has this value bit by bit, NaN being equal to itself. Inside ``torch.vmap`` nothing changes
-    parameters.
-    """
+    """Whether a tensor has this value bit by bit, NaN equal to NaN. In ``torch.vmap`` nothing changes parameters."""
     if is_vmapped(tensor):
         return True
     return torch.equal(tensor, value) or bool(((tensor == value) | ((tensor != tensor) & (value != value))).all())

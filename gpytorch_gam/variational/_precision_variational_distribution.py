@@ -83,9 +83,7 @@ class _PrecisionVariationalDistribution(_VariationalDistribution):
         self.growth_watch = GrowthWatch()
 
     def _register_precision_factor(self, rank: int | str, rank_tolerance: float) -> None:
-        """
-        Register B with small random entries, because its gradient at B = 0 is exactly zero. Rank 0 registers nothing.
-        """
+        """Register B (not for rank 0) with small random entries: its gradient at B = 0 is exactly zero."""
         checks.number("rank_tolerance", rank_tolerance, above=0)
         self.rank_tolerance = rank_tolerance if rank == "auto" else None
         self._rank_is_settled = False

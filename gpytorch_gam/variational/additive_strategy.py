@@ -150,8 +150,8 @@ class AdditiveStrategy(_FollowedStrategy):
 
     def _projection(self) -> PosteriorProjection:
         """
-        The projection for a result. Results are computed in float64, because their variances are small differences of
-        large numbers; in training, the rounding errors of many rows average out.
+        The projection for a result: in float64, as variances are small differences of large numbers, except in
+        training, where the rounding errors of many rows average out.
         """
         return self._projection_in(self.predictor.dtype if self.training else torch.float64)
 
@@ -179,10 +179,7 @@ class AdditiveStrategy(_FollowedStrategy):
     def _moments_in_chunks(
         self, reading: Reading, projection: PosteriorProjection, kernels: KernelState
     ) -> PredictorMoments:
-        """
-        The moments of many rows, a chunk at a time. With gradients, chunks are recomputed in the backward pass, not
-        kept.
-        """
+        """The moments of many rows in chunks, which with gradients are recomputed in the backward pass and not kept."""
         size = self._rows_at_a_time(reading.inputs)
         if reading.inputs.shape[-2] <= size or self.training or is_transformed():
             return self._moments(reading, projection)
@@ -249,10 +246,7 @@ class AdditiveStrategy(_FollowedStrategy):
             self._variational_distribution.growth_watch.note(self._variational_distribution)
 
     def _joint_distribution(self, reading: Reading) -> MultivariateNormal:
-        """
-        The distribution with mean and variances now, and the covariance when it is asked for. It is that of the present
-        kernels and posterior, even if the model changes later.
-        """
+        """Mean and variances now, and the covariance when asked for, under the kernels and the posterior of now."""
         projection, kernels = self._projection(), KernelState(self.predictor)
         moments = self._moments_in_chunks(reading, projection, kernels)
         means, variances = moments.mean.mT, moments.covariance.diagonal(dim1=-2, dim2=-1).mT.flatten(-2)
@@ -460,9 +454,7 @@ class AdditiveStrategy(_FollowedStrategy):
             )
 
     def _looks_at_values(self, x: Tensor) -> bool:
-        """
-        Whether to look for NaN, which waits for the device: a training loop on a GPU cannot afford that in each step.
-        """
+        """Whether to look for NaN: that waits for the device, too long for each step of a training loop on a GPU."""
         on_hot_path = self.training and torch.is_tensor(x) and x.device.type != "cpu"
         return gpytorch.settings.debug.on() and not on_hot_path
 
@@ -484,7 +476,5 @@ class AdditiveStrategy(_FollowedStrategy):
         self._initialized = True
 
     def _fix_jitter(self, jitter_val: float) -> None:
-        """
-        Store the jitter: whitened variables have a meaning only together with the jitter they were initialised with.
-        """
+        """Store the jitter, without which the whitened variables initialised with it have no meaning."""
         self._jitter = jitter_val

@@ -16,55 +16,33 @@ _REACH = 5
 
 
 class ForwardRecord(NamedTuple):
-    """
-    The rows of one training forward, and derivatives of the loss in the moments of the predictors at these rows.
+    """Rows of one training forward, and derivatives of the loss in the predictors' moments."""
 
-    :ivar x: Inputs ``(*batch, n, D)``.
-    :ivar mean_gradient: The derivative in the means, ``(*batch, n)``; with several predictors ``(*batch, n, P)``.
-    :ivar variance_gradient: The derivative in the variances, ``(*batch, n)``; with several predictors in their
-        covariances, ``(*batch, n, P, P)``.
-    """
-
-    x: Tensor
-    mean_gradient: Tensor
-    variance_gradient: Tensor
+    x: Tensor  # (*batch, n, D)
+    mean_gradient: Tensor  # (*batch, n); with several predictors (*batch, n, P)
+    variance_gradient: Tensor  # (*batch, n); with several predictors in the covariance, (*batch, n, P, P)
 
 
 class DivergenceRecord(NamedTuple):
-    """
-    The weight of the Kullback-Leibler divergence in a loss.
+    """The weight of the Kullback-Leibler divergence in a loss."""
 
-    :ivar weight: The derivative of the loss in the divergence, a scalar: 1 / N for minus the ELBO per row.
-    :ivar objective: The objective of GPyTorch that asked for the divergence, or None.
-    """
-
-    weight: Tensor
-    objective: gpytorch.mlls.MarginalLogLikelihood | None
+    weight: Tensor  # derivative of the loss in the divergence, (): 1 / N for minus the ELBO per row
+    objective: gpytorch.mlls.MarginalLogLikelihood | None  # GPyTorch's objective that asked for the divergence
 
 
 class Recorded(NamedTuple):
-    """
-    The forwards and backward passes since the last step.
+    """What was recorded since the last step."""
 
-    :ivar num_forwards: The number of training forwards with gradients, differentiated or not.
-    :ivar records: The forwards that a backward pass has gone through.
-    :ivar divergences: The divergences that a backward pass has gone through.
-    """
-
-    num_forwards: int
-    records: list[ForwardRecord]
-    divergences: list[DivergenceRecord]
+    num_forwards: int  # training forwards with gradients, differentiated or not
+    records: list[ForwardRecord]  # those that a backward pass has gone through
+    divergences: list[DivergenceRecord]  # those that a backward pass has gone through
 
 
 class ForwardRecorder:
     """
-    The hooks of an optimiser that needs the gradients at the outputs of training forwards.
-    :meth:`AdditiveVariationalStrategy.register_training_hooks` takes one; optimisers derive from it.
-
-    Nothing of a forward is kept here before a backward pass has gone through it: until then only hooks in its graph
-    hold the rows.
-
-    :ivar num_forwards: The number of training forwards with gradients since the last :meth:`take`.
+    The hooks of an optimiser that needs the gradients at the outputs of training forwards; optimisers derive from it.
+    Nothing of a forward is kept here before a backward pass: until then only hooks in its graph hold the rows.
+    ``num_forwards`` counts training forwards with gradients since the last :meth:`take`.
     """
 
     def __init__(self) -> None:
@@ -74,28 +52,19 @@ class ForwardRecorder:
         self._divergences: list[DivergenceRecord] = []
 
     def before_forward(self, choleskys: Sequence[Tensor]) -> None:
-        """
-        Called in each training forward before the posterior is read. Here, and in steps, optimisers may write it.
-
-        :param choleskys: Cholesky factors of the inducing variables' covariance, for each group of components.
-        """
+        """Called in training forwards before the posterior is read; here, and in steps, optimisers may write it."""
 
     def present_parameters(self, choleskys: Sequence[Tensor] | None = None) -> dict[str, Tensor] | None:
         """
-        The parameters of the posterior under the present kernels, for everything that reads it; nothing is written.
-
-        :param choleskys: As in :meth:`before_forward`, if they are known already.
-        :return: The parameters by name, or None if they are as stored, as without an optimiser that follows kernels.
+        The posterior's parameters under the present kernels, by name, for everything that reads it, without writing;
+        None if they are as stored. ``choleskys`` are the inducing covariances' factors if known.
         """
         return None
 
     def after_forward(self, x: Tensor, mean: Tensor, variance: Tensor) -> None:
         """
-        Register for the gradients of a training forward; nothing is recorded where gradients are off.
-
-        :param x: Inputs ``(*batch, n, D)``.
-        :param mean: The means ``(*batch, n)``, or ``(*batch, n, P)``.
-        :param variance: The variances ``(*batch, n)``, or the covariances ``(*batch, n, P, P)``.
+        Register for the gradients of a training forward with moments ``(*batch, n)``, or ``(*batch, n, P)`` and
+        ``(*batch, n, P, P)``; nothing is recorded where gradients are off.
         """
         if not (mean.requires_grad and variance.requires_grad):
             return
@@ -111,9 +80,7 @@ class ForwardRecorder:
             divergence.register_hook(partial(self._keep_weight, self._period, objective))
 
     def take(self) -> Recorded:
-        """
-        Return and forget everything since the last call. Later backward passes through earlier forwards do not count.
-        """
+        """Return and forget all since the last call; later backward passes through older forwards do not count."""
         complete = [forward.record() for forward in self._forwards if forward.is_complete]
         recorded = Recorded(self.num_forwards, complete, self._divergences)
         self._period += 1

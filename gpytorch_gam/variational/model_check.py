@@ -29,10 +29,7 @@ def additive_strategy(model: Any) -> AdditiveStrategy:
 
 
 def inducing_strategy(model: Any) -> AdditiveVariationalStrategy:
-    """
-    The strategy of an additive model with inducing variables. An additive model without them raises a
-    NotImplementedError, any other model a TypeError.
-    """
+    """The strategy of an additive model; a NotImplementedError without inducing variables, a TypeError for others."""
     strategy = additive_strategy(model)
     if not isinstance(strategy, AdditiveVariationalStrategy):
         raise NotImplementedError(

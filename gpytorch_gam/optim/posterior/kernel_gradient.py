@@ -45,13 +45,12 @@ def correct_gradients(
     processes: Processes,
 ) -> None:
     r"""
-    Turn the predictor's gradients of ``loss = -w ELBO``, w being ``divergence_weight``, into those at a fixed
-    :math:`q(\mathbf u)`. ``factors`` and ``choleskys`` (those with the kernels' graph) are those of the forward.
+    Turn the gradients of ``loss = -divergence_weight * ELBO`` into those at a fixed :math:`q(\mathbf u)`.
 
-    ``features`` are :math:`\Phi` in float64 chunks ``(Q, n)``. ``gradients`` are :math:`g`, ``(n, P)``, and
-    ``curvatures`` :math:`-2\, \partial E_n / \partial \mathrm{covariance}_n`, ``(n, P, P)`` and possibly indefinite,
-    both scaled to all of the data. Each process contributes its rows and an equal share of the terms without rows; all
-    get the sum.
+    ``factors`` and ``choleskys`` (with the kernels' graph) are those of the forward. ``features`` are :math:`\Phi` in
+    float64 chunks ``(Q, n)``; :math:`g`, ``(n, P)``, and the curvatures :math:`-2\, \partial E_n / \partial
+    \mathrm{covariance}_n`, ``(n, P, P)`` and possibly indefinite, are scaled to all data. All processes get the sum
+    over theirs.
     """
     parameters = [parameter for parameter in predictor.parameters() if parameter.requires_grad]
     if not parameters:
@@ -111,9 +110,8 @@ def _smoothed_blocks(
     segments: Sequence[Segment],
 ) -> list[Tensor]:
     r"""
-    The diagonal blocks of :math:`GS`, for each group, with :math:`G = \sum_n \Phi_n \Lambda_n \Phi_n^\top` and :math:`S
-    = I - VV^\top - FF^\top`. The first two terms need only the diagonal blocks of G, the third products of F with the
-    rows.
+    The diagonal blocks of :math:`GS`, with :math:`G = \sum_n \Phi_n \Lambda_n \Phi_n^\top` and :math:`S = I - VV^\top -
+    FF^\top`: only the last term needs more than the diagonal blocks of G.
     """
     diagonal = curvatures.diagonal(dim1=-2, dim2=-1).mT
     weighted = split_groups(scale_features(features, diagonal, segments), shapes)

@@ -35,10 +35,7 @@ def read_posterior(
     distribution: BlockLowRankPrecisionVariationalDistribution | LowRankPrecisionVariationalDistribution,
     group_shapes: Sequence[tuple[int, int]],
 ) -> Posterior:
-    """
-    The posterior that the parameters describe, without directions beyond B. In a family without blocks these are zero,
-    of the groups' shapes ``(C_g, M_g)``.
-    """
+    """The posterior that the parameters describe, without directions beyond B; blocks that the family lacks are 0."""
     mean = _copied(distribution.variational_mean)
     if isinstance(distribution, BlockLowRankPrecisionVariationalDistribution):
         blocks = [_copied(factor) for factor in distribution.block_factors]
@@ -57,10 +54,7 @@ def parameter_values(
     distribution: BlockLowRankPrecisionVariationalDistribution | LowRankPrecisionVariationalDistribution,
     posterior: Posterior,
 ) -> dict[str, Tensor]:
-    """
-    The parameters that describe a posterior, by name. Parts that the family cannot hold (blocks in the low-rank family,
-    columns of blocks beyond ``block_rank``) are left out.
-    """
+    """The parameters that describe a posterior, by name, without the parts that the family cannot hold."""
     found = {"variational_mean": posterior.mean}
     if posterior.shared_factor is not None and distribution.precision_factor is not None:
         found["precision_factor"] = posterior.shared_factor
@@ -99,8 +93,8 @@ def validated_strategy(
     model: gpytorch.models.ApproximateGP, distributions: tuple[type, ...], several_predictors: bool = False
 ) -> AdditiveVariationalStrategy:
     """
-    The strategy of a model, if its distribution is one of ``distributions``; otherwise a TypeError is raised. Batches
-    of models, and several predictors where they are not allowed, raise a NotImplementedError.
+    The strategy of a model; a TypeError unless its distribution is one of ``distributions``, a NotImplementedError for
+    batches of models, and for several predictors where they are not allowed.
     """
     strategy = additive_strategy(model)
     q = strategy._variational_distribution

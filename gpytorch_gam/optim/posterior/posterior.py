@@ -34,14 +34,12 @@ class Posterior(NamedTuple):
 
 def transported(posterior: Posterior, before: Sequence[Tensor], after: Sequence[Tensor]) -> Posterior:
     r"""
-    The posterior under a new prior: its factor in the inducing variables is kept. ``before`` and ``after`` are the
-    Cholesky factors of the prior covariances, ``(C_g, M_g, M_g)`` for each group.
+    The posterior under a new prior, given the Cholesky factors ``(C_g, M_g, M_g)`` of both priors for each group.
 
-    The posterior is the prior times a Gaussian factor in the inducing variables :math:`u = Lv` (in the dual parameters
-    of Khan and Lin, 2017, and Adam et al., 2021: the sites), which depends on the data and not on the kernels'
-    hyperparameters. With :math:`T = L_\text{new}^\top L_\text{old}^{-\top}` its factors become :math:`TB` and
-    :math:`TE` and its linear term :math:`TPm`, so the mean becomes :math:`(I + T (P - I) T^\top)^{-1} T P m`. In the
-    paper's coordinates this leaves :math:`B_u` as it is.
+    The posterior is the prior times a Gaussian factor in the inducing variables :math:`u = Lv` (the sites: dual
+    parameters of Khan and Lin, 2017, and Adam et al., 2021), which does not depend on the kernels. With :math:`T =
+    L_\text{new}^\top L_\text{old}^{-\top}` it becomes :math:`TB`, :math:`TE` and a linear term :math:`TPm`, so the mean
+    becomes :math:`(I + T (P - I) T^\top)^{-1} T P m`. In the paper's coordinates :math:`B_u` stays as it is.
     """
     # L_new' L_old^-T, upper triangular
     maps = [triangular_solve(old, new).mT for old, new in zip(before, after, strict=True)]
@@ -92,9 +90,7 @@ def precision_solve(factors: CovarianceFactors) -> Tensor:
 
 
 def effective_dimension(factors: CovarianceFactors) -> Tensor:
-    r"""
-    :math:`\mathrm{tr}(I - P^{-1}) = \|V\|_F^2 + \|F\|_F^2`, ``()``: the number of directions that data determine.
-    """
+    r"""The trace :math:`\mathrm{tr}(I - P^{-1}) = \|V\|_F^2 + \|F\|_F^2`, ``()``: directions that data determine."""
     roots = [
         *(factors.explained_blocks or ()),
         *(() if factors.explained_shared is None else (factors.explained_shared,)),
@@ -104,9 +100,9 @@ def effective_dimension(factors: CovarianceFactors) -> Tensor:
 
 def step_length(gradient: Tensor, direction: Tensor, resistance: Resistance) -> Tensor:
     """
-    The share of a direction to go, ``()`` between 0 and 1: to the maximum of the rows' quadratic model, and no farther
-    than a few prior standard deviations of the predictor in any row, because far from the optimum the curvature says
-    little about the distance to it (under a log link it is off by the factor of the counts).
+    The share of a direction to go, in [0, 1]: to the maximum of the rows' quadratic model, but not far in any row,
+    because the curvature says little about the distance to the optimum (under a log link it is off by the factor of the
+    counts).
     """
     tiny = torch.finfo(torch.float64).tiny
     curvature = direction.square().sum() + resistance.curvature

@@ -25,17 +25,14 @@ NOTABLE_LOSS = 10.0
 
 def missing_nats(step: Step, family: Family) -> float:
     """
-    Nats that the posterior of a step, with B of a rank above 0, loses for want of columns. This is the divergence from
-    the posterior with the diagonal blocks as well (low-rank family) or with a few more directions (block + low-rank).
+    Nats that a step loses for want of columns of B (of a rank above 0): the divergence from the posterior with the
+    diagonal blocks as well (low-rank family), or with a few more directions (block + low-rank).
     """
     return (_gain_of_more_directions(step, family) if family.has_blocks else _gain_of_blocks(step)).item()
 
 
 def dense_loss(gram: Tensor, posterior: Posterior, family: Family) -> Tensor:
-    """
-    The divergence ``()`` of a posterior from that of precision :math:`I + G`, with G ``(Q, Q)``, leaving out the means.
-    Its blocks count only if the family holds them.
-    """
+    """Divergence ``()`` of a posterior from precision I + G, means aside; blocks count if the family holds them."""
     blocks = [factor * family.has_blocks for factor in posterior.block_factors]
     targets = diagonal_blocks(gram, posterior.shapes)
     divergence = relative_divergence(gram.matmul, targets, posterior.shared_factor, blocks)
@@ -44,9 +41,8 @@ def dense_loss(gram: Tensor, posterior: Posterior, family: Family) -> Tensor:
 
 def with_enough_columns(step: Step, family: Family, tolerance: float) -> Posterior:
     """
-    The posterior of a step, with more columns of B if it loses more than ``tolerance`` nats without them. For the
-    low-rank family the diagonal blocks tell how many would do if the components were independent, which is enough; for
-    block + low-rank the next few directions become columns.
+    The posterior of a step, with more columns of B if it loses more than ``tolerance`` nats. The low-rank family takes
+    as many as independent components would need, which is enough; block + low-rank adds the next few directions.
     """
     posterior = step.posterior
     if posterior.directions is None or missing_nats(step, family) <= tolerance:
@@ -65,10 +61,7 @@ def _needed_columns(block_factors: Sequence[Tensor], tolerance: float) -> int:
 
 
 def _with_columns(step: Step, rank: int) -> Posterior:
-    """
-    The posterior of a step with its first ``rank`` directions as columns of B, and the diagonal blocks of the precision
-    kept. Small random directions follow if there are fewer.
-    """
+    """The posterior with the first ``rank`` directions, or small random ones, as B, and the same diagonal blocks."""
     posterior = step.posterior
     assert posterior.directions is not None and posterior.shared_factor is not None
     kept = posterior.shared_factor.shape[-1]
@@ -84,9 +77,9 @@ def _with_columns(step: Step, rank: int) -> Posterior:
 
 def _gain_of_blocks(step: Step) -> Tensor:
     r"""
-    The divergence of the posterior of precision :math:`P = I + BB^\top` from the one of precision :math:`P +
-    \mathrm{blockdiag}(E_c E_c^\top)`. With :math:`P^{-1} = I - FF^\top` it is :math:`\tfrac12[\sum_c (\|E_c\|^2 -
-    \|F_c^\top E_c\|^2) + \log|P| - \log|P + \mathrm{blockdiag}|]`.
+    The divergence of precision :math:`P = I + BB^\top` from :math:`P + \mathrm{blockdiag}(E_c E_c^\top)`. With
+    :math:`P^{-1} = I - FF^\top` it is :math:`\tfrac12[\sum_c (\|E_c\|^2 - \|F_c^\top E_c\|^2) + \log|P| - \log|P +
+    \mathrm{blockdiag}|]`.
     """
     posterior = step.posterior
     nothing = torch.zeros_like(posterior.mean)
@@ -105,9 +98,9 @@ def _parts(stacked: Tensor, step: Step) -> list[Tensor]:
 
 def _gain_of_more_directions(step: Step, family: Family) -> Tensor:
     r"""
-    The divergence of the posterior of precision P from the one with all directions, :math:`P + ff^\top -
-    \mathrm{blockdiag}(f_c f_c^\top)`. With :math:`P^{-1} = D^{-1} - FF^\top`, of which the first part cancels in the
-    trace, it is :math:`\tfrac12[\sum_c \|F_c^\top f_c\|^2 - \|F^\top f\|^2 + \log|P| - \log|P_\text{all}|]`.
+    The divergence of precision P from :math:`P + ff^\top - \mathrm{blockdiag}(f_c f_c^\top)`. With :math:`P^{-1} =
+    D^{-1} - FF^\top`, whose first part cancels in the trace, it is :math:`\tfrac12[\sum_c \|F_c^\top f_c\|^2 - \|F^\top
+    f\|^2 + \log|P| - \log|P_\text{all}|]`.
     """
     posterior = step.posterior
     assert posterior.directions is not None

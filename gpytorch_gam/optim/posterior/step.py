@@ -56,9 +56,8 @@ def dense_step(
     old: Posterior, features: RowSums, gram: Tensor, projected: Tensor, family: Family, is_first: bool
 ) -> Step:
     r"""
-    A step of size 1: the fit of :math:`I + G` to the family, with :math:`G = \Phi\Lambda\Phi^\top`, ``(Q, Q)``, and
-    Newton's step of the mean, with :math:`\Phi g`, ``(Q,)``. ``is_first`` means that the old posterior is no start for
-    the fit.
+    A step of size 1: the fit of :math:`I + \Phi\Lambda\Phi^\top` to the family (from scratch if ``is_first``), and
+    Newton's step of the mean, from the dense matrix ``(Q, Q)`` and :math:`\Phi g`, ``(Q,)``.
     """
     shapes = old.shapes
     totals = diagonal_blocks(gram, shapes)
@@ -74,10 +73,7 @@ def dense_step(
 
 
 def streamed_step(old: Posterior, features: RowSums, rate: Tensor, family: Family, forgets: bool = False) -> Step:
-    """
-    A step of size r, ``()``, from products with the features alone, in time linear in the number of components. If it
-    forgets, r is 1 and nothing of the old precision remains.
-    """
+    """A step of size r, ``()`` (1 if it forgets the old precision), in time linear in the number of components."""
     new_blocks, projected = features.totals(old.shapes)
     if forgets:
         totals, fit = new_blocks, _fit_forgetting(old, features, new_blocks, family)
@@ -88,9 +84,8 @@ def streamed_step(old: Posterior, features: RowSums, rate: Tensor, family: Famil
 
 def exact_step(old: Posterior, features: RowSums, rate: Tensor, family: Family) -> Step:
     """
-    A step of size r, ``()``, for derivatives without noise: the part that the blocks explain is removed before B is
-    sought, so that steps of size 1 lead to the best fit of the family. It starts from the old B and blocks, which
-    should be decent. The cost is linear in the number of components.
+    A step of size r, ``()``, for derivatives without noise, in linear time: removes the blocks' part before it seeks B,
+    so that steps of size 1 lead to the best fit of the family. The old B and blocks should be decent starts.
     """
     new_blocks, projected = features.totals(old.shapes)
     own, totals = _mixed_blocks(old, new_blocks, rate)

@@ -36,12 +36,9 @@ class Batch(NamedTuple):
 
 def batch_of(recorded: Recorded, num_data: int, step: int, processes: Processes, device: torch.device) -> Batch:
     """
-    The rows of all forwards since the last step; ``step`` counts the steps of this process. An error in one process is
-    raised in all, so that none waits for ever.
-
-    :raises RuntimeError: If nothing was recorded or differentiated, or a gradient is not finite.
-    :raises ValueError: If the objective has another ``num_data``, or there are more rows.
-    :raises TypeError: If the objective has no expected log-likelihood.
+    The rows of all forwards since the last step. Errors of one process (RuntimeError for missing or infinite gradients,
+    ValueError for wrong numbers of rows, TypeError for other objectives) are raised in all, so that none waits for
+    ever.
     """
     loss, error = None, None
     try:
@@ -81,8 +78,8 @@ def _check_objectives(divergences: Sequence[DivergenceRecord], own_num_data: int
 
 def _derivatives_of_loss(recorded: Recorded) -> tuple[Tensor, Tensor, Tensor, float]:
     """
-    For all rows that a backward pass has been through: ``x``, the derivatives of the loss in the means, ``(b, P)``, and
-    in the covariances, ``(b, P, P)``, and that in the divergence. Other forwards are not part of the loss.
+    Rows ``x`` that a backward pass has been through, derivatives of the loss in their means, ``(b, P)``, and
+    covariances, ``(b, P, P)``, and that in the divergence. Other forwards are not part of the loss.
     """
     if not recorded.num_forwards:
         raise RuntimeError(

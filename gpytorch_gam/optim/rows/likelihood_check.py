@@ -45,10 +45,7 @@ def is_gaussian(likelihood: Likelihood) -> bool:
 
 
 def responses_in_a_row(likelihood: Likelihood) -> tuple[int, ...] | None:
-    """
-    The shape of the responses of a row: ``()`` for a single one, ``(T,)`` for T tasks, None (any shape) for a
-    likelihood that is neither of GPyTorch nor of this package.
-    """
+    """Shape of a row's responses: ``()``, ``(T,)`` for T tasks, None for an unknown likelihood, which may take any."""
     inner = unwrapped(likelihood)
     if isinstance(inner, MultitaskGaussianLikelihood):
         return (inner.num_tasks,)
@@ -58,8 +55,8 @@ def responses_in_a_row(likelihood: Likelihood) -> tuple[int, ...] | None:
 
 def check_number_of_predictors(strategy: AdditiveVariationalStrategy, likelihood: Likelihood) -> None:
     """
-    Raise a ValueError if a likelihood is known to take another number of predictors than the model has or has
-    correlated noises, under which its expectations are wrong; a TypeError if it is no likelihood.
+    Raise a ValueError if the likelihood takes another number of predictors, or has correlated noises, which its
+    expectations ignore; a TypeError if it is no likelihood.
     """
     inner = unwrapped(checks.likelihood(likelihood))
     if isinstance(inner, MultitaskGaussianLikelihood) and inner.rank > 0:
@@ -81,10 +78,9 @@ def check_number_of_predictors(strategy: AdditiveVariationalStrategy, likelihood
 
 def with_noise_by_row(likelihood: Likelihood, batches: Iterable[Any]) -> Iterable[Any]:
     """
-    The batches of a :class:`~gpytorch.likelihoods.FixedNoiseGaussianLikelihood` with the noise of each row; those of
-    another likelihood are returned as they are. A batch that holds all rows in memory is in the order of the noises
-    that the likelihood holds; other batches may be in any order and must bring their noises, as
-    :func:`check_row_arguments` demands. Raises as :func:`arguments_with_noise` and :func:`check_row_arguments`.
+    The batches of a :class:`~gpytorch.likelihoods.FixedNoiseGaussianLikelihood` with the noise of each row. A batch
+    that holds all rows in memory is in the order of the likelihood's noises; others must bring theirs, as the order is
+    not known.
     """
     check_named_arguments(likelihood, batches)
     noise = _stored_noise(likelihood)
@@ -99,9 +95,8 @@ def with_noise_by_row(likelihood: Likelihood, batches: Iterable[Any]) -> Iterabl
 
 def arguments_with_noise(likelihood: Likelihood, num_rows: int, given: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """
-    The row-wise arguments with the noises that the likelihood holds, if it holds any and ``given`` has none.
-    ``num_rows`` is the number of all rows, in the order of the noises: a ValueError is raised if there are more or
-    fewer noises, and a NotImplementedError if the likelihood learns additional noise.
+    Row-wise arguments with the likelihood's own noises, if it holds any and none are given. Errors: ValueError if their
+    number is not ``num_rows``, NotImplementedError if the likelihood learns additional noise.
     """
     noise = _stored_noise(likelihood)
     if noise is None or "noise" in given:
@@ -137,8 +132,8 @@ def check_named_arguments(likelihood: Likelihood, batches: Iterable[Any]) -> Non
 
 def check_row_arguments(likelihood: Likelihood, names: Collection[str]) -> None:
     """
-    Raise a TypeError for row-wise arguments that the likelihood would swallow unread, and a ValueError for missing
-    noises, in place of which it would take those of other rows.
+    Raise a TypeError for row-wise arguments that the likelihood would ignore, a ValueError for missing noises, in place
+    of which it would take those of other rows.
     """
     if "noise" not in names and _stored_noise(likelihood) is not None:
         raise ValueError(
@@ -164,8 +159,8 @@ def check_row_arguments(likelihood: Likelihood, names: Collection[str]) -> None:
 
 def check_response_values(likelihood: Likelihood, y: Tensor) -> None:
     """
-    Raise a ValueError for responses that one of GPyTorch's likelihoods cannot have but for which some compute a number
-    all the same. (Those of this package check theirs.) Values are compared on the CPU and in debug mode only.
+    Raise a ValueError for impossible responses of GPyTorch's likelihoods, some of which compute a number all the same
+    (this package's own check theirs). Values are compared on the CPU and in debug mode only.
     """
     inner = unwrapped(likelihood)
     owner = type(inner).__name__

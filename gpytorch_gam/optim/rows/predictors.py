@@ -77,13 +77,13 @@ def weighted_gram(features: Tensor, curvatures: Tensor, segments: Sequence[Segme
 
 def semidefinite_rows(curvatures: Tensor) -> Tensor:
     r"""
-    Curvatures ``(P, P, n)`` made positive semidefinite in each row: negative diagonal entries become zero, and where
-    needed the correlations between the predictors shrink, :math:`\Lambda_{pq} \to t \Lambda_{pq}` with the largest
-    possible :math:`t \le 1`.
+    Curvatures ``(P, P, n)`` made positive semidefinite in each row: negative diagonal entries become zero, and
+    correlations between predictors shrink as far as needed, :math:`\Lambda_{pq} \to t \Lambda_{pq}` with the largest
+    :math:`t \le 1`.
 
-    Likelihoods with a scale are not jointly log-concave: the curvature of a normal location and log scale is indefinite
-    in nearly every row. Dropping the negative eigenvalue of each row would make the precision of both predictors too
-    large on average; here the diagonal, which determines it, is kept.
+    The curvature of, say, a normal location and log scale is indefinite in nearly every row. Dropping its negative
+    eigenvalue would make the precision of both predictors too large on average; keeping the diagonal, which determines
+    it, does not.
     """
     diagonal = curvatures.diagonal(dim1=0, dim2=1).mT.clamp_min(0.0)  # (P, n)
     if len(curvatures) == 1:

@@ -30,9 +30,8 @@ class OverflowingLikelihoodError(RuntimeError):
 
 class DataStream(WeightedFeatures):
     """
-    Derivatives of the expected log-likelihood of all rows under the strategy's posterior when the stream was made. Sums
-    are computed once. Memory does not depend on the number of rows: ``chunk_size`` of them are processed at a time.
-    ``batches`` yields what :func:`checked_rows` takes, and is iterated once a reading.
+    Derivatives of the expected log-likelihood of all rows, under the posterior when this was made. Sums are computed
+    once, in chunks of rows. ``batches``, see :func:`checked_rows`, are iterated once a reading.
     """
 
     def __init__(
@@ -60,10 +59,7 @@ class DataStream(WeightedFeatures):
         return self._gram
 
     def totals(self, shapes: Sequence[tuple[int, int]]) -> Totals:
-        """
-        The diagonal blocks and the projected gradients, for groups of ``(count, size)`` that must not change between
-        calls.
-        """
+        """The diagonal blocks, for groups of ``(count, size)`` that must not change, and the projected gradients."""
         if self._totals is None:
             self._totals = super().totals(shapes)
         return self._totals
@@ -138,10 +134,7 @@ def _marginals(
 
 
 class Rows(NamedTuple):
-    """
-    Inputs ``(b, D)``, responses ``(b)``, or ``(b, T)`` for some likelihoods, and further arguments of the likelihood
-    with b rows each, such as offsets and weights.
-    """
+    """Inputs ``(b, D)``, responses ``(b)`` or ``(b, T)``, and the likelihood's further arguments, with b rows each."""
 
     x: Tensor
     y: Tensor
@@ -164,10 +157,7 @@ def concatenated(parts: Sequence[Rows]) -> list[Rows]:
 
 
 def checked_rows(strategy: AdditiveVariationalStrategy, likelihood: Likelihood | None, batch: Any) -> Rows:
-    """
-    The rows of a batch: inputs and responses, or these and a mapping from names to further arguments of the likelihood,
-    all as :func:`checked_data` takes them. Anything else raises a ValueError.
-    """
+    """The rows of a batch, a pair or triple as for :func:`checked_data`; anything else is a ValueError."""
     if not isinstance(batch, tuple | list) or len(batch) not in (2, 3):
         raise ValueError(
             f"batches must hold pairs (x, y), or triples (x, y, dict of row-wise arguments), got {type(batch).__name__}"
@@ -180,11 +170,8 @@ def checked_data(
     strategy: AdditiveVariationalStrategy, likelihood: Likelihood | None, x: Any, y: Any, row_arguments: Any = None
 ) -> Rows:
     """
-    Inputs ``(b, D)``, responses ``(b)``, or ``(b, T)`` where the likelihood takes T in a row, and a mapping from names
-    to row-wise arguments. Responses to a Gaussian likelihood may be integers or booleans.
-
-    :raises ValueError: If shapes, dtypes or devices do not fit.
-    :raises TypeError: If one is no tensor, or the likelihood does not read an argument.
+    Inputs ``(b, D)``, responses ``(b)`` or ``(b, T)``, integers too if they are Gaussian, and a mapping to row-wise
+    arguments. Raises ValueErrors for shapes, dtypes and devices, and TypeErrors for other types and unread arguments.
     """
     strategy.check_inputs(x)
     if x.dim() != 2:

@@ -97,10 +97,7 @@ class WeightedFeatures(RowSums):
         return sum_over_rows(chunk.features, chunk.gradients.unsqueeze(-1), self.segments).squeeze(-1)
 
     def gram(self) -> tuple[Tensor, Tensor]:
-        r"""
-        All of :math:`\Phi\Lambda\Phi^\top`, ``(Q, Q)``, and :math:`\Phi g`, ``(Q,)``. Cost :math:`O(N Q^2)`. With
-        several predictors the sum is that of the curvatures as they are, and may be slightly indefinite.
-        """
+        """The dense sums, in :math:`O(N Q^2)`. With several predictors the first may be slightly indefinite."""
         total: tuple[Tensor, Tensor] | None = None
         for chunk in self.chunks():
             gram = weighted_gram(chunk.features, chunk.raw_curvatures, self.segments)
@@ -139,10 +136,7 @@ class Resistance(NamedTuple):
 
 
 class BatchFeatures(WeightedFeatures):
-    """
-    The rows of one batch, with features of at most ``chunk_size`` rows in memory. A batch no larger than that is
-    evaluated once; for a larger one, every sum evaluates the features anew.
-    """
+    """Rows of one batch, ``chunk_size`` rows of features at a time; a larger batch is evaluated anew for each sum."""
 
     def __init__(
         self,

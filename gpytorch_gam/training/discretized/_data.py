@@ -27,30 +27,17 @@ _CHUNK_SIZE = 32000
 
 
 class BinTables(NamedTuple):
-    r"""
-    Sums over rows with weights :math:`\lambda_n` and residuals :math:`r_n`, in float64. T sets of columns have
-    :math:`U_t` bins each.
+    """Sums over rows with weights lambda and residuals r, in float64, for T sets of columns with U_t bins each."""
 
-    :ivar places: The bins, ``(U_t, d_t)`` for each t.
-    :ivar own: The sum of the weights at each bin, ``(U_t,)``, which is the diagonal of the table of t with itself; or
-        that table, ``(U_t, U_t)``, where rows lie between the bins.
-    :ivar pairs: The sum of the weights at each pair of bins of s < t, ``(U_s, U_t)``.
-    :ivar weights: The sum of the weights at each bin, ``(U_t,)``.
-    :ivar targets: The sum of :math:`\lambda_n r_n` at each bin, ``(U_t,)``.
-    :ivar totals: The sums of :math:`\lambda_n`, :math:`\lambda_n r_n` and :math:`\lambda_n r_n^2` over all rows,
-        ``(3,)``.
-    :ivar num_rows: The number of rows (with weights their sum) whose Gaussian densities count; 0 for sites.
-    :ivar log_noise: See :class:`~gpytorch_gam.mlls.GaussianStatistics`.
-    """
-
-    places: list[Tensor]
+    places: list[Tensor]  # the bins, (U_t, d_t) for each set t
+    # Weights at each bin, (U_t,): the diagonal of the table of t with itself, or all of it if rows lie between bins.
     own: list[Tensor]
-    pairs: dict[tuple[int, int], Tensor]
-    weights: list[Tensor]
-    targets: list[Tensor]
-    totals: Tensor
-    num_rows: float = 0.0
-    log_noise: Tensor | None = None
+    pairs: dict[tuple[int, int], Tensor]  # weights at each pair of bins of sets s < t, (U_s, U_t)
+    weights: list[Tensor]  # weights at each bin, (U_t,)
+    targets: list[Tensor]  # sums of lambda r at each bin, (U_t,)
+    totals: Tensor  # sums of lambda, lambda r and lambda r^2 over all rows, (3,)
+    num_rows: float = 0.0  # rows (with weights their sum) whose Gaussian densities count; 0 for sites
+    log_noise: Tensor | None = None  # see GaussianStatistics
 
     def scaled(self, factor: float) -> BinTables:
         """The sums of ``factor`` times as many rows with the same distribution."""
@@ -92,13 +79,9 @@ class _Centres:
 
 class DiscretizedData:
     """
-    Rows as indices of bins. Each row takes two (or four) bytes for each set of columns, its response and its row-wise
-    arguments.
-
-    ``places`` are the bins of each set of columns, ``(U_t, d_t)``, and ``codes`` the bin of each row, integers
-    ``(n,)``, for each set. ``taken`` holds the row-wise arguments that are applied here, in float64: ``offset``, a
-    fixed part of the predictor, and ``weights``. ``arguments`` are passed on to the likelihood. Sums run in
-    ``num_threads`` threads.
+    Rows as indices of bins: a few bytes for each set of columns, the response and row-wise arguments. ``places`` are
+    the bins ``(U_t, d_t)``, ``codes`` each row's bins ``(n,)``. Of the arguments, offset and weights, ``taken``, are
+    applied here.
     """
 
     def __init__(
@@ -127,11 +110,8 @@ class DiscretizedData:
         num_threads: int = 1,
     ) -> DiscretizedData:
         """
-        Read the data in one pass. The place of a bin is the mean of the rows that are rounded to it: then sums of
-        functions lose only terms of second order in the step, at the ends of the range too.
-
-        ``mean`` maps inputs to a fixed part of the predictor, such as that of a mean module. A ValueError is raised if
-        the data cannot be read.
+        Read the data in one pass; ``mean`` is a fixed part of the predictor. The place of a bin is the mean of its
+        rows: then sums of functions lose only terms of second order in the step, at the ends of the range too.
         """
         parts: list[tuple[list[Tensor], Tensor, dict[str, Tensor], dict[str, Tensor]]] = []
         centres = {term: _Centres(bins.values(term)) for term in bins.terms if not bins.is_exact(term)}
@@ -187,10 +167,8 @@ class DiscretizedData:
 
     def tables(self, weights: Tensor | None, targets: Tensor, squares: Tensor) -> BinTables:
         r"""
-        Sum over the rows, with one pass over the indices of each pair of sets of columns.
-
-        ``weights`` are :math:`\lambda_n` (None for ones) and ``targets`` :math:`\lambda_n r_n`, both ``(n,)`` in
-        float64; ``squares`` is :math:`\sum_n \lambda_n r_n^2`, ``()``.
+        Sum over the rows, with one pass for each pair of sets: weights :math:`\lambda_n` (None for ones) and targets
+        :math:`\lambda_n r_n`, float64 ``(n,)``, and the total of :math:`\lambda_n r_n^2`, ``()``.
         """
         sizes = [len(places) for places in self.places]
         terms = range(len(sizes))
@@ -213,10 +191,7 @@ class DiscretizedData:
         return BinTables(self.places, own, tables, own, by_target, totals)
 
     def _sum(self, rows: Tensor, repeats: bool, size: int, *terms: int) -> Tensor:
-        """
-        Sums of numbers of the rows (or of the same numbers for each chunk, if ``repeats``) at each bin, or pair of
-        bins.
-        """
+        """Sums of the rows' numbers (a chunk's, if ``repeats``) at each bin or pair of bins."""
         total = torch.zeros(size, dtype=rows.dtype, device=rows.device)
         for start in range(0, len(self), _CHUNK_SIZE):
             stop = min(start + _CHUNK_SIZE, len(self))
@@ -248,10 +223,7 @@ class DiscretizedData:
     def gradients(
         self, likelihood: Likelihood, mean: Tensor, variance: Tensor, rows: slice, dtype: torch.dtype
     ) -> ExpectedGradients:
-        """
-        Derivatives of the expected log-likelihood of some rows, given the moments of their predictors, computed in
-        ``dtype``.
-        """
+        """Derivatives of some rows' expected log-likelihood at moments of their predictors, computed in ``dtype``."""
         arguments = {name: value[rows] for name, value in self.arguments.items()}
         found = expected_gradients(likelihood, self.responses[rows], mean.to(dtype), variance.to(dtype), arguments)
         return self.weighted(found, rows)
@@ -272,10 +244,7 @@ class DiscretizedData:
 def _taken_apart(
     likelihood: Likelihood, y: Tensor, given: Mapping[str, Tensor], mean: Tensor | None
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """
-    Split a batch's row-wise arguments into offset (plus the given mean) and weights, and the likelihood's own
-    arguments.
-    """
+    """Split a batch's row-wise arguments into offset (with the given mean) and weights, and the likelihood's own."""
     taken: dict[str, Tensor] = {}
     arguments, like = dict(given), y.detach().double()
     if isinstance(

@@ -51,8 +51,8 @@ FIRST_ROWS = 2000
 
 class DiscretizedProblem:
     """
-    The part that both kinds of fit share: the model as a function of tables, and moves of its hyperparameters. The
-    hyperparameters of model and likelihood start from the null model, or from their present values if that is None.
+    The model as a function of tables, and moves of its hyperparameters, which start from the null model if there is
+    one.
     """
 
     def __init__(
@@ -103,10 +103,7 @@ class DiscretizedProblem:
         return gaussian_optimum(sums, torch.ones_like(sums.residual_square))  # the weights are the precisions
 
     def moments(self, data: DiscretizedData, optimum: GaussianOptimum) -> tuple[MomentTables, float]:
-        """
-        Moments of the predictor at the bins without the mean module, and the posterior's divergence from the prior in
-        nats.
-        """
+        """Moments of the predictor at the bins, without the mean module, and the divergence from the prior in nats."""
         cholesky = torch.linalg.cholesky(optimum.precision)
         covariance = torch.cholesky_inverse(cholesky)
         excess = covariance.diagonal() - 1.0 + 2.0 * cholesky.diagonal().log() + optimum.mean.square()
@@ -127,8 +124,8 @@ class DiscretizedProblem:
 
     def constant_posterior(self, data: DiscretizedData, place: float, precision: float) -> GaussianOptimum:
         """
-        The posterior given rows that all have the predictor ``place``, with ``precision`` in total. Its mean is that
-        for rows of a practically infinite precision, so that it is not shrunk.
+        The posterior of rows that all have the predictor ``place``, of ``precision`` in total, with a mean that is not
+        shrunk.
         """
         weights = torch.full((len(data),), precision / len(data), dtype=torch.float64, device=data.responses.device)
         targets = place * weights
@@ -140,8 +137,8 @@ class DiscretizedProblem:
 
     def maximise(self, statistics: BinStatistics, nats: float, steps: int) -> float:
         """
-        Move the hyperparameters on the collapsed bound, first on fewer bins, until a step is predicted to gain less
-        than ``nats``. Returns the predicted gain of a further step.
+        Move the hyperparameters on the collapsed bound, first on fewer bins, until a step promises less than ``nats``;
+        returns the gain that is predicted for a further step.
         """
         if not self.hyperparameters:
             return 0.0
@@ -196,10 +193,7 @@ class DiscretizedProblem:
         return BinStatistics(self.strategy, self.terms, coarse) if is_smaller else None
 
     def _interpolated_objective(self, statistics: BinStatistics) -> Callable[[], Tensor]:
-        """
-        The bound, NaN where features vary too fast for the knots: there they explain more variance than the prior has,
-        and the bound grows without limit.
-        """
+        """The bound; NaN where features vary too fast for the knots: they explain too much, and it has no limit."""
 
         def objective() -> Tensor:
             sums = statistics(self.constant())

@@ -90,11 +90,9 @@ class SiteFit:
         callback: Callable[[float], Any] | None,
     ) -> list[float]:
         """
-        Make passes until one gains no more than ``tolerance``, at most ``max_passes`` besides the first one. They begin
-        with the posterior ``start``, by default that of the model without effects. Returns the accepted bounds.
-
-        Hyperparameters wait until the sites have predicted the gain of a pass, or there is nothing more to gain without
-        them: sites that are far from the data carry no information on hyperparameters.
+        Make passes from the posterior ``start`` (default that of the model without effects) until one gains no more
+        than ``tolerance``; returns the accepted bounds. Hyperparameters wait until the sites predict the gain of a
+        pass, or nothing is left to gain without them: sites far from the data carry no information on hyperparameters.
         """
         state = self._first_state(start)
         history: list[float] = []
@@ -153,8 +151,8 @@ class SiteFit:
 
     def _null_place(self, some: DiscretizedData, variance: float, narrow: float) -> float:
         """
-        The most probable predictor, without the offset, if it is the same in some rows. ``variance`` is its prior
-        variance around the constant mean, ``narrow`` a variance of the predictor that makes log-likelihoods smooth.
+        The most probable predictor if it is the same in some rows, offset aside. ``variance`` is that of its prior,
+        ``narrow`` one that makes log-likelihoods smooth.
         """
         likelihood, dtype = self._problem.likelihood, self._problem.strategy.predictor.dtype
         centre, factor = float(self._problem.constant()), len(self._data) / len(some)
@@ -168,10 +166,7 @@ class SiteFit:
         return _zero_of_falling(slope, centre, math.sqrt(variance))
 
     def _proposal(self, state: _State, moves: bool, tolerance: float) -> _Proposal | None:
-        """
-        The posterior of the sites of a state, after the hyperparameters have moved to their optimum if ``moves``; None
-        if it cannot be represented in floating point.
-        """
+        """The posterior of a state's sites, and hyperparameters at their optimum if ``moves``; None if it overflows."""
         still_open = 0.0
         statistics = BinStatistics(self._problem.strategy, self._problem.terms, state.seen.sites)
         try:
@@ -239,9 +234,7 @@ class SiteFit:
 
 
 def _shortening(gain: float, promised: float) -> float:
-    """
-    The factor that shortens a step: the maximum of the parabola through its gain with the predicted slope at the start.
-    """
+    """The factor to shorten a step by: the top of the parabola through its gain with the predicted initial slope."""
     if not math.isfinite(gain):
         return 0.1
     slope = 2.0 * max(promised, 0.0)
@@ -250,8 +243,8 @@ def _shortening(gain: float, promised: float) -> float:
 
 def _zero_of_falling(function: Callable[[float], float], start: float, step: float) -> float:
     """
-    The zero of a falling function, or the place nearest to it with finite values: NaN and infinity count as beyond the
-    zero. The search begins at ``start`` with a step of size ``step``.
+    The zero of a falling function, where NaN and infinity count as beyond it; ``step`` is the first step from
+    ``start``.
     """
     value = function(start)
     if value == 0.0 or not math.isfinite(value):

@@ -29,10 +29,7 @@ _STENCIL = 6
 
 
 class BinStatistics:
-    """
-    The statistics as a differentiable function of the hyperparameters, for one predictor and no batch shape. ``terms``
-    holds for each group the position in the tables of the set of columns that each component reads.
-    """
+    """The statistics as a function of the hyperparameters; ``terms`` are each group's indices of sets in the tables."""
 
     def __init__(self, strategy: AdditiveVariationalStrategy, terms: list[list[int]], tables: BinTables) -> None:
         self._strategy, self._terms, self.tables = strategy, terms, tables
@@ -153,11 +150,9 @@ def moment_tables(
 
 def interpolated(tables: BinTables, is_rounded: Sequence[bool], num_knots: Sequence[int]) -> BinTables:
     """
-    The tables on fewer bins: each bin is spread over the six knots of a regular grid around it (in each column) with
-    the weights of polynomial interpolation. This preserves sums of functions that are smooth on the scale of the knots.
-
-    Only sets of columns whose bins ``is_rounded`` are a grid; the others stay. ``num_knots`` counts the knots in a
-    column for sets of one column, two, and so on; the last number holds for all larger sets.
+    The tables on fewer bins: each bin of a set that ``is_rounded`` is spread over the six knots of a grid around it (in
+    each column), with the weights of polynomial interpolation, which preserves sums of functions that are smooth on
+    this scale. ``num_knots`` is for sets of one column, two, and so on.
     """
     places = list(tables.places)
     spreads: list[Tensor | None] = []
@@ -183,9 +178,7 @@ def _spread(values: Tensor, spread: Tensor | None) -> Tensor:
 
 
 def _knots(bins: Tensor, number: int) -> tuple[Tensor, Tensor]:
-    """
-    A regular grid over the range of bins ``(U, d)``, and the weights ``(K, U)`` that interpolate the bins from it.
-    """
+    """A grid over the range of bins ``(U, d)``, and the weights ``(K, U)`` that interpolate the bins from it."""
     low, high = bins.amin(0), bins.amax(0)
     steps = (high - low) / (number - 1)
     weights = bins.new_ones(1, len(bins))

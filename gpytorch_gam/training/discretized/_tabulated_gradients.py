@@ -28,10 +28,7 @@ _STENCIL = 4
 
 
 class TabulatedGradients:
-    """
-    Expected log-likelihoods of K distinct responses as smooth functions of mean and variance, interpolated from knots
-    over the ranges ``(2,)`` of both.
-    """
+    """Expected log-likelihoods of K responses, interpolated from knots over ranges ``(2,)`` of mean and variance."""
 
     def __init__(
         self, likelihood: Likelihood, responses: Tensor, means: Tensor, variances: Tensor, grid: tuple[int, int]
@@ -72,8 +69,8 @@ def tabulated(
     likelihood: Likelihood, distinct: Tensor, codes: Tensor, mean: Tensor, variance: Tensor
 ) -> TabulatedGradients | None:
     """
-    A table for rows ``(n,)`` with these means and variances, or None if none is accurate enough and worth its cost.
-    ``distinct`` are the distinct responses, ``(K,)``, and ``codes`` their indices in the rows, ``(n,)``.
+    A table for rows ``(n,)`` with these moments, or None if none is accurate enough and worth its cost. ``codes`` are
+    the rows' indices of the ``distinct`` responses ``(K,)``.
     """
     if len(mean) < 4 * _CHECKED_ROWS:
         return None

@@ -341,10 +341,7 @@ def stacked(bins: Sequence[Tensor]) -> Tensor:
 
 
 def _thinned(values: Tensor) -> Tensor:
-    """
-    Some bins from their whole range. The stride is odd, so that on grids whose sides are powers of two it meets all
-    values of each column.
-    """
+    """Some bins of the whole range; with an odd stride they meet all values of a grid with sides of powers of two."""
     stride = -(-len(values) // _MAX_CHECKED) | 1
     return values[::stride]
 

@@ -180,10 +180,7 @@ def fit_discretized(
 
 @contextmanager
 def _one_thread(is_wanted: bool) -> Iterator[None]:
-    """
-    Use one thread of torch: for small matrices its threads mostly wait for each other. Rows are shared among threads
-    all the same. Torch's setting holds for the whole process, so other threads of it are affected, too.
-    """
+    """Use one thread of torch, in the whole process: for small matrices threads mostly wait. Rows use threads still."""
     before = torch.get_num_threads()
     if is_wanted:
         torch.set_num_threads(1)
@@ -198,9 +195,7 @@ def _is_closed_form(likelihood: Likelihood) -> bool:
 
 
 def _check_forward(strategy: AdditiveVariationalStrategy, batches: Iterable[Any]) -> None:
-    """
-    Refuse a model whose predictor reads other inputs than the columns of x, which are the ones that are discretised.
-    """
+    """Refuse a model whose predictor reads other inputs than x, whose columns are discretised."""
     for x, *_ in batches:
         if not strategy.read(x[:2]).is_plain:
             raise NotImplementedError(
@@ -247,10 +242,7 @@ def _check_sizes(bins: ColumnBins) -> None:
 
 
 def _refuse_coarse_bins(bins: ColumnBins, strategy: AdditiveVariationalStrategy) -> None:
-    """
-    Refuse bins that leave a component no information: knowing a row's bin, its value is as uncertain as under the
-    prior.
-    """
+    """Refuse bins within which a component varies as much as under its prior."""
     errors = bins.max_error(strategy.predictor)
     blurred = {name: error for name, error in errors.items() if error > _LARGEST_ERROR}
     if blurred:
@@ -310,10 +302,7 @@ def _null_model(
 def _fit_gaussian(
     problem: DiscretizedProblem, data: DiscretizedData, tolerance: float, callback: Callable[[float], Any] | None
 ) -> tuple[GaussianOptimum, list[float], float]:
-    """
-    The fit from tables alone, after one pass. Returns the optimum, the bounds at the start and at the end, and the
-    predicted gain of a further step of the hyperparameters.
-    """
+    """The fit from tables, after one pass: the optimum, the bounds before and after, and the predicted further gain."""
     residuals = data.responses.double()
     residuals = residuals if data.offset is None else residuals - data.offset
     precisions, _, log_noise = RowPrecisions.of_rows(residuals, data.weights, data.arguments.get("noise"))

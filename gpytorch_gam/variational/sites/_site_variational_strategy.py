@@ -121,10 +121,7 @@ class _SiteVariationalStrategy(AdditiveStrategy):
 
     @abstractmethod
     def _weights_of_linear_term(self, geometry: Tensor, scales: Tensor, linear: Tensor) -> Tensor:
-        r"""
-        The weights :math:`\boldsymbol\alpha = (I + \Lambda^2 K)^{-1} \boldsymbol\theta`; all vectors are ``(*batch,
-        N)``.
-        """
+        r"""The weights :math:`\boldsymbol\alpha = (I + \Lambda^2 K)^{-1} \boldsymbol\theta`, each ``(*batch, N)``."""
 
     @torch.no_grad()
     def fit_sites(

@@ -11,10 +11,9 @@ from gpytorch_gam.numerics.triangular import solve_in_blocks
 
 
 def component_covariance(group: ComponentGroup, left: Tensor, right: Tensor | None = None) -> Tensor:
-    r"""
-    The prior covariance :math:`k_c(\mathbf x, \mathbf x')` of a group's components between any rows, with ``by``
-    multipliers, ``(*batch, C_g, n, m)`` in the dtype of ``left``. Exact groups are evaluated through their inducing
-    variables.
+    """
+    Prior covariance of a group's components between any rows, ``by`` multipliers included, ``(*batch, C_g, n, m)`` in
+    the dtype of ``left``. Exact groups are evaluated through their inducing variables.
     """
     if group.exact:
         cholesky = group.inducing_cholesky(0.0)
@@ -47,10 +46,7 @@ def scale_by_multipliers(group: ComponentGroup, covariance: Tensor, x: Tensor, d
 
 
 def features_in_dtype_of(group: ComponentGroup, x: Tensor, cholesky: Tensor) -> Tensor:
-    r"""
-    Features :math:`L_c^{-1} k_c(Z_c, \mathbf x)` of a group, ``(*batch, C_g, M, n)``, multipliers included, in the
-    dtype of ``x`` whatever that of the group.
-    """
+    r"""Features :math:`L_c^{-1} k_c(Z_c, \mathbf x)`, ``(*batch, C_g, M, n)``, with multipliers, in the dtype of x."""
     covariance = group.evaluate_kernel(group.inducing_points.to(x.dtype), group.select(x))
     covariance = scale_by_multipliers(group, covariance, x, dim=-1)
     return solve_in_blocks(cholesky.to(x.dtype), covariance)

@@ -101,10 +101,7 @@ class _ExactSource:
         return torch.cholesky_solve(columns, self._cholesky)
 
     def component_projections(self, inputs: Tensor) -> ComponentProjections:
-        r"""
-        The means' part :math:`k_c(\mathbf x, X) \boldsymbol\alpha` and the directions :math:`L_S^{-1} k_c(X, \mathbf
-        x)`.
-        """
+        r"""Means :math:`k_c(\mathbf x, X) \boldsymbol\alpha` and directions :math:`L_S^{-1} k_c(X, \mathbf x)`."""
         x, groups = inputs.double(), []
         weights = self._solve(self._residual.unsqueeze(-1)).unsqueeze(-3)  # (*batch, 1, N, 1)
         for group in self.predictor.groups:

@@ -122,9 +122,7 @@ class FullAdditiveVariationalStrategy(_SiteVariationalStrategy):
         return self.jitter_val * total
 
     def _capacitance(self) -> tuple[Tensor, Tensor, Tensor]:
-        r"""
-        The matrices :math:`K_s`, :math:`\Lambda K_s \Lambda` and :math:`L_A`, each ``(*batch, N, N)``, in float64.
-        """
+        r"""The matrices :math:`K_s`, :math:`\Lambda K_s \Lambda` and :math:`L_A`, each ``(*batch, N, N)``, float64."""
         covariance = self.sum_covariance()
         scaled = _scale_both_sides(covariance, self._sites()[1])
         return covariance, scaled, psd_safe_cholesky(add_identity(scaled))

@@ -97,9 +97,7 @@ class TiedAdditiveVariationalStrategy(_SiteVariationalStrategy, AdditiveVariatio
         return MultivariateNormal(mean.to(dtype), LowRankPrecisionLinearOperator(base, factor.to(dtype), inverse=True))
 
     def _projection_in(self, dtype: torch.dtype) -> InducingProjection:
-        """
-        A new projection each time: none is kept, because it depends on the training inputs and on all of the kernels.
-        """
+        """A new projection each time, because it depends on the training inputs and on all of the kernels."""
         return InducingProjection.of(self.predictor, self.covariance_factors(), self.inducing_choleskys(), dtype)
 
     def _data_geometry(self) -> Tensor:
@@ -121,8 +119,7 @@ class TiedAdditiveVariationalStrategy(_SiteVariationalStrategy, AdditiveVariatio
 
 def narrow_factor(factor: Tensor) -> Tensor:
     r"""
-    A factor of :math:`WW^\top` with at most as many columns as rows, ``(*batch, Q, min(Q, N))``, from W, ``(*batch, Q,
-    N)``.
+    A factor ``(*batch, Q, min(Q, N))`` of :math:`WW^\top`, from W, ``(*batch, Q, N)``.
 
     The columns are combined by an orthonormal basis of the rows of W. Held constant, the basis leaves the first
     derivative of :math:`WW^\top` exact, because it spans these rows, and avoids the derivative of the decomposition,
