@@ -33,9 +33,7 @@ _capture: ContextVar[Capture | None] = ContextVar("_capture", default=None)
 
 @contextmanager
 def captured_calls(predictor: torch.nn.Module, check_finite: bool) -> Iterator[list[PredictorCall]]:
-    """
-    Collect the calls of a predictor in this context (and thread), with covariances that are formed only if needed.
-    """
+    """Collect the calls of a predictor in this context (and thread); covariances are formed only if needed."""
     capture = Capture(predictor, check_finite, [])
     token = _capture.set(capture)
     try:

@@ -90,9 +90,7 @@ def _level_column(kernel: Kernel, num_columns: int) -> int | None:
 
 
 def find_levels(column: Tensor, codes: Tensor) -> tuple[Tensor, Tensor]:
-    """
-    Positions of values ``(*batch, C_g, n)`` among distinct float32 codes ``(*batch, C_g, L)``, and which were found.
-    """
+    """Positions of values ``(*batch, C_g, n)`` among distinct codes ``(*batch, C_g, L)``, and which were found."""
     batch = torch.broadcast_shapes(column.shape[:-1], codes.shape[:-1])
     ordered, order = (part.expand(*batch, -1).contiguous() for part in codes.sort(-1))
     column = column.expand(*batch, -1).contiguous()

@@ -53,7 +53,7 @@ class BlurredAsymmetricLaplace(AsymmetricLaplace):
 
 def blurred_log_prob(y: Tensor, mean: Tensor, variance: Tensor, scale: Tensor, quantile: float) -> Tensor:
     r"""
-    :math:`\log \int \mathrm{AL}(y; f, s, \tau) \mathcal N(f; m, v) df` in float64, an integral on each side of y.
+    :math:`\log \int \mathrm{AL}(y; f, s, \tau) \mathcal N(f; m, v) df` in float64, one integral on each side of y.
     """
     above, below = _sides(y, mean, variance, scale, quantile)
     return math.log(quantile * (1 - quantile)) - scale.log() + torch.logaddexp(above, below)

@@ -69,9 +69,7 @@ class LevelKernel(Kernel):
 
 
 def level_column(kernel: Kernel, x: Tensor, params: Mapping[str, Any]) -> Tensor:
-    """
-    The only column ``(*batch, n)`` of the inputs of a kernel, in float32; a ValueError for more, or for huge numbers.
-    """
+    """The only column ``(*batch, n)`` of inputs, in float32; more columns, and huge numbers, are a ValueError."""
     column = one_column(kernel, x, params)
     if debug.on() and column.device.type == "cpu" and bool((column.abs() > LARGEST_CODE).any()):
         raise ValueError(

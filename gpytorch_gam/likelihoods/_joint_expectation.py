@@ -56,12 +56,10 @@ def conditional_nodes(mean: Tensor, covariance: Tensor, size: int = _HERMITE_NOD
 
 def row_cholesky(covariance: Tensor) -> Tensor:
     """
-    Lower Cholesky factors of the covariance in each row, which exist for singular covariances as well. Cost
-    ``O(n P^3)``, in elementwise operations alone, so that nothing waits for a GPU.
-
-    Pivots below the size of rounding (the epsilon of the dtype, absolute and relative to the variance) are raised to
-    it, and the gradient passes as if they were not: expectations of smooth functions have a finite, nearly exact
-    gradient at a variance of zero.
+    Lower Cholesky factors of the covariance in each row, also of singular ones, in elementwise operations, for which no
+    GPU is waited for; cost ``O(n P^3)``. Pivots below the size of rounding (the epsilon of the dtype, absolute and
+    relative to the variance) are raised to it, and the gradient passes as if they were not: expectations of smooth
+    functions have a finite, nearly exact gradient at a variance of zero.
     """
     remainder = 0.5 * (covariance + covariance.mT)
     floors = torch.finfo(covariance.dtype).eps * (1.0 + covariance.diagonal(dim1=-2, dim2=-1).detach().clamp_min(0.0))

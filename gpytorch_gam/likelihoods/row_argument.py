@@ -21,12 +21,10 @@ class RowArgument(NamedTuple):
 
     def read(self, value: Tensor | float | None, like: Tensor) -> Tensor:
         """
-        The argument (a number, or a tensor of numbers that broadcasts to ``(*batch, n)``; None for the default) as a
-        tensor of the shape in which it was given and of the dtype of ``like``, ``(*batch, n)``, on whose device it must
-        be. Values are checked only on the CPU and while :class:`gpytorch.settings.debug` is on, which it is by default.
-
-        :raises TypeError: If the argument is neither a number nor a tensor of numbers.
-        :raises ValueError: If its shape, device or values do not fit.
+        The argument (a number, or numbers that broadcast to ``(*batch, n)``; None for the default) as a tensor of the
+        shape in which it was given, in the dtype of ``like``, ``(*batch, n)``, on whose device it must be. A wrong type
+        is a TypeError; a wrong shape, device or value a ValueError. Values are checked only on the CPU and in debug
+        mode.
         """
         name, value = self.name, self.default if value is None else value
         if not torch.is_tensor(value):

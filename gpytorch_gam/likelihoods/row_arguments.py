@@ -60,9 +60,7 @@ class RowArguments(NamedTuple):
 
 
 def takes_positional_arguments(likelihood: Likelihood) -> bool:
-    """
-    Whether a likelihood may read further arguments by position, such as the inputs of a noise model or task indices.
-    """
+    """Whether a likelihood may read further arguments by position, such as task indices or a noise model's inputs."""
     noise = getattr(likelihood, "noise_covar", None)
     return (
         any(_methods_of_others(type(likelihood)))

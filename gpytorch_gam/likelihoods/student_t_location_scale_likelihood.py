@@ -123,13 +123,10 @@ class _StudentMixture(NodeMixture):
 
 def expected_log1p_square(shift: Tensor, variance: Tensor) -> Tensor:
     r"""
-    :math:`E \log(1 + x^2)` of a Gaussian :math:`x`, to about 1e-6, whatever the square ``shift`` of its mean and its
-    variance, which broadcast.
-
-    With :math:`\log(1 + q) = \int_0^\infty (1 - e^{-\lambda q}) e^{-\lambda} d\lambda / \lambda` the Gaussian
-    expectation is inside an integral. Its difference to :math:`\log(1 + \bar q)`, :math:`\bar q = E x^2`, has an
-    integrand that vanishes to second order at zero, which the trapezoidal rule in :math:`\log\lambda` integrates
-    accurately.
+    :math:`E \log(1 + x^2)` of a Gaussian :math:`x`, to about 1e-6, given the square of its mean and its variance. With
+    :math:`\log(1 + q) = \int_0^\infty (1 - e^{-\lambda q}) e^{-\lambda} d\lambda / \lambda` the Gaussian expectation is
+    inside an integral. Its difference to :math:`\log(1 + \bar q)`, :math:`\bar q = E x^2`, has an integrand that
+    vanishes to second order at zero, which the trapezoidal rule in :math:`\log\lambda` integrates accurately.
     """
     expected = shift + variance
     low = -torch.log1p(expected.detach()) - 10.0

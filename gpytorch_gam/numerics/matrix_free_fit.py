@@ -140,10 +140,8 @@ def leading_factor(apply: Apply, start: Tensor, num_iterations: int) -> tuple[Te
     r"""
     Columns :math:`F`, ``(Q, k)``, leading directions first, with :math:`FF^\top \approx N` and :math:`N - FF^\top`
     positive semidefinite (also for some of the columns), and a bound on how far rounding may carry its eigenvalues
-    below zero.
-
-    Subspace iteration with ``num_iterations`` (at least one) products :math:`X \mapsto NX` (``apply``) from ``start``,
-    ``(Q, k)`` of full column rank, finished in Nyström form: with orthonormal :math:`X` and :math:`Y = NX`,
+    below zero. Subspace iteration with ``num_iterations`` (at least one) products :math:`NX` (``apply``) from
+    ``start``, ``(Q, k)`` of full column rank, finished in Nyström form: with orthonormal :math:`X` and :math:`Y = NX`,
     :math:`N - Y (X^\top Y)^{-1} Y^\top` is a Schur complement, hence positive semidefinite however poor the subspace
     is.
     """

@@ -36,17 +36,13 @@ class CovarianceFactors(NamedTuple):
 
 
 def explained_block(block_factor: Tensor) -> tuple[Tensor, Tensor]:
-    r"""
-    :math:`V_c = E_c \mathrm{chol}(I + E_c^\top E_c)^{-\top}` and :math:`\log|I + E_c E_c^\top|`, ``(*batch, C)``.
-    """
+    r""":math:`V_c = E_c \mathrm{chol}(I + E_c^\top E_c)^{-\top}` and :math:`\log|I + E_c E_c^\top|`."""
     root = cholesky(add_identity(block_factor.mT @ block_factor))
     return explained_factor(block_factor, root), capacitance_log_determinant(root)
 
 
 def apply_block_inverse(explained_blocks: Sequence[Tensor], factor: Tensor) -> Tensor:
-    r"""
-    :math:`D^{-1} B = B - V V^\top B` for B, ``(*batch, Q, R)``, and :math:`V_c`, ``(*batch, C_g, M_g, r_g)`` a group.
-    """
+    r""":math:`D^{-1} B = B - V V^\top B` for B, ``(*batch, Q, R)``, and the :math:`V_c` of each group."""
     parts = split_groups(factor, block_shapes(explained_blocks))
     return join_groups([part - root @ (root.mT @ part) for root, part in zip(explained_blocks, parts, strict=True)])
 

@@ -70,12 +70,10 @@ def fit_block_low_rank(
     r"""
     Factors :math:`E_c`, ``(*batch, count, size, r)`` a group, and B, ``(*batch, Q, rank)``, with
     :math:`\mathrm{blockdiag}(E_c E_c^\top) + BB^\top \approx G`, the diagonal blocks being equal (up to the
-    ``block_ranks``, the columns r of each group). ``excess`` is the positive semidefinite G, ``(*batch, Q, Q)``;
-    ``shapes`` has the ``(count, size)`` of each group.
-
-    The divergence is never above that of the mean-field fit. Cost :math:`O(Q^3)` a round: many rounds from the
-    mean-field fit, or a few from ``start``, the :math:`D - I` of the fit of a similar precision,
-    ``(*batch, count, size, size)`` a group.
+    ``block_ranks`` r), for a positive semidefinite G, ``(*batch, Q, Q)``, and groups of ``(count, size)``. The
+    divergence is never above that of the mean-field fit. Cost :math:`O(Q^3)` a round: many rounds from the mean-field
+    fit, or a few from ``start``, the :math:`D - I` of the fit of a similar precision, ``(*batch, count, size, size)`` a
+    group.
     """
     targets = diagonal_blocks(excess, shapes)
     best = _Fit.of(excess, targets, torch.zeros_like(excess[..., :rank]), targets)
@@ -104,9 +102,7 @@ class _Fit(NamedTuple):
         return cls(factor, blocks, relative_divergence(excess.matmul, targets, factor, roots))
 
     def better(self, other: _Fit, where: Tensor | bool = True) -> _Fit:
-        """
-        In each element of a batch the fit with the smaller divergence, but ``other`` only where ``where`` is true.
-        """
+        """In each element of a batch the fit with the smaller divergence, ``other`` only if ``where`` is true there."""
         wins = (other.divergence < self.divergence) & where
         return _Fit(
             torch.where(wins[..., None, None], other.factor, self.factor),
@@ -155,9 +151,8 @@ def relative_divergence(
 ) -> Tensor:
     r"""
     :math:`\mathrm{KL}\big(N(0, (D + BB^\top)^{-1}) \,\|\, N(0, (I + G)^{-1})\big) + \tfrac12 \log|I + G|` in nats,
-    ``(*batch)``. ``apply`` maps X, ``(*batch, Q, k)``, to :math:`GX`, the targets are the diagonal blocks of G,
-    ``(*batch, count, size, size)`` a group, and the factors are B, ``(*batch, Q, R)``, and :math:`E_c`,
-    ``(*batch, count, size, r)`` a group.
+    ``(*batch)``, for the product :math:`GX` (``apply``), the diagonal blocks of G, ``(*batch, count, size, size)`` a
+    group, B, ``(*batch, Q, R)``, and :math:`E_c`, ``(*batch, count, size, r)`` a group.
     """
     diagonal = torch.cat([target.diagonal(dim1=-2, dim2=-1).flatten(-2) for target in targets], dim=-1)
     factors, logdet = precision_covariance_factors(diagonal, factor, block_factors)

@@ -164,9 +164,7 @@ class PositiveDefiniteLinearOperator(_PlainLinearOperator):
         return self._apply("_exact_root_solve", x, transpose=True)
 
     def root_decomposition(self, method: str | None = None) -> LinearOperator:
-        """
-        The exact root as an operator, which costs as much to apply as :meth:`root_matmul`; upstream's for a ``method``.
-        """
+        """The exact root, which costs as much to apply as :meth:`root_matmul`; with a ``method``, upstream's."""
         if method is not None:
             return super().root_decomposition(method=method)
         return RootLinearOperator(ExactRootLinearOperator(self))
@@ -177,7 +175,7 @@ class PositiveDefiniteLinearOperator(_PlainLinearOperator):
         test_vectors: Tensor | None = None,
         method: str | None = None,
     ) -> LinearOperator:
-        r"""The exact root :math:`\mathbf T^{-\top}` of the inverse as an operator; upstream's for a ``method``."""
+        r"""The exact root :math:`\mathbf T^{-\top}` of the inverse; with a ``method``, upstream's."""
         if method is not None:
             return super().root_inv_decomposition(initial_vectors, test_vectors, method=method)
         return self.inverse().root_decomposition()
@@ -235,9 +233,7 @@ class PositiveDefiniteLinearOperator(_PlainLinearOperator):
         return super().diagonalization(method=method or "symeig")
 
     def add_diagonal(self, diag: Tensor) -> LinearOperator:
-        """
-        The sum with ``(*batch, Q)``, ``(*batch, 1)`` or ``()`` on the diagonal; exact, in this class, if positive.
-        """
+        """The sum with ``(*batch, Q)``, ``(*batch, 1)`` or ``()`` on the diagonal; in this class if positive."""
         total = super().add_diagonal(diag)  # which checks the shape
         return self + total._diag_tensor if isinstance(total, AddedDiagLinearOperator) else total
 

@@ -15,9 +15,8 @@ from torch import Tensor
 class DeferredLinearOperator(LinearOperator):
     """
     A covariance over many rows of which, as a rule, only the diagonal is ever read: ``rows``, ``(*batch, n)``, if
-    ``is_diagonal``; otherwise they are any tensor of its shape, dtype and device. ``build`` makes the covariance of the
-    rows in a range, ``(*batch, k, k)``, whenever it is needed; ``selection`` is the range of this matrix, by default
-    all.
+    ``is_diagonal``, else any tensor of its shape, dtype and device. ``build`` makes the covariance of the rows in a
+    range, ``(*batch, k, k)``, whenever it is needed; ``selection`` is the range of this matrix, by default all.
     """
 
     def __init__(

@@ -86,12 +86,10 @@ class Ranges:
 
 def _told_apart(low: Tensor, high: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """
-    The ends of the bulk of one column, and places that serve it as well as the range.
-
-    Distinct values whose spread is like that of uniform or normal ones count entirely as bulk. The further their
-    distribution is from uniform beyond that, the more each place is shifted from an equal share of the range towards an
-    equal share of the values, up to halfway, and the ends of the bulk towards those of a uniform distribution with the
-    same central quantiles.
+    The ends of the bulk of one column, and places that serve it as well as the range. Distinct values whose spread is
+    like that of uniform or normal ones count entirely as bulk. The further their distribution is from uniform beyond
+    that, the more each place is shifted from an equal share of the range towards an equal share of the values, up to
+    halfway, and the ends of the bulk towards those of a uniform distribution with the same central quantiles.
     """
     values = values[torch.isfinite(values)]
     values = values[(values >= low) & (values <= high)]

@@ -159,22 +159,14 @@ class Measure(torch.nn.Module, ABC):
         return None
 
     def expand(self, batch_shape: torch.Size) -> Measure:
-        """
-        A copy of the measure with a larger batch shape.
-
-        :param batch_shape: The new batch shape, to which the present one must broadcast.
-        """
+        """A copy of the measure with a larger batch shape, to which the present one must broadcast."""
         num_batch_dims = len(self.batch_shape)
         return self._map_buffers(
             lambda buffer: buffer.expand(*batch_shape, *buffer.shape[num_batch_dims:]).contiguous()
         )
 
     def __getitem__(self, index: Any) -> Measure:
-        """
-        A copy of the measure with its batch dimensions indexed.
-
-        :param index: An index, or a tuple of them, into the batch dimensions.
-        """
+        """A copy of the measure with its batch dimensions indexed."""
         index = index if isinstance(index, tuple) else (index,)
         if any(part is Ellipsis for part in index):
             index = (*index, *[slice(None)] * self.num_event_dims)
