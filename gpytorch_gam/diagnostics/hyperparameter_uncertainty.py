@@ -147,19 +147,17 @@ class HyperparameterUncertainty:
 
     def component_variance(self, x: Tensor) -> Tensor:
         """
-        Variance to be added to the posterior variance of each component.
+        Variance ``(C, n)`` to be added to the posterior variance of each component.
 
         :param x: Inputs ``(n, D)``.
-        :return: The additional variance ``(C, n)``.
         """
         return self.component_changes(x).square().sum(0)
 
     def variance(self, x: Tensor) -> Tensor:
         """
-        Variance to be added to the posterior variance of the predictor.
+        Variance ``(n,)``, with several predictors ``(n, P)``, to be added to the posterior variance of the predictor.
 
         :param x: Inputs ``(n, D)``.
-        :return: The additional variance ``(n,)``; with several predictors ``(n, P)``.
         """
         changes = self.component_changes(x)
         predictor = self._strategy.predictor

@@ -140,10 +140,9 @@ class ComponentPosterior:
 
     def confidence_region(self, num_stddevs: float = 1.96) -> tuple[Tensor, Tensor]:
         """
-        Pointwise band around the means; the default is the central 95%.
+        Lower and upper end ``(*batch, C, n)`` of pointwise bands around the means; the default is the central 95%.
 
         :param num_stddevs: Half-width in standard deviations.
-        :return: The lower and the upper end, ``(*batch, C, n)`` each.
         """
         half_width = num_stddevs * self.stddev
         return self.mean - half_width, self.mean + half_width
@@ -159,10 +158,8 @@ class ComponentPosterior:
 
     def full_cross_covariance(self) -> Tensor:
         """
-        The covariance of every component in every row with every other, :math:`(Cn)^2` entries.
-
-        :return: The covariance ``(*batch, C, n, C, n)``; entry ``[i, a, j, b]`` belongs to component i in row a and j
-            in row b.
+        The covariance of every component in every row with every other, ``(*batch, C, n, C, n)``: entry ``[i, a, j,
+        b]`` belongs to component i in row a and j in row b.
         """
         num_components, _, num_rows = self._marginals.shared.shape[-3:]
         stacked = self._marginals.shared.mT.flatten(-3, -2)  # (*batch, C n, R)
@@ -227,11 +224,9 @@ class ComponentPosterior:
 
     def total(self) -> tuple[Tensor, Tensor]:
         """
-        Mean and variance of the sum of the components in each row, with the covariances between them.
-
-        The mean module is left out, as it is in samples; add :attr:`prior_means`.
-
-        :return: The mean and the variance, ``(*batch, n)`` each; with P > 1 predictors ``(*batch, P, n)``.
+        Mean and variance of the sum of the components in each row, with the covariances between them, ``(*batch, n)``
+        each; with P > 1 predictors ``(*batch, P, n)``. The mean module is left out, as it is in samples; add
+        :attr:`prior_means`.
         """
         totals = self._totals()
         return self._of_predictors(totals.mean), self._of_predictors(totals.variance)
@@ -243,9 +238,8 @@ class ComponentPosterior:
 
     def predictor_moments(self) -> PredictorMoments:
         """
-        Moments in each row of the predictors that consist of these components alone, mean module included.
-
-        :return: The mean ``(*batch, n, P)`` and the covariance between predictors ``(*batch, n, P, P)``.
+        Mean ``(*batch, n, P)`` and covariance ``(*batch, n, P, P)`` in each row of the predictors that consist of these
+        components alone, mean module included.
         """
         totals = self._totals()
         return PredictorMoments.of(totals._replace(mean=totals.mean + self.prior_means), self._x.dtype)

@@ -155,12 +155,11 @@ class CollapsedELBO(gpytorch.Module):
 
     def forward(self, x: Tensor, y: Tensor, **row_arguments: Tensor) -> Tensor:
         """
-        The bound per row, on the scale of :class:`gpytorch.mlls.VariationalELBO`; differentiable.
+        The bound per row, ``(*batch)``, on the scale of :class:`gpytorch.mlls.VariationalELBO`; differentiable.
 
         :param x: Inputs ``(*batch, n, D)``, all rows of the data.
         :param y: Responses ``(*batch, n)``.
         :param row_arguments: Row-wise arguments of the likelihood, which broadcast to the responses.
-        :return: The bound ``(*batch)``.
         """
         bound = self._solve(self._summed_statistics(x, y, row_arguments)).bound / y.shape[-1]
         for _, module, prior, closure, _ in self.named_priors():
@@ -184,8 +183,7 @@ class CollapsedELBO(gpytorch.Module):
         row_arguments = arguments_with_noise(self.likelihood, y.shape[-1], row_arguments)
         if x.shape[-2] <= self.chunk_size:
             return self.statistics(x, y, **row_arguments)
-        # Recomputing in the backward pass needs the same parameters, which functional_call replaces only during the
-        # forward.
+        # Recomputing in a backward pass needs the same parameters; those of functional_call are gone by then.
         are_own = all(isinstance(parameter, torch.nn.Parameter) for parameter in self.parameters())
         total: GaussianStatistics | None = None
         by_row = {name: _by_row(name, value, y) for name, value in row_arguments.items()}
@@ -241,8 +239,7 @@ class CollapsedELBO(gpytorch.Module):
             y, row_arguments.get("weights"), row_arguments.get("noise")
         )
         offset = OFFSET.read(row_arguments.get("offset"), y)
-        # Sums over rows are in float64: in float32 their rounding outgrows the identity that makes the precision
-        # positive.
+        # Sums over rows in float64: in float32 their rounding outgrows the identity that makes precisions positive.
         predictor = strategy.predictor
         features = predictor.features(reading.inputs, strategy.inducing_choleskys()).double()
         weighted = features if precisions is None else features * precisions.unsqueeze(-2)

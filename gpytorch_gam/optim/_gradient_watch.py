@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
-# What can be seen of a gradient without reading its values: its identity and the number of times it was written.
+# A gradient's identity and the number of times it was written, which can be seen without reading its values.
 _Mark = tuple[int, int] | None
 
 

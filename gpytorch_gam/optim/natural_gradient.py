@@ -542,8 +542,8 @@ class NaturalGradient(torch.optim.Optimizer):
         """
         Restore a state exactly.
 
-        :param state_dict: From :meth:`state_dict` of an optimiser of an equal model.
-        :raises ValueError: If it is that of another optimiser.
+        :param state_dict: The result of :meth:`state_dict` of an optimiser of an equal model.
+        :raises ValueError: If it is the state of another optimiser.
         """
         own = NaturalState.from_dict(state_dict["state"].get(0), self._distribution.device)
         super().load_state_dict({**state_dict, "state": {}})

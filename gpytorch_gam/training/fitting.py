@@ -132,8 +132,8 @@ def fit(
         of epochs in which the hyperparameters moved; default never.
     :param warm_start: Go on from the present posterior and hyperparameters, as after another ``fit``; see
         :class:`NaturalGradient`.
-    :param polish_passes: Bring the posterior to its optimum by up to so many passes of :func:`polish` at the end, at
-        the hyperparameters that were found. The history then ends with one more entry, whose ``elbo`` is exact.
+    :param polish_passes: Largest number of passes of :func:`polish` that bring the posterior to its optimum at the end,
+        at the hyperparameters that were found. The history then ends with one more entry, whose ``elbo`` is exact.
     :param callback: Called after each epoch with an :class:`Epoch`.
     :param progress: Show a progress bar; needs tqdm.
     :param cuda_graph: Record the forward and backward passes of a step once as a CUDA graph and replay them, for a

@@ -84,7 +84,7 @@ def polish(
         through several times, each row once: a ``DataLoader``, or a list with one pair. What a loader drops
         (``drop_last``) is read all the same.
     :param max_passes: Largest number of steps.
-    :param tolerance: Stop when a step gains no more than so many nats.
+    :param tolerance: Stop when a step gains no more than this, in nats.
     :param dense_limit: Largest number of inducing variables for which a dense matrix is formed.
     :param chunk_size: Rows processed at a time; default as many as make features of 16 MiB (1 GiB on a GPU).
     :param process_group: Processes that call this together, each with its own rows, in batches of any number. All start

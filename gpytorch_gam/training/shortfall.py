@@ -45,11 +45,11 @@ def inducing_shortfall(
     num_data: int | None = None,
 ) -> dict[str, float]:
     r"""
-    What more inducing points would bring each component, in nats of the bound: about nothing where there are enough.
+    The gain from more inducing points for each component, in nats of the bound: about zero where there are enough.
 
     The bound pays :math:`T_c = \frac12 \sum_n \lambda_n (k_c(\mathbf x_n, \mathbf x_n) - \phi_{cn}^\top \phi_{cn})` for
-    what the inducing variables of component c do not determine, with the curvatures :math:`\lambda_n = -2\,\partial
-    E_n / \partial v_n` of the expected log-likelihood, one over the noise of a Gaussian one. Training avoids the
+    the variance that the inducing variables of component c do not determine, with the curvatures :math:`\lambda_n =
+    -2\,\partial E_n / \partial v_n` of the expected log-likelihood (one over a Gaussian noise). Training avoids the
     payment by lengthscales that are too long for the data, so that it is small even where many nats are lost; but the
     data then pull at the lengthscale :math:`\ell_c` as hard as the payment holds it. The number is :math:`T_c -
     \partial T_c / \partial \log \ell_c`: the payment, and what the bound would gain, to first order, from a lengthscale
@@ -61,9 +61,9 @@ def inducing_shortfall(
     :param model: A model whose ``variational_strategy`` is an
         :class:`~gpytorch_gam.variational.AdditiveVariationalStrategy` without a batch shape.
     :param likelihood: Any likelihood of as many predictors as the model has.
-    :param batches: As for :func:`fit`.
+    :param batches: The data, as for :func:`fit`.
     :param num_data: Number of rows of all the data; default that of the batches, where it is known.
-    :return: Nats by name of the component.
+    :return: The gain in nats, by the name of the component.
     :raises TypeError: If the model is of another kind.
     :raises ValueError: If the data cannot be read.
 

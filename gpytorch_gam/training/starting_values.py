@@ -56,11 +56,11 @@ _USUAL_BOUND = 1e-4
 
 def start_from_responses(model: gpytorch.models.ApproximateGP, likelihood: Likelihood, batches: Iterable[Any]) -> None:
     r"""
-    Set hyperparameters that nobody has chosen to values in the units of the responses, and the predictor to that of the
-    model without effects: what :func:`fit` and :func:`fit_discretized` begin with. Call it before a loop of your own,
-    once; also where the model has been called before.
+    Set hyperparameters with their initial values to values in the units of the responses, and the predictor to that of
+    the model without effects: what :func:`fit` and :func:`fit_discretized` begin with. Call it before a loop of your
+    own, once; also where the model has been called before.
 
-    Moments of the responses, seen through the link of the likelihood, say how much the predictor varies. That is
+    Moments of the responses, seen through the link of the likelihood, give the variance of the predictor. It becomes
 
     - the prior variance of the terms, 25 times as much for :func:`~gpytorch_gam.terms.factor`;
     - with the square of the null model's predictor added, the prior variance of the
@@ -72,9 +72,9 @@ def start_from_responses(model: gpytorch.models.ApproximateGP, likelihood: Likel
     batches, or from the first 20000 rows of a loader. Where all terms have mean zero, nothing holds a mean of the
     responses, which is warned of.
 
-    **What is left alone.** All that has another value than the one it was made with: what was set, loaded or trained,
-    also variances that were given to a factory; parameters with ``requires_grad=False`` (a factor's aside, which are
-    made so); lengthscales; and all of it with likelihoods that are not known, such as your own.
+    **What stays.** Hyperparameters with another value than their initial one, because they were set, loaded, trained or
+    given to a factory; parameters with ``requires_grad=False`` (except those of a factor, which are made so);
+    lengthscales; and everything if the likelihood is not known, such as one of your own.
 
     **In a loop of your own** standardise the responses all the same: GPyTorch's noise is nearly linear in its raw
     parameter above one, so that an optimiser such as Adam moves a noise of 500 by no more than its rate in a step.

@@ -100,9 +100,8 @@ class _PrecisionVariationalDistribution(_VariationalDistribution):
     @torch.no_grad()
     def resize(self, rank: int) -> None:
         """
-        Change the number of columns of B: new ones get small random entries, and those beyond the rank are dropped.
-
-        The parameter is a new object, so optimisers of torch have to be made anew; ``NaturalGradient`` follows.
+        Change the number of columns of B: new ones get small random entries, and those beyond the rank are dropped. The
+        parameter is a new object, so optimisers of torch have to be made anew; ``NaturalGradient`` follows.
 
         :param rank: Number of columns R, at least 1 and at most Q.
         :raises ValueError: If the rank is out of range, or the distribution has no B.
@@ -137,12 +136,9 @@ class _PrecisionVariationalDistribution(_VariationalDistribution):
 
     def sufficient_rank(self, excess: Tensor, least: int = 1) -> int:
         r"""
-        The rank that loses at most ``rank_tolerance`` nats against the optimal precision :math:`I + G`: in the low-rank
-        family :math:`\tfrac12 \sum_{i > R} (g_i - \log(1 + g_i))` over the eigenvalues of G, in the block family
-        according to fits of a few ranks, at a cost of :math:`O(Q^3)` for each.
-
-        :param excess: The matrix :math:`G`, ``(*batch, Q, Q)``.
-        :param least: The smallest rank to return.
+        The smallest rank, from ``least``, that loses at most ``rank_tolerance`` nats against the optimal precision
+        :math:`I + G`, given G, ``(*batch, Q, Q)``: in the low-rank family :math:`\tfrac12 \sum_{i > R} (g_i - \log(1 +
+        g_i))` over its eigenvalues, in the block family according to fits of a few ranks, each in :math:`O(Q^3)`.
         """
         return rank_for_tolerance(excess, self.group_shapes, self.rank_tolerance or self._default_tolerance, least)
 
@@ -174,10 +170,8 @@ class _PrecisionVariationalDistribution(_VariationalDistribution):
 
     def kl_divergence(self) -> Tensor:
         """
-        Kullback-Leibler divergence to the standard normal, the prior of the whitened variables, ``(*batch)``.
-
-        It has a closed form through the R x R capacitance, and is always that of the present parameters. Right after a
-        forward in train mode it shares the factorisation of that forward.
+        Kullback-Leibler divergence to the standard normal, the prior of the whitened variables, ``(*batch)``. It is
+        that of the present parameters; right after a forward in train mode it shares the factorisation of that forward.
         """
         divergence = self._kept_divergence.get(tuple(self.parameters()), torch.is_grad_enabled())
         self._kept_divergence.forget()
@@ -187,11 +181,7 @@ class _PrecisionVariationalDistribution(_VariationalDistribution):
 
     @torch.no_grad()
     def fit_precision(self, precision: Tensor) -> None:
-        """
-        Set the factors to a fit of a dense precision.
-
-        :param precision: The precision ``(*batch, Q, Q)``, float64, at least the identity.
-        """
+        """Set the factors to a fit of a dense precision ``(*batch, Q, Q)``, float64, at least the identity."""
         self.forget_training()
         identity = torch.eye(precision.shape[-1], dtype=precision.dtype, device=precision.device)
         excess = precision - identity

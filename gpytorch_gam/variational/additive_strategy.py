@@ -166,10 +166,9 @@ class AdditiveStrategy(_FollowedStrategy):
     @without_autocast
     def predictor_moments(self, x: Tensor) -> PredictorMoments:
         """
-        Posterior mean and covariance of the predictors in each row.
+        Posterior mean ``(*batch, n, P)`` and covariance ``(*batch, n, P, P)`` of the predictors in each row.
 
         :param x: Inputs ``(*batch, n, D)``.
-        :return: The mean ``(*batch, n, P)`` and the covariance between predictors ``(*batch, n, P, P)``.
         """
         return self._moments(self.read(x), self._projection())
 
@@ -384,12 +383,9 @@ class AdditiveStrategy(_FollowedStrategy):
 
     def __call__(self, x: Tensor, prior: bool = False, diag: bool = True, **kwargs: Any) -> MultivariateNormal:
         """
-        The posterior (or, with ``prior=True``, prior) of the predictor at the rows of ``x``.
+        The posterior (or, with ``prior=True``, the prior that the model's ``forward`` returns) of the predictor at the
+        rows of ``x``, see :meth:`forward`.
 
-        :param x: Inputs ``(*batch, n, D)``.
-        :param prior: Return the prior of the sum of the components, as the model's ``forward`` returns it.
-        :param diag: See :meth:`forward`.
-        :param kwargs: Further arguments of the model's ``forward``.
         :raises ValueError: For inputs that the components cannot read, and for a ``forward`` that does anything else
             than give inputs to the predictor and add a mean to its prior.
         :raises TypeError: If ``forward`` does not know an argument. Those of the likelihood, such as offsets, belong to
@@ -403,14 +399,11 @@ class AdditiveStrategy(_FollowedStrategy):
     @without_autocast
     def read(self, x: Tensor, **kwargs: Any) -> Reading:
         """
-        Run the model's ``forward`` to find the inputs that it gives the predictor and the mean of the prior that it
-        returns. Everything that is computed at rows of data goes through here.
-
-        ``forward`` is not run if it is that of :class:`~gpytorch_gam.AdditiveGP`, which is the predictor alone.
+        Run the model's ``forward`` (unless it is that of :class:`~gpytorch_gam.AdditiveGP`) to find the inputs that it
+        gives the predictor and the prior mean that it returns. Everything that is computed at rows of data goes through
+        here.
 
         :param x: Inputs of the model, ``(*batch, n, D)``.
-        :param kwargs: Further arguments of ``forward``.
-        :return: Inputs and prior mean of the predictor.
         :raises ValueError: If the predictor cannot read its inputs, or ``forward`` does anything else.
         :raises TypeError: If ``forward`` does not know an argument.
         """
@@ -433,11 +426,9 @@ class AdditiveStrategy(_FollowedStrategy):
 
     def check_inputs(self, x: Tensor) -> None:
         """
-        Raise a clear error for inputs that the model cannot read, see :meth:`AdditivePredictor.check_inputs`. If the
-        model's ``forward`` gives the predictor other inputs than ``x``, these are checked when it runs, see
-        :meth:`read`.
-
-        :param x: Inputs ``(*batch, n, D)``.
+        Raise a clear error for inputs ``(*batch, n, D)`` that the model cannot read, see
+        :meth:`AdditivePredictor.check_inputs`. Inputs that a ``forward`` gives the predictor instead of ``x`` are
+        checked when it runs, see :meth:`read`.
         """
         self._check_own_kind()
         if has_own_forward(self.model):

@@ -140,19 +140,14 @@ class AdditiveVariationalStrategy(AdditiveStrategy):
 
     def inducing_choleskys(self) -> list[Tensor]:
         """
-        Cholesky factors of the covariance of each component's inducing variables, in float64, jitter included.
-
-        :return: The factors ``(*batch, C_g, M, M)`` of each group.
+        Cholesky factors ``(*batch, C_g, M, M)`` of each group's inducing covariances, in float64, jitter included.
         """
         return [self.inducing_cholesky(group) for group in self.predictor.groups]
 
     def inducing_cholesky(self, group: ComponentGroup, covariance: Tensor | None = None) -> Tensor:
         """
-        The Cholesky factors of one group, see :meth:`inducing_choleskys`.
-
-        :param group: A group of the predictor.
-        :param covariance: The covariance of its inducing variables without jitter, in float64, if it is known already.
-        :return: The factors ``(*batch, C_g, M, M)``.
+        The Cholesky factors ``(*batch, C_g, M, M)`` of one group, given its float64 covariance without jitter if it is
+        known.
         """
         return group.inducing_cholesky(self.jitter_val, self._jitter_is_relative, covariance)
 
@@ -193,11 +188,9 @@ class AdditiveVariationalStrategy(AdditiveStrategy):
 
     def inducing_posterior(self) -> MultivariateNormal:
         r"""
-        The posterior :math:`q(\mathbf u)` of the inducing variables in function space, :math:`\mathbf u = L\mathbf v`.
-
-        For the paper's family the covariance is a lazy :math:`(K^{-1} + B_u B_u^\top)^{-1}`, otherwise it is dense.
-
-        :return: A multivariate normal of event size Q.
+        The posterior :math:`q(\mathbf u)` of the inducing variables in function space, :math:`\mathbf u = L\mathbf v`,
+        of event size Q. For the paper's family the covariance is a lazy :math:`(K^{-1} + B_u B_u^\top)^{-1}`, otherwise
+        it is dense.
         """
         choleskys = self.inducing_choleskys()
         prior = BlockDiagonalCholeskyLinearOperator(*choleskys)
@@ -343,8 +336,7 @@ class AdditiveVariationalStrategy(AdditiveStrategy):
     def draw_components(self, inputs: Tensor, batch_shape: torch.Size, sample_shape: torch.Size) -> list[Tensor]:
         """Joint draws of all components: first the inducing variables, then each component given its own."""
         whitened = self.variational_distribution.rsample(sample_shape)
-        # One draw of the inducing variables serves every batch of x, so its batch dimensions are aligned with those of
-        # x.
+        # One draw of the inducing variables serves every batch of x, so their batch dimensions are aligned.
         own_batch = whitened.shape[len(sample_shape) : -1]
         missing = (1,) * (len(batch_shape) - len(own_batch))
         whitened = whitened.reshape(*sample_shape, *missing, *own_batch, whitened.shape[-1])

@@ -27,7 +27,7 @@ class DivergenceRecord(NamedTuple):
     """The weight of the Kullback-Leibler divergence in a loss."""
 
     weight: Tensor  # derivative of the loss in the divergence, (): 1 / N for minus the ELBO per row
-    objective: gpytorch.mlls.MarginalLogLikelihood | None  # GPyTorch's objective that asked for the divergence
+    objective: gpytorch.mlls.MarginalLogLikelihood | None  # GPyTorch's objective that asked for it, or None
 
 
 class Recorded(NamedTuple):

@@ -209,10 +209,7 @@ class ColumnBins:
     @staticmethod
     def coordinates(x: Tensor, columns: Sequence[Coordinate]) -> Tensor:
         """
-        The columns, or phases of columns, that a component reads, ``(n, d)``.
-
-        :param x: Inputs ``(n, D)``.
-        :param columns: One of :attr:`terms`.
+        The columns, or phases of columns, of ``x`` ``(n, D)`` that a component of :attr:`terms` reads, ``(n, d)``.
         """
         if all(isinstance(column, int) for column in columns):
             return x[:, list(columns)]
@@ -225,27 +222,15 @@ class ColumnBins:
             raise ValueError(f"there are no bins for columns {tuple(columns)}, only for {list(self.terms)}") from None
 
     def num_bins(self, columns: Sequence[Coordinate]) -> int:
-        """
-        The number of bins.
-
-        :param columns: One of :attr:`terms`.
-        """
+        """The number of bins of one of :attr:`terms`."""
         return len(self._term(columns).values)
 
     def values(self, columns: Sequence[Coordinate]) -> Tensor:
-        """
-        The bins, ``(U, d)``.
-
-        :param columns: One of :attr:`terms`.
-        """
+        """The bins of one of :attr:`terms`, ``(U, d)``."""
         return self._term(columns).values
 
     def is_exact(self, columns: Sequence[Coordinate]) -> bool:
-        """
-        Whether the data lie on the bins, so that nothing is rounded.
-
-        :param columns: One of :attr:`terms`.
-        """
+        """Whether the data lie on the bins of one of :attr:`terms`, so that nothing is rounded."""
         return all(not margin.step for margin in self._term(columns).margins)
 
     @torch.no_grad()

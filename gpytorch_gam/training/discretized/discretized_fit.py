@@ -119,7 +119,7 @@ def fit_discretized(
         of each of three, and so on.
     :param bins: Bins made before, used instead of ``max_bins``.
     :param max_passes: Largest number of passes over all rows.
-    :param tolerance: Stop when a pass gains no more than so many nats.
+    :param tolerance: Stop when a pass gains no more than this, in nats.
     :param callback: Called with the bound after each pass.
     :return: The evidence lower bound of the discretised data in nats after each pass, at the optimal (coupled)
         posterior of the sites, without the priors of hyperparameters. A Gaussian likelihood gives two bounds: at the

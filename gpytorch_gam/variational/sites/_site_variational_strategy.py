@@ -152,7 +152,7 @@ class _SiteVariationalStrategy(AdditiveStrategy):
         :param likelihood: Any likelihood of one predictor; its parameters stay fixed.
         :param y: Responses of all rows of ``inputs``, in their order, ``(N)`` or ``(*batch, N)``.
         :param max_iterations: Largest number of steps.
-        :param tolerance: Stop when a step (at length 1) gains no more than so many nats.
+        :param tolerance: Stop when a step (at length 1) gains no more than this, in nats.
         :param lr: Length r of a step before halving, in (0, 1].
         :return: The evidence lower bound in nats, summed over the rows (and over a batch of models): before the first
             step, then after each. Priors of hyperparameters are left out.

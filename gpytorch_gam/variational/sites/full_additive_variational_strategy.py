@@ -172,12 +172,10 @@ class FullAdditiveVariationalStrategy(_SiteVariationalStrategy):
 
     def draw_components(self, inputs: Tensor, batch_shape: torch.Size, sample_shape: torch.Size) -> list[Tensor]:
         r"""
-        Joint draws of all components: draws from the prior, corrected by the sites.
-
-        The posterior is the prior after observing :math:`\Lambda \sum_c f_c(X)` with unit noise. So a draw :math:`f_c`
-        of the prior at :math:`[\mathbf x, X]` and a draw :math:`\varepsilon` of the noise give :math:`f_c(\mathbf x) +
-        k_c(\mathbf x, X)[\boldsymbol\alpha - \Lambda A^{-1} (\Lambda \sum_i f_i(X) + \varepsilon)]`. This factorises a
-        matrix of n + N rows for each component.
+        Joint draws of all components: draws :math:`f_c` from the prior at :math:`[\mathbf x, X]`, corrected by the
+        sites as if :math:`\Lambda \sum_c f_c(X)` were observed with unit noise :math:`\varepsilon`: :math:`f_c(\mathbf
+        x) + k_c(\mathbf x, X)[\boldsymbol\alpha - \Lambda A^{-1} (\Lambda \sum_i f_i(X) + \varepsilon)]`. This
+        factorises a matrix of n + N rows for each component.
         """
         weights, scales = self._sites()
         *_, cholesky = self._capacitance()
