@@ -29,7 +29,7 @@ class CentredLinearKernel(BatchedKernel):
     result has their dtype. A tensor of C values makes a kernel of batch shape ``(C)``, with one component for each
     value.
 
-    :param centre: Where the line is zero (a number, or a tensor of shape ``batch_shape``).
+    :param centre: The input at which the line is zero (a number, or a tensor of shape ``batch_shape``).
     :param scale: The distance from the centre at which the prior standard deviation is one, above zero (same shapes).
     :param active_dims: The column of the input that the kernel reads, if the input has several.
     :raises ValueError: If a value is not finite, a scale not above zero, or the shapes do not broadcast; or, when
