@@ -150,7 +150,7 @@ def test_a_fit_is_that_with_the_mean_in_the_predictor(natural: bool) -> None:
             posterior.step()
             adam.step()
         if natural:
-            posterior.detach()
+            posterior.remove()
         model.eval()
     assert_close(outside.mean_module.weights, inside.predictor.means[0].weights)
     assert_close(outside(x).mean, inside(x).mean)

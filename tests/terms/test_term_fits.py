@@ -128,7 +128,7 @@ def test_an_unseen_level_of_a_random_effect_has_the_prior() -> None:
     expected = variance * torch.tensor([[1, 1, 0], [1, 1, 0], [0, 0, 1]], dtype=torch.float64)
     torch.testing.assert_close(parts.covariance()[:3, :3], expected, rtol=1e-12, atol=1e-12)
     with torch.no_grad():
-        drawn = parts.sample(torch.Size([20000])).components[:, 0]
+        drawn = parts.sample(torch.Size([20000])).components
         whole = model(rows.double().unsqueeze(-1)).covariance_matrix
     torch.testing.assert_close(drawn[:, 0], drawn[:, 1], rtol=0, atol=2e-3 * variance)  # jitter of draws: 1e-4 each
     # Sampling error of a variance: 1% here
@@ -179,7 +179,7 @@ def test_by_level_smooths_find_their_curves_and_the_null_curve_covers_zero() -> 
     ):
         parts = components(model, grid, code)
         effect = parts[name]
-        assert (effect.mean[0] - truth).square().mean().sqrt() < 0.15
+        assert (effect.mean - truth).square().mean().sqrt() < 0.15
         others = [other for other in parts.names if other.startswith("x0") and other != name]
         assert parts[others].mean.abs().amax() == 0 and parts[others].variance.abs().amax() == 0
     lower, upper = effect.confidence_region()
@@ -360,7 +360,7 @@ def test_an_interaction_integrates_to_zero_over_its_argument_and_sums_to_zero_ov
     # The truth: effect * (x - 1/2) less its mean over levels
     effect = torch.tensor([1.0, -2.0, 0.4], dtype=torch.float64)
     truth = (nodes - (low + high) / 2).unsqueeze(-1) * (effect - effect.mean())
-    torch.testing.assert_close(values[2].unflatten(-1, (len(nodes), 3))[0], truth, rtol=0, atol=0.1)
+    torch.testing.assert_close(values[2].unflatten(-1, (len(nodes), 3)), truth, rtol=0, atol=0.1)
 
 
 def test_strings_become_levels_of_a_column() -> None:

@@ -52,7 +52,7 @@ def exact_moments(model: AdditiveGP, x: Tensor, y: Tensor, noise: Tensor) -> tup
     means, variances = [], []
     for task in range(2):
         own = features[owner == task]
-        prior = sum(g.prior_variance(x).sum(0) for g in model.predictor.groups if g.predictor == task)
+        prior = sum(g.prior_variance(x).sum(0) for g in model.predictor.groups if g.predictor_index == task)
         covariance = own.mT @ own
         gain = covariance @ torch.linalg.inv(covariance + noise[task] * torch.eye(NUM_ROWS).double())
         means.append(gain @ y[:, task])
