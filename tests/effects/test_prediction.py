@@ -252,6 +252,21 @@ def test_predictions_follow_an_attached_optimiser() -> None:
     torch.testing.assert_close(moved.mean, model.predict(x).mean)
 
 
+def test_an_optimiser_counts_in_what_is_kept_between_predictions() -> None:
+    model, x = make_model(), torch.rand(30, 3).double()
+    kernel = model.predictor.groups[0].kernel
+    scale = kernel.outputscale.detach().clone()
+    kernel.outputscale = 0.2
+    before = model.predict(x).mean
+    kernel.outputscale = scale
+    with NaturalGradient(model, num_data=30):
+        model.train()(x)  # the posterior belongs to these kernels
+        kernel.outputscale = 0.2
+        after = model.predict(x).mean
+    assert not torch.allclose(after, before)
+    torch.testing.assert_close(after, model.predict(x).mean)
+
+
 def test_a_tied_posterior_follows_its_inputs_and_kernels() -> None:
     x = torch.rand(12, 2).double()
     group = ComponentGroup(ScaleKernel(RBFKernel()), [[0], [1]], torch.full((1, 1), 0.5))

@@ -22,7 +22,7 @@ def fit_covariance(directions: torch.Tensor, roots: list[torch.Tensor], rank: in
     return torch.linalg.inv(add_identity(blocks + directions[:, :rank] @ directions[:, :rank].mT))
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, 3, 6])  # the last two have a fit that would be worse than its blocks alone
 def test_random_fits_are_semidefinite_and_no_worse_than_mean_field(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     for _ in range(100):

@@ -14,9 +14,11 @@ from torch.utils.data import DataLoader, Sampler, TensorDataset
 from gpytorch_gam import AdditiveGP, AdditivePredictor
 from gpytorch_gam.likelihoods import StudentTLikelihood
 from gpytorch_gam.mlls import CollapsedELBO
+from gpytorch_gam.optim.rows.stream import Rows
 from gpytorch_gam.terms import constant, smooth
 from gpytorch_gam.training import Epoch, fit, fitting
 from gpytorch_gam.training._convergence import MeanGradient, open_gains
+from gpytorch_gam.training._profile_bound import ProfileBound
 from gpytorch_gam.training.fitting import _has_stalled
 from gpytorch_gam.training.polishing import polish
 from gpytorch_gam.warnings import ConvergenceWarning
@@ -124,6 +126,27 @@ def test_an_interrupted_search_leaves_what_training_found(monkeypatch: pytest.Mo
     assert all(torch.equal(old, new) for old, new in zip(states[0], after, strict=True))
     assert not torch.equal(states[0][-1], states[3][-1])  # the search had moved the noise
     assert not model.training
+
+
+def test_every_trial_starts_from_the_best_posterior(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = make_data(60)
+    model, likelihood = make_model(x)
+    mean = model.variational_strategy._variational_distribution.variational_mean
+    starts: list[torch.Tensor] = []
+
+    def record(*args: Any, **kwargs: Any) -> list[float]:
+        starts.append(mean.detach().clone())
+        return polish(*args, **kwargs)
+
+    monkeypatch.setattr("gpytorch_gam.training._profile_bound.polish", record)
+    profile = ProfileBound(model, likelihood, [Rows(x, y, {})], list(likelihood.parameters()))
+    bounds, ends = [], []
+    for noise in (BEST_NOISE, 100.0, 1.0):
+        likelihood.noise = noise
+        bounds.append(profile().item())
+        ends.append(mean.detach().clone())
+    assert bounds[0] > max(bounds[1:])
+    assert torch.equal(starts[1], ends[0]) and torch.equal(starts[2], ends[0])
 
 
 # ------------------------------------------------------------------------------------------------- large data

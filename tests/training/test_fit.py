@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 
 import gpytorch
@@ -11,7 +12,7 @@ from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
 from gpytorch_gam import AdditiveGP
 from gpytorch_gam.mlls import CollapsedELBO
-from gpytorch_gam.training import Epoch, fit, polish
+from gpytorch_gam.training import Epoch, fit, fitting, polish
 from gpytorch_gam.training.fitting import _has_diverged
 from tests.problems import fit_problem
 
@@ -155,3 +156,22 @@ def test_a_fit_diverges_where_its_bound_leaves_all_proportion() -> None:
     epochs = [Epoch(number, elbo, elbo) for number, elbo in enumerate(elbos, start=1)]
     assert [_has_diverged(epochs[:number]) for number in range(1, 7)] == [False, False, True, True, False, True]
     assert _has_diverged([epochs[0], Epoch(2, float("nan"), 0.0)])
+
+
+@pytest.mark.filterwarnings("ignore::gpytorch_gam.warnings.ConvergenceWarning")
+def test_hyperparameters_move_less_and_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fitting, "_MAX_FEATURES", 0)  # no search at the end
+    model, likelihood, x, y = fit_problem()
+    likelihood.noise, found = 100.0, []
+    fit(
+        model,
+        likelihood,
+        [(x, y)],
+        num_epochs=10,
+        lr=0.05,
+        num_held_back=0,
+        warm_start=True,
+        callback=lambda _: found.append(likelihood.noise.log().item()),
+    )
+    moves = [abs(after - before) for before, after in itertools.pairwise(found)]
+    assert moves == sorted(moves, reverse=True) and moves[-1] < 0.1 * moves[0]

@@ -464,6 +464,22 @@ def test_errors_of_the_data_are_clear_and_change_nothing(dense_limit: int) -> No
         torch.testing.assert_close(dict(distribution(model).state_dict()), dict(before), rtol=0, atol=0)
 
 
+class Steep(gpytorch.likelihoods._OneDimensionalLikelihood):
+    """Of an infinite curvature."""
+
+    def forward(self, function_samples: torch.Tensor) -> torch.distributions.Normal:
+        return torch.distributions.Normal(function_samples, 1.0)
+
+    def expected_log_prob(self, observations: torch.Tensor, function_dist: object, **kwargs: object) -> torch.Tensor:
+        return function_dist.mean - (function_dist.variance - function_dist.variance.detach()).sqrt()
+
+
+def test_curvatures_that_are_not_finite_are_errors() -> None:
+    x, y = gaussian_problem(60)
+    with pytest.raises(RuntimeError, match="NaN or infinite in 60 of 60"):
+        polish(make_model("block_low_rank", 4), Steep(), [(x, y)])
+
+
 @pytest.mark.parametrize("kind", ["labels", "counts"])
 def test_nan_among_labels_and_counts(kind: str) -> None:
     x, y, likelihood = moderate_problem(kind, 60)
