@@ -17,10 +17,10 @@ from gpytorch_gam import (
 )
 from gpytorch_gam.mlls import CollapsedELBO
 from gpytorch_gam.numerics.capacitance import add_identity
-from gpytorch_gam.optim import NaturalGradient
+from gpytorch_gam.optim import NaturalGradient, natural_gradient
 from gpytorch_gam.optim.posterior.posterior import Posterior
-from gpytorch_gam.optim.posterior.rank import _with_columns, missing_nats
-from gpytorch_gam.optim.posterior.step import Family, Step
+from gpytorch_gam.optim.posterior.rank import _needed_columns, _with_columns, missing_nats
+from gpytorch_gam.optim.posterior.step import OVERSAMPLING, Family, Step
 from gpytorch_gam.training import initialize_posterior, polish
 from gpytorch_gam.warnings import RankWarning
 from tests.problems import (
@@ -182,6 +182,26 @@ def test_an_optimiser_of_a_grown_model_is_restored(family: str) -> None:
         optimiser.step()
     assert q(other).rank == q(model).rank
     torch.testing.assert_close(dict(other.state_dict()), dict(model.state_dict()), rtol=0, atol=0)
+
+
+def test_columns_are_needed_for_all_eigenvalues_but_those_that_cost_less_than_the_tolerance() -> None:
+    roots = [torch.tensor([[10.0, 7.0], [0.1, 5.0]]).sqrt().diag_embed(), torch.tensor([[[0.2]]]).sqrt()]
+    assert _needed_columns(roots, tolerance=1.0) == 3
+    assert _needed_columns(roots, tolerance=1e-6) == 5
+
+
+def test_what_the_noise_of_batches_seems_to_miss_is_allowed_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    allowed: list[float] = []
+
+    def record(step: Step, family: Family, tolerance: float) -> Posterior:
+        allowed.append(tolerance)
+        return step.posterior
+
+    monkeypatch.setattr(natural_gradient, "with_enough_columns", record)
+    x, y = gaussian_problem(400)
+    natural = train(make_automatic("block_low_rank", 0.1), gaussian_likelihood(), x, y, steps=10, batch_size=40)
+    dimension = natural._own.effective_dimension.item()
+    assert allowed[-1] == pytest.approx(0.1 + OVERSAMPLING * dimension / 40 * 0.9)
 
 
 def test_missing_nats_are_the_divergence_from_the_posterior_of_more_directions() -> None:

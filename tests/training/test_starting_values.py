@@ -119,12 +119,14 @@ def test_a_constant_mean_starts_at_the_mean() -> None:
     assert model.predictor.means[0].constant.item() == pytest.approx(70 + y.mean().item())
 
 
-def test_a_loader_gives_the_same_rows_afterwards() -> None:
+@pytest.mark.parametrize("has_generator", [False, True])
+def test_a_loader_gives_the_same_rows_afterwards(has_generator: bool) -> None:
     x, y = make_rows()
     orders = []
     for starts in (False, True):
         torch.manual_seed(0)
-        loader = DataLoader(TensorDataset(x, y), batch_size=100, shuffle=True)
+        generator = torch.Generator().manual_seed(0) if has_generator else None
+        loader = DataLoader(TensorDataset(x, y), batch_size=100, shuffle=True, generator=generator)
         model = make_model(x)
         model(x[:1])
         if starts:
