@@ -160,8 +160,7 @@ class _PrecisionVariationalDistribution(_VariationalDistribution):
         factors, logdet = self._factors()
         parameters = tuple(self.parameters())
         if self.training and all(parameter.device.type == "cpu" for parameter in parameters):
-            # Both terms of the ELBO need this factorisation, which costs as much as the rest of the work on a small
-            # batch.
+            # Both terms of the ELBO need this factorisation, which costs as much as the work on a small batch.
             divergence = kl_from_standard_normal(factors, logdet)
             roots = [*(factors.explained_blocks or ()), factors.explained_shared]
             graph = [divergence, *(root for root in roots if root is not None)]

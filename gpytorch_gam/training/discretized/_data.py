@@ -247,9 +247,7 @@ def _taken_apart(
     """Split a batch's row-wise arguments into offset (with the given mean) and weights, and the likelihood's own."""
     taken: dict[str, Tensor] = {}
     arguments, like = dict(given), y.detach().double()
-    if isinstance(
-        likelihood, RowwiseLikelihood | OnePredictorLikelihood
-    ):  # the names may mean anything to other likelihoods
+    if isinstance(likelihood, RowwiseLikelihood | OnePredictorLikelihood):  # others may mean anything by these names
         for argument in (OFFSET, WEIGHTS):
             value = arguments.pop(argument.name, None)
             taken |= {} if value is None else {argument.name: argument.read(value, like).expand(y.shape)}

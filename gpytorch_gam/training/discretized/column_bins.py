@@ -63,9 +63,7 @@ class Margin(NamedTuple):
         smallest, largest = torch.aminmax(column)
         if not (smallest >= low and largest <= high):
             self._refuse(~((column >= low) & (column <= high)), column, f"are outside the range of {name}")
-        scaled = (
-            (column - low).mul_(1.0 / self.step).add_(0.5)
-        )  # rounds to the nearest bin: the half is added before truncation
+        scaled = (column - low).mul_(1.0 / self.step).add_(0.5)  # the nearest bin: truncated after adding a half
         return scaled.to(torch.int32).clamp_(max=len(self.values) - 1)
 
     @classmethod
