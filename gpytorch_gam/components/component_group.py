@@ -84,6 +84,7 @@ class ComponentGroup(gpytorch.Module):
     :ivar predictor_index: The additive predictor that the components belong to.
     :ivar levels: The levels of each column that is a category.
     :ivar multiplier_columns: The ``by`` column of each component, be it a multiplier or a category, or None.
+    :ivar multiplier_levels: The level of the ``by`` column to whose rows a component is confined, or None.
     :ivar has_multiplier: Whether any component has a ``by`` column.
     :ivar max_column: The largest index of a column in use, -1 if no column is.
     :raises TypeError: If an argument has the wrong type.
@@ -120,9 +121,9 @@ class ComponentGroup(gpytorch.Module):
         columns = checked_columns(columns)
         by = checked_by(by, len(columns))
         self.levels = checked_levels(levels, columns, by)
-        self._by_levels = checked_by_levels(by_levels, by, self.levels)
+        self.multiplier_levels = checked_by_levels(by_levels, by, self.levels)
         if names is None:
-            self.names = default_names(columns, by, self._by_levels, self.levels, predictor)
+            self.names = default_names(columns, by, self.multiplier_levels, self.levels, predictor)
         else:
             self.names = checked_names(names, len(columns))
         label = f"component group {list(self.names)}"
@@ -148,16 +149,16 @@ class ComponentGroup(gpytorch.Module):
             "_by_columns": torch.tensor([0 if column is None else column for column in by]),
             "_has_by": torch.tensor([column is not None for column in by]),
             "_indicated_levels": torch.tensor(
-                [math.nan if level is None else level for level in self._by_levels], dtype=torch.float32
+                [math.nan if level is None else level for level in self.multiplier_levels], dtype=torch.float32
             ),
-            "_is_indicator": torch.tensor([level is not None for level in self._by_levels]),
+            "_is_indicator": torch.tensor([level is not None for level in self.multiplier_levels]),
         }
         for name, table in tables.items():
             self.register_buffer(name, table, persistent=False)
         # Kept on the CPU, so that nothing waits for a device to read it.
         self._component_columns = columns
         self.has_multiplier = any(column is not None for column in by)
-        self._has_indicator = any(level is not None for level in self._by_levels)
+        self._has_indicator = any(level is not None for level in self.multiplier_levels)
         self.max_column = max([-1, *(c for row in columns for c in row), *(c for c in by if c is not None)])
         self._has_known_mean_variance = is_product_of_scales(kernel, self.input_dim)
         self._level_blocks = None if learn_inducing_locations else level_blocks(kernel, inducing_points)
@@ -228,7 +229,7 @@ class ComponentGroup(gpytorch.Module):
             "predictor": self.predictor_index,
             "columns": self._component_columns,
             "by": self.multiplier_columns,
-            "by_levels": list(self._by_levels),
+            "by_levels": list(self.multiplier_levels),
             "levels": {
                 str(column): [list(pair) for pair in zip(levels.codes, levels.labels, strict=True)]
                 for column, levels in self.levels.items()
@@ -256,11 +257,19 @@ class ComponentGroup(gpytorch.Module):
         :return: Inputs of the components ``(*batch, C_g, n, d)``.
         """
         gathered = x.mT[..., self.columns.reshape(-1), :]  # (*batch, C_g * d, n)
-        selected = gathered.unflatten(-2, self.columns.shape).mT
+        return self.without_missing(gathered.unflatten(-2, self.columns.shape).mT)
+
+    def without_missing(self, selected: Tensor) -> Tensor:
+        """
+        Inputs of the components with an inducing point in the place of missing values, if these are allowed.
+
+        :param selected: Inputs of the components ``(*batch, C_g, n, d)``.
+        """
         if not self._allows_missing:
             return selected
         points = self.inducing_points.detach()
-        stand_in = points.reshape(-1, *points.shape[-3:])[0, :, :1].to(x.dtype)  # any point at which kernels are finite
+        # Any point at which kernels are finite
+        stand_in = points.reshape(-1, *points.shape[-3:])[0, :, :1].to(selected.dtype)
         return torch.where(selected.isnan(), stand_in, selected)
 
     @property
@@ -284,13 +293,18 @@ class ComponentGroup(gpytorch.Module):
         return torch.where(is_missing, torch.zeros_like(multiplier), multiplier)
 
     def _by_multiplier(self, x: Tensor) -> Tensor | None:
-        if not self.has_multiplier:
-            return None
-        values = x.mT[..., self._by_columns, :]
+        return self.multiplier_of(x.mT[..., self._by_columns, :]) if self.has_multiplier else None
+
+    def multiplier_of(self, values: Tensor) -> Tensor:
+        """
+        The multipliers for values of the ``by`` columns: the values, or the indicators of their levels.
+
+        :param values: Values of each component's ``by`` column ``(*batch, C_g, n)``; without one, any.
+        """
         if self._has_indicator:
             # Compared in single precision, as by level kernels: 0.1 is one level in float32 and in float64.
             has_level = values.float() == self._indicated_levels.float().unsqueeze(-1)
-            values = torch.where(self._is_indicator.unsqueeze(-1), has_level.to(x.dtype), values)
+            values = torch.where(self._is_indicator.unsqueeze(-1), has_level.to(values.dtype), values)
         return torch.where(self._has_by.unsqueeze(-1), values, torch.ones_like(values))
 
     def _is_missing(self, x: Tensor) -> Tensor:

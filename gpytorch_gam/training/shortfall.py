@@ -15,6 +15,7 @@ from torch import Tensor
 from gpytorch_gam.components import ComponentGroup
 from gpytorch_gam.likelihoods.expected_gradients import expected_gradients, joint_expected_gradients
 from gpytorch_gam.numerics.grad_mode import gradients_on
+from gpytorch_gam.numerics.triangular import solve_in_blocks
 from gpytorch_gam.optim.processes import Processes
 from gpytorch_gam.optim.rows.likelihood_check import check_named_arguments, is_gaussian
 from gpytorch_gam.optim.rows.stream import Rows, checked_rows
@@ -151,7 +152,7 @@ def _payment(group: ComponentGroup, x: Tensor, weights: Tensor) -> Tensor:
     covariance = group.evaluate_kernel(group.inducing_points.double(), group.select(x))
     multiplier = group.multiplier(x)
     covariance = covariance if multiplier is None else covariance * multiplier.unsqueeze(-2)
-    features = torch.linalg.solve_triangular(cholesky, covariance, upper=False)
+    features = solve_in_blocks(cholesky, covariance)
     unexplained = group._observed_variance(x).double() - features.square().sum(-2)
     return 0.5 * (unexplained.clamp_min(0.0) @ weights.double())
 

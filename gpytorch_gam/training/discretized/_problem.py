@@ -65,7 +65,7 @@ class DiscretizedProblem:
     ) -> None:
         self.model, self.likelihood = model, likelihood
         self.strategy: AdditiveVariationalStrategy = model.variational_strategy
-        self._is_rounded = [not bins.is_exact(term) for term in bins.terms]
+        self._is_rounded = [bins.is_rounded(term) for term in bins.terms]
         self.terms = [bins.positions(group) for group in self.strategy.predictor.groups]
         variational = {id(parameter) for parameter in self.strategy._variational_distribution.parameters()}
         unique = {id(p): p for p in (*model.parameters(), *likelihood.parameters()) if p.requires_grad}

@@ -9,6 +9,7 @@ not depend on the number of rows, and the tables do not depend on the hyperparam
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -27,12 +28,58 @@ from .column_bins import stacked
 # Number of knots from which a value is interpolated.
 _STENCIL = 6
 
+# Largest number of weights with which a set's bins are interpolated from knots.
+_LARGEST_SPREAD = 2**24
+
+
+class GroupBins(NamedTuple):
+    """The bins at which a group's components are evaluated; shorter lists of bins repeat one."""
+
+    terms: list[int]  # the set of columns that each component reads
+    inputs: Tensor  # of the kernels, (C_g, U, d)
+    multiplier: Tensor | None  # (C_g, U), 0 where a column is missing; None for ones
+    missing: (
+        Tensor | None
+    )  # squares of the multipliers where a column is missing, otherwise 0, (C_g, U); None for zeros
+
+
+def bins_of_groups(
+    strategy: AdditiveVariationalStrategy, terms: list[list[int]], places: Sequence[Tensor]
+) -> list[GroupBins]:
+    """The bins of each group; ``terms`` are each group's indices of sets, ``places`` the sets' bins ``(U_t, d_t)``."""
+    groups = strategy.predictor.groups
+    return [
+        _bins_of_group(group, terms_of_group, [places[term] for term in terms_of_group])
+        for group, terms_of_group in zip(groups, terms, strict=True)
+    ]
+
+
+def _bins_of_group(group: ComponentGroup, terms: list[int], places: list[Tensor]) -> GroupBins:
+    inputs = stacked([bins[:, : group.input_dim] for bins in places])
+    multiplier = None
+    if group.has_multiplier:  # its column is the last one of a set
+        columns = zip(places, group.multiplier_columns, strict=True)
+        values = [bins.new_ones(len(bins), 1) if by is None else bins[:, -1:] for bins, by in columns]
+        multiplier = group.multiplier_of(stacked(values).squeeze(-1))
+    is_missing = inputs.isnan().any(-1)
+    if not is_missing.any():
+        return GroupBins(terms, inputs, multiplier, None)
+    known = torch.ones_like(inputs[..., 0]) if multiplier is None else multiplier
+    zeros = torch.zeros_like(known)
+    return GroupBins(
+        terms,
+        group.without_missing(inputs),
+        torch.where(is_missing, zeros, known),
+        torch.where(is_missing, known.square(), zeros),
+    )
+
 
 class BinStatistics:
     """The statistics as a function of the hyperparameters; ``terms`` are each group's indices of sets in the tables."""
 
     def __init__(self, strategy: AdditiveVariationalStrategy, terms: list[list[int]], tables: BinTables) -> None:
-        self._strategy, self._terms, self.tables = strategy, terms, tables
+        self._strategy, self.tables = strategy, tables
+        self._bins = bins_of_groups(strategy, terms, tables.places)
         num_features = [0] * len(tables.places)
         for group, terms_of_group in zip(strategy.predictor.groups, terms, strict=True):
             for term in terms_of_group:
@@ -49,7 +96,7 @@ class BinStatistics:
         """The statistics, with the constant mean of the predictor subtracted from the residuals."""
         tables = self.tables
         weight, target, square = tables.totals
-        features, prior, positions = features_of_sets(self._strategy, self._terms, tables.places)
+        features, prior, positions = features_of_sets(self._strategy, self._bins, tables.places)
         upper = self._upper_gram(features)
         place = torch.cat([positions[term] for term in self._order]).argsort()
         gram = (upper.triu() + upper.triu(1).mT).index_select(0, place).index_select(1, place)
@@ -92,33 +139,48 @@ class SetFeatures(NamedTuple):
 
 
 def features_of_sets(
-    strategy: AdditiveVariationalStrategy, terms: list[list[int]], places: Sequence[Tensor]
+    strategy: AdditiveVariationalStrategy, bins_of_groups: Sequence[GroupBins], places: Sequence[Tensor]
 ) -> SetFeatures:
-    """Features and prior variances at bins ``(U_t, d_t)``; for ``terms`` see :class:`BinStatistics`."""
+    """Features and prior variances at the bins ``(U_t, d_t)`` of the sets."""
     features: list[list[Tensor]] = [[] for _ in places]
     positions: list[list[Tensor]] = [[] for _ in places]
     prior = [bins.new_zeros(len(bins)) for bins in places]
     start = 0
-    for group, terms_of_group in zip(strategy.predictor.groups, terms, strict=True):
-        bins = stacked([places[term] for term in terms_of_group])
-        variances = group.kernel(bins, diag=True).double().expand(bins.shape[:-1])
-        for term, phi, variance in zip(terms_of_group, _features(strategy, group, bins), variances, strict=True):
+    for group, bins in zip(strategy.predictor.groups, bins_of_groups, strict=True):
+        variances = _prior_variances(group, bins)
+        for term, phi, variance in zip(bins.terms, _features(strategy, group, bins), variances, strict=True):
             count = len(places[term])
             features[term].append(phi[:, :count])
             prior[term] = prior[term] + variance[:count]
-            positions[term].append(torch.arange(start, start + group.num_inducing, device=bins.device))
+            positions[term].append(torch.arange(start, start + group.num_inducing, device=phi.device))
             start += group.num_inducing
     return SetFeatures([torch.cat(parts) for parts in features], prior, [torch.cat(parts) for parts in positions])
 
 
-def _features(strategy: AdditiveVariationalStrategy, group: ComponentGroup, bins: Tensor) -> Tensor:
-    """Features ``(C_g, M, U)`` at bins ``(C_g, U, d)`` in float64, from a single evaluation of the kernel."""
+def _prior_variances(group: ComponentGroup, bins: GroupBins) -> Tensor:
+    """The prior variances ``(C_g, U)`` in float64."""
+    variances = group.kernel(bins.inputs, diag=True).double().expand(bins.inputs.shape[:-1])
+    if bins.multiplier is not None:
+        variances = variances * bins.multiplier.square()
+    if bins.missing is not None:
+        variances = variances + bins.missing * group.mean_prior_variance().double().unsqueeze(-1)
+    return variances
+
+
+def _features(strategy: AdditiveVariationalStrategy, group: ComponentGroup, bins: GroupBins) -> Tensor:
+    """Features ``(C_g, M, U)`` in float64, from a single evaluation of the kernel."""
     points = group.inducing_points.double()
     if group.block_shape != (group.num_components, group.num_inducing):
-        return solve_in_blocks(strategy.inducing_cholesky(group), group.evaluate_kernel(points, bins))
-    covariance = group.evaluate_kernel(points, torch.cat([points, bins], dim=-2))
-    inducing, cross = covariance.split([group.num_inducing, bins.shape[-2]], dim=-1)
-    return torch.linalg.solve_triangular(strategy.inducing_cholesky(group, inducing), cross, upper=False)
+        cross = group.evaluate_kernel(points, bins.inputs)
+        return solve_in_blocks(strategy.inducing_cholesky(group), _multiplied(cross, bins))
+    covariance = group.evaluate_kernel(points, torch.cat([points, bins.inputs], dim=-2))
+    inducing, cross = covariance.split([group.num_inducing, bins.inputs.shape[-2]], dim=-1)
+    cholesky = strategy.inducing_cholesky(group, inducing)
+    return torch.linalg.solve_triangular(cholesky, _multiplied(cross, bins), upper=False)
+
+
+def _multiplied(cross: Tensor, bins: GroupBins) -> Tensor:
+    return cross if bins.multiplier is None else cross * bins.multiplier.unsqueeze(-2)
 
 
 @torch.no_grad()
@@ -130,7 +192,7 @@ def moment_tables(
     covariance: Tensor,
 ) -> MomentTables:
     """Moments of the predictor under a Gaussian posterior of the whitened inducing variables, as tables of the bins."""
-    features, prior, positions = features_of_sets(strategy, terms, places)
+    features, prior, positions = features_of_sets(strategy, bins_of_groups(strategy, terms, places), places)
     means = [mean[index] @ phi for index, phi in zip(positions, features, strict=True)]
     by_bin = [
         variance - phi.square().sum(0) + (phi * (covariance[index][:, index] @ phi)).sum(0)
@@ -148,19 +210,22 @@ def moment_tables(
     return MomentTables(means, by_bin, pairs)
 
 
-def interpolated(tables: BinTables, is_rounded: Sequence[bool], num_knots: Sequence[int]) -> BinTables:
+def interpolated(tables: BinTables, is_rounded: Sequence[Sequence[bool]], num_knots: Sequence[int]) -> BinTables:
     """
-    The tables on fewer bins: each bin of a set that ``is_rounded`` is spread over the six knots of a grid around it (in
-    each column), with the weights of polynomial interpolation, which preserves sums of functions that are smooth on
+    The tables on fewer bins: each bin of a set is spread, in each column that ``is_rounded``, over the six knots of a
+    grid around it, with the weights of polynomial interpolation, which preserves sums of functions that are smooth on
     this scale. ``num_knots`` is for sets of one column, two, and so on.
     """
     places = list(tables.places)
     spreads: list[Tensor | None] = []
     for term, rounded in enumerate(is_rounded):
-        bins, spread = places[term], None
-        number = num_knots[min(bins.shape[-1], len(num_knots)) - 1] if bins.shape[-1] else 1
-        if rounded and 4 * number ** bins.shape[-1] <= len(bins):
-            places[term], spread = _knots(bins, number)
+        spread = None
+        if any(rounded):
+            number = num_knots[min(len(rounded), len(num_knots)) - 1]
+            axes = [_axis(column, each, number) for column, each in zip(places[term].mT, rounded, strict=True)]
+            size = math.prod(len(nodes) for nodes, _ in axes)
+            if 4 * size <= len(places[term]) and size * len(places[term]) <= _LARGEST_SPREAD:
+                places[term], spread = _grid_of(axes)
         spreads.append(spread)
     own = [
         table if spread is None else (spread * table) @ spread.mT
@@ -177,16 +242,35 @@ def _spread(values: Tensor, spread: Tensor | None) -> Tensor:
     return values if spread is None else spread @ values
 
 
-def _knots(bins: Tensor, number: int) -> tuple[Tensor, Tensor]:
-    """A grid over the range of bins ``(U, d)``, and the weights ``(K, U)`` that interpolate the bins from it."""
-    low, high = bins.amin(0), bins.amax(0)
-    steps = (high - low) / (number - 1)
-    weights = bins.new_ones(1, len(bins))
-    for column in range(bins.shape[-1]):
-        part = _interpolation_weights((bins[:, column] - low[column]) / steps[column], number)
-        weights = (weights.unsqueeze(1) * part).flatten(0, 1)
-    axes = [low[column] + steps[column] * torch.arange(number).to(bins) for column in range(bins.shape[-1])]
-    return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, -2), weights
+def _axis(column: Tensor, is_rounded: bool, number: int) -> tuple[Tensor, Tensor]:
+    """
+    Nodes ``(k,)`` for the bins of a column ``(U,)`` and the weights ``(k, U)`` that interpolate the bins from them:
+    knots over the range where the column is rounded, elsewhere its values. Missing values have a node of their own.
+    """
+    is_missing = column.isnan()
+    known = column[~is_missing]
+    if is_rounded:
+        low, high = known.min(), known.max()
+        step = (high - low) / (number - 1)
+        nodes = low + step * torch.arange(number).to(column)
+        position = torch.where(is_missing, torch.zeros_like(column), (column - low) / step)
+        weights = _interpolation_weights(position, number) * ~is_missing
+    else:
+        nodes = known.unique()
+        weights = (column == nodes.unsqueeze(-1)).to(column)
+    if not is_missing.any():
+        return nodes, weights
+    return torch.cat([nodes, nodes.new_full((1,), math.nan)]), torch.cat([weights, is_missing.to(column)[None]])
+
+
+def _grid_of(axes: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """All combinations of the nodes of several columns, ``(K, d)``, and the weights ``(K, U)`` of the bins there."""
+    nodes, weights = zip(*axes, strict=True)
+    grid = torch.stack(torch.meshgrid(*nodes, indexing="ij"), dim=-1).flatten(0, -2)
+    total = weights[0]
+    for part in weights[1:]:
+        total = (total.unsqueeze(1) * part).flatten(0, 1)
+    return grid, total
 
 
 def _interpolation_weights(position: Tensor, number: int) -> Tensor:

@@ -9,6 +9,8 @@ through its phase, so for them the phase is rounded.
 from __future__ import annotations
 
 import itertools
+import math
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -48,11 +50,17 @@ Coordinate = int | Phase
 class Margin(NamedTuple):
     """The bins of one column."""
 
-    values: Tensor  # ascending, (u,)
+    values: Tensor  # ascending, then NaN if entries may be missing, (u,)
     step: float  # distance of the values; 0 if they are the column's distinct values, and nothing is rounded
+    has_missing: bool = False
 
     def codes(self, column: Tensor, name: str) -> Tensor:
         """The index of each entry's bin, ``(n,)`` in int32. Entries that no bin holds raise a ValueError."""
+        if self.has_missing:
+            is_missing = column.isnan()
+            known = self.without_missing()
+            codes = known.codes(torch.where(is_missing, known.values[0], column), name)
+            return codes.masked_fill_(is_missing, len(known.values))
         if not self.step:
             codes = torch.searchsorted(self.values, column.contiguous(), out_int32=True).clamp_(
                 max=len(self.values) - 1
@@ -77,9 +85,18 @@ class Margin(NamedTuple):
         return cls(values, (high - low) / (number - 1))
 
     def coarser(self, low: float, high: float, number: int) -> Margin:
-        """At most ``number`` bins over a range; bins that are the distinct values stay."""
-        is_fine = self.step > 0 and len(self.values) > number
-        return Margin.regular(low, high, number, self.values) if is_fine else self
+        """At most ``number`` bins over a range; distinct values and the bin of missing entries stay."""
+        is_fine = self.step > 0 and len(self.values) - self.has_missing > number
+        return Margin.regular(low, high, number, self.values)._with_missing(self.has_missing) if is_fine else self
+
+    def without_missing(self) -> Margin:
+        """The bins of the entries that are not missing."""
+        return Margin(self.values[: len(self.values) - self.has_missing], self.step)
+
+    def _with_missing(self, has_missing: bool) -> Margin:
+        if not has_missing:
+            return self
+        return Margin(torch.cat([self.values, self.values.new_full((1,), math.nan)]), self.step, has_missing=True)
 
     def _refuse(self, bad: Tensor, column: Tensor, what: str) -> None:
         if bad.any():
@@ -97,6 +114,10 @@ class _Term(NamedTuple):
     values: Tensor  # (U, d)
     positions: Tensor | None  # int32, maps the grid of margins to combinations, -1 for none; None if all occur
 
+    def first(self, num_columns: int) -> _Term:
+        """The term without its further columns, with values that may repeat."""
+        return _Term(self.columns[:num_columns], self.margins[:num_columns], self.values[:, :num_columns], None)
+
 
 class ColumnBins:
     """
@@ -104,9 +125,11 @@ class ColumnBins:
 
     A column that has no more than ``max_bins`` distinct values keeps them, and nothing is lost. Any other gets
     ``max_bins`` equidistant values over its range, and entries are rounded to the nearest. The bins of several columns
-    are the combinations of coarser margins that occur in the data. For a component that is periodic in a column, with a
-    period that is not trained, the column is replaced by its phase, a :class:`Phase` in :attr:`terms`. See
-    :meth:`max_error` for the effect of rounding.
+    are the combinations of coarser margins that occur in the data. A component with a ``by`` column reads that column
+    last. Columns of categories keep all of their values, however many there are. Missing values, where all components
+    allow them, have a bin of their own, NaN. For a component that is periodic in a column, with a period that is not
+    trained, the column is replaced by its phase, a :class:`Phase` in :attr:`terms`. See :meth:`max_error` for the
+    effect of rounding.
 
     Make one with :meth:`from_data` or :meth:`from_batches`.
 
@@ -135,9 +158,8 @@ class ColumnBins:
         :param terms: Sets of columns that components read, or a predictor that has them; default each column alone.
         :param max_bins: Largest number of bins of a column alone, of each of two columns that are read together, of
             each of three, and so on; the last number holds for all further ones.
-        :raises ValueError: If there are no rows, NaN or infinity (missing values are not discretised), combinations of
-            too many columns, or categories of a predictor's terms that would be rounded.
-        :raises NotImplementedError: If a term reads categories together with a column that would be rounded.
+        :raises ValueError: If there are no rows, infinity, NaN in a column that a component without
+            ``missing="marginal"`` reads, or combinations of too many columns.
         """
         return cls.from_batches([x], terms, max_bins=max_bins)
 
@@ -157,26 +179,31 @@ class ColumnBins:
         :param terms: See :meth:`from_data`.
         :param max_bins: See :meth:`from_data`.
         :raises ValueError: See :meth:`from_data`.
-        :raises NotImplementedError: See :meth:`from_data`.
         """
         numbers = _validated_max_bins(max_bins)
         columns: list[tuple[Coordinate, ...]] | None = None
         groups = list(terms.groups) if isinstance(terms, AdditivePredictor) else []
         given = [row for group in groups for row in _coordinates_of(group)] if groups else terms
-        optional = {c for group in groups if group.missing == "marginal" for c in group.columns.flatten().tolist()}
+        optional, categories = _optional_columns(groups), _category_columns(groups)
         summaries: dict[Coordinate, _ColumnSummary] = {}
         for batch in batches:
             x = _inputs_of(batch)
             columns = _columns_of(given, x) if columns is None else columns
             for column in dict.fromkeys(column for term in columns for column in term):
-                summary = summaries.setdefault(column, _ColumnSummary(max(numbers)))
-                summary.add(_read(x, column), _index(column), optional)
+                most = sys.maxsize if column in categories else max(numbers)
+                summary = summaries.setdefault(column, _ColumnSummary(most, _index(column) in optional))
+                summary.add(_read(x, column), _index(column))
         if columns is None:
             raise ValueError("there are no rows to take bins from")
         margins = [
-            tuple(summaries[column].margin(_number_for(len(term), numbers)) for column in term) for term in columns
+            tuple(
+                summaries[column].margin(
+                    sys.maxsize if column in categories else _number_for(len(term), numbers), _index(column)
+                )
+                for column in term
+            )
+            for term in columns
         ]
-        _refuse_rounded_categories(groups, dict(zip(columns, margins, strict=True)))
         occurring = _occurring(batches, columns, margins)
         ranges = {column: (summary.low, summary.high) for column, summary in summaries.items()}
         made = [
@@ -199,8 +226,8 @@ class ColumnBins:
         """
         places = {columns: position for position, columns in enumerate(self._terms)}
         found = []
-        for coordinates, columns in zip(_coordinates_of(group), group.columns.tolist(), strict=True):
-            known = coordinates if coordinates in places else tuple(columns)
+        for coordinates in _coordinates_of(group):
+            known = coordinates if coordinates in places else tuple(map(_index, coordinates))
             found.append(places[self._term(known).columns])
         return found
 
@@ -229,7 +256,11 @@ class ColumnBins:
 
     def is_exact(self, columns: Sequence[Coordinate]) -> bool:
         """Whether the data lie on the bins of one of :attr:`terms`, so that nothing is rounded."""
-        return all(not margin.step for margin in self._term(columns).margins)
+        return not any(self.is_rounded(columns))
+
+    def is_rounded(self, columns: Sequence[Coordinate]) -> tuple[bool, ...]:
+        """Which columns of one of :attr:`terms` are rounded."""
+        return tuple(margin.step > 0 for margin in self._term(columns).margins)
 
     @torch.no_grad()
     def index(self, x: Tensor) -> list[Tensor]:
@@ -295,10 +326,10 @@ class ColumnBins:
 
     def _errors(self, group: ComponentGroup) -> dict[str, float]:
         """The errors of all components of a group, computed together."""
-        terms = [list(self._terms.values())[position] for position in self.positions(group)]
+        terms = [list(self._terms.values())[position].first(group.input_dim) for position in self.positions(group)]
         if all(not margin.step for term in terms for margin in term.margins):
             return dict.fromkeys(group.names, 0.0)
-        bins = stacked([_thinned(term.values).double() for term in terms])
+        bins = stacked([_thinned(term.values[~term.values.isnan().any(-1)]).double() for term in terms])
         halves = bins.new_tensor([[0.5 * margin.step for margin in term.margins] for term in terms]).unsqueeze(-2)
         bounds = bins.new_tensor([[self._ranges[column] for column in term.columns] for term in terms]).unsqueeze(-3)
         largest = bins.new_zeros(len(terms))
@@ -348,22 +379,29 @@ def _read(x: Tensor, coordinate: Coordinate) -> Tensor:
 
 
 class _ColumnSummary:
-    """The range of a column, and its distinct values while there are few."""
+    """The range of a column, and its distinct values while there are at most ``max_distinct``."""
 
-    def __init__(self, max_distinct: int) -> None:
-        self._max_distinct = max_distinct
+    def __init__(self, max_distinct: int, allows_missing: bool) -> None:
+        self._max_distinct, self._allows_missing = max_distinct, allows_missing
         self._distinct: Tensor | None = None
-        self._has_few = True
+        self._has_few, self._has_missing = True, False
         self._like: Tensor | None = None
         self.low, self.high = float("inf"), float("-inf")
 
-    def add(self, values: Tensor, name: int, optional: set[int]) -> None:
+    def add(self, values: Tensor, name: int) -> None:
         smallest, largest = (bound.item() for bound in torch.aminmax(values))
+        if self._allows_missing and math.isnan(smallest):
+            self._has_missing = True
+            values = values[~values.isnan()]
+            if not len(values):
+                return
+            smallest, largest = (bound.item() for bound in torch.aminmax(values))
         if not (smallest > float("-inf") and largest < float("inf")):
             count = int((~torch.isfinite(values)).sum())
+            remedy = "" if self._allows_missing else ', or give the components that read it missing="marginal"'
             raise ValueError(
                 f"column {name} of x has NaN or infinity in {count} of {len(values)} rows: drop or impute these rows"
-                + (', or use fit and polish for components with missing="marginal"' if name in optional else "")
+                + remedy
             )
         self.low, self.high, self._like = min(self.low, smallest), max(self.high, largest), values[:1]
         for block in values.split(_BLOCK_SIZE):
@@ -380,11 +418,12 @@ class _ColumnSummary:
         self._distinct = values.unique()
         self._has_few = len(self._distinct) <= self._max_distinct
 
-    def margin(self, max_bins: int) -> Margin:
-        assert self._distinct is not None and self._like is not None
+    def margin(self, max_bins: int, name: int) -> Margin:
+        if self._distinct is None or self._like is None:
+            raise ValueError(f"column {name} of x is missing in all rows: leave out the components that read it")
         if self._has_few and len(self._distinct) <= max_bins:
-            return Margin(self._distinct, 0.0)
-        return Margin.regular(self.low, self.high, max_bins, self._like)
+            return Margin(self._distinct, 0.0)._with_missing(self._has_missing)
+        return Margin.regular(self.low, self.high, max_bins, self._like)._with_missing(self._has_missing)
 
 
 def _validated_max_bins(max_bins: int | Sequence[int]) -> tuple[int, ...]:
@@ -422,25 +461,26 @@ def _columns_of(terms: Sequence[Sequence[Coordinate]] | None, x: Tensor) -> list
     return found
 
 
-def _refuse_rounded_categories(
-    groups: Sequence[ComponentGroup], margins: dict[tuple[Coordinate, ...], tuple[Margin, ...]]
-) -> None:
-    """Refuse columns of categories that would be rounded or interpolated: between the levels there is nothing."""
+def _optional_columns(groups: Sequence[ComponentGroup]) -> set[int]:
+    """The columns whose values may be missing in all components that read them."""
+    optional: set[int] = set()
+    required: set[int] = set()
     for group in groups:
-        positions = _category_positions(group)
-        for name, row, read in zip(group.names, group.columns.tolist(), _coordinates_of(group), strict=True):
-            categories = [column for index, column in enumerate(row) if index in positions or column in group.levels]
-            rounded = [column for column, margin in zip(row, margins[read], strict=True) if margin.step]
-            if set(rounded) & set(categories):
-                raise ValueError(
-                    f"component {name!r} reads categories in columns {categories}, which have more distinct values "
-                    f"than max_bins allows for {len(row)} column(s): raise max_bins, or use fit and polish"
-                )
-            if rounded and categories:
-                raise NotImplementedError(
-                    f"component {name!r} reads categories in columns {categories} together with columns {rounded}, "
-                    "which would be rounded, and that is not discretised: use fit and polish"
-                )
+        (optional if group.missing == "marginal" else required).update(group.columns.flatten().tolist())
+        required.update(column for column in group.multiplier_columns if column is not None)
+    return optional - required
+
+
+def _category_columns(groups: Sequence[ComponentGroup]) -> set[int]:
+    """The columns of categories, which are not rounded: between the levels there is nothing."""
+    found: set[int] = set()
+    for group in groups:
+        found.update(group.levels)
+        indicated = zip(group.multiplier_columns, group.multiplier_levels, strict=True)
+        found.update(column for column, level in indicated if column is not None and level is not None)
+        for position in _category_positions(group):
+            found.update(group.columns[:, position].tolist())
+    return found
 
 
 def _category_positions(group: ComponentGroup) -> set[int]:
@@ -465,14 +505,13 @@ def _leaves(kernel: Kernel, positions: list[int]) -> Iterator[tuple[Kernel, list
 
 
 def _coordinates_of(group: ComponentGroup) -> list[tuple[Coordinate, ...]]:
-    """The coordinates that each component of a group reads."""
+    """The coordinates that each component of a group reads, that of its ``by`` column last."""
     by_column = [_periods(group, position) for position in range(group.input_dim)]
     found = []
-    for index, columns in enumerate(group.columns.tolist()):
+    for index, (columns, by) in enumerate(zip(group.columns.tolist(), group.multiplier_columns, strict=True)):
         periods = [periods[index] for periods in by_column]
-        found.append(
-            tuple(c if period is None else Phase(c, period) for c, period in zip(columns, periods, strict=True))
-        )
+        read = tuple(c if period is None else Phase(c, period) for c, period in zip(columns, periods, strict=True))
+        found.append(read if by is None else (*read, by))
     return found
 
 

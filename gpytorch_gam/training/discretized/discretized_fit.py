@@ -92,7 +92,9 @@ def fit_discretized(
 
     Bins of a rounded column are equidistant: give a column with a long tail on a scale without it, such as that of
     its logarithm. Periodic components with a fixed period, such as those of
-    :func:`~gpytorch_gam.terms.cyclic`, take the phase of their column, over however many periods it extends.
+    :func:`~gpytorch_gam.terms.cyclic`, take the phase of their column, over however many periods it extends. Columns of
+    levels keep all of their values, however many there are, and missing values (``missing="marginal"``) a bin of their
+    own.
     Components that vary within a bin are refused at the start, and warned of (``DiscretizationWarning``) at the end.
 
     A fit that ends where a further step is predicted to gain more than ``tolerance`` gives a ``ConvergenceWarning``
@@ -106,8 +108,8 @@ def fit_discretized(
     scratch. Model and likelihood are left in eval mode.
 
     :param model: A model whose ``variational_strategy`` is an
-        :class:`~gpytorch_gam.AdditiveVariationalStrategy` with one predictor, no batch shape, no ``by`` columns, and a
-        low-rank, block + low-rank, mean-field or Cholesky distribution. The structured ones are set by
+        :class:`~gpytorch_gam.AdditiveVariationalStrategy` with one predictor, no batch shape, and a low-rank, block +
+        low-rank, mean-field or Cholesky distribution. The structured ones are set by
         :meth:`~gpytorch_gam.AdditiveVariationalStrategy.set_whitened_posterior`; a mean-field model has the
         hyperparameters of the coupled posterior.
     :param likelihood: A Gaussian likelihood, or any log-concave one of one predictor whose own parameters stay as they
@@ -127,8 +129,8 @@ def fit_discretized(
     :raises ValueError: If an argument is out of range, the data cannot be read, or the tables would be too large.
     :raises TypeError: If model or distribution are of another kind.
     :raises RuntimeError: If no step from the model without effects raises the bound.
-    :raises NotImplementedError: For several predictors, batches of models, multipliers, trainable mean modules other
-        than a constant, and trainable parameters of likelihoods that are not Gaussian.
+    :raises NotImplementedError: For several predictors, batches of models, trainable mean modules other than a
+        constant, and trainable parameters of likelihoods that are not Gaussian.
 
     Example:
         >>> model = AdditiveGP(predictor, family="block_low_rank", rank=32)
@@ -207,11 +209,6 @@ def _check_forward(strategy: AdditiveVariationalStrategy, batches: Iterable[Any]
 
 def _check_supported(strategy: AdditiveVariationalStrategy, likelihood: Likelihood) -> None:
     predictor = strategy.predictor
-    multiplied = [name for group in predictor.groups if group.has_multiplier for name in group.names]
-    if multiplied:
-        raise NotImplementedError(
-            f"components {multiplied} have multipliers (`by`), which are not discretised: use fit and polish"
-        )
     mean = predictor.means[0]
     if _fixed_mean(strategy) is not None and any(parameter.requires_grad for parameter in mean.parameters()):
         raise NotImplementedError(

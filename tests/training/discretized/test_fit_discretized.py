@@ -252,7 +252,7 @@ def test_fewer_bins_stand_for_many() -> None:
     problem = DiscretizedProblem(model, likelihood, bins, 3000)
     data = DiscretizedData.from_batches([(x, y)], bins, model.variational_strategy, likelihood)
     tables = data.tables(None, y, y.square().sum())._replace(num_rows=3000)
-    few = interpolated(tables, [not bins.is_exact(term) for term in bins.terms], (48, 16))
+    few = interpolated(tables, [bins.is_rounded(term) for term in bins.terms], (48, 16))
     assert [len(places) for places in few.places] == [48, 48, 48, 1, 256]
     bounds = [
         problem.optimum(BinStatistics(model.variational_strategy, problem.terms, each)).bound.item()
@@ -444,11 +444,6 @@ def test_quasi_newton_says_what_is_left_and_keeps_within_limits() -> None:
     assert position.item() == pytest.approx(3.0)
 
 
-def by_multiplier() -> AdditiveGP:
-    group = ComponentGroup(RBFKernel(), [[0]], regular_grid(0.0, 1.0, 4), by=1)
-    return AdditiveGP(AdditivePredictor(group), "coupled").double()
-
-
 def two_predictors() -> AdditiveGP:
     groups = [
         ComponentGroup(RBFKernel(), [[0]], regular_grid(0.0, 1.0, 4), names=[str(p)], predictor=p) for p in (0, 1)
@@ -459,7 +454,6 @@ def two_predictors() -> AdditiveGP:
 @pytest.mark.parametrize(
     ("make", "likelihood", "error", "message"),
     [
-        (by_multiplier, GaussianLikelihood(), NotImplementedError, "multipliers"),
         (two_predictors, GaussianLikelihood(), NotImplementedError, "2 predictors"),
         (lambda: make_model(mean=LinearMean(4)), GaussianLikelihood(), NotImplementedError, "only a ConstantMean"),
         (make_model, StudentTLikelihood(), NotImplementedError, "trainable parameters"),
