@@ -19,6 +19,8 @@ from torch import Tensor
 from gpytorch_gam.components import ComponentGroup
 from gpytorch_gam.mlls import GaussianStatistics
 from gpytorch_gam.numerics.triangular import solve_in_blocks
+from gpytorch_gam.projection.blockwise import plain_kernel
+from gpytorch_gam.projection.separable_form import separable_form
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 
 from ._data import BinTables, MomentTables
@@ -27,6 +29,9 @@ from .column_bins import stacked
 
 # Number of knots from which a value is interpolated.
 _STENCIL = 6
+
+# Largest number of entries of tables that are copied, so that they are multiplied at once.
+_LARGEST_JOINED = 2**18
 
 # Largest number of weights with which a set's bins are interpolated from knots.
 _LARGEST_SPREAD = 2**24
@@ -87,8 +92,8 @@ class BinStatistics:
         # Each table is multiplied first from the side of the set that has fewer features.
         self._order = sorted(range(len(num_features)), key=num_features.__getitem__)
         self._later = [self._order[position + 1 :] for position in range(len(self._order))]
-        self._rows = [  # (U_s, sum of the later U_t)
-            torch.cat([_between(tables, first, other) for other in later], dim=-1) if later else None
+        self._rows = [
+            _joined_if_small([_between(tables, first, other) for other in later])
             for first, later in zip(self._order, self._later, strict=True)
         ]
 
@@ -117,12 +122,18 @@ class BinStatistics:
         for first, later, row in zip(self._order, self._later, self._rows, strict=True):
             phi, own = features[first], self.tables.own[first]
             weighted[first].append(phi * own if own.dim() == 1 else phi @ own)
-            if row is not None:
-                sizes = [features[other].shape[-1] for other in later]
-                for other, part in zip(later, (phi @ row).split(sizes, dim=-1), strict=True):
-                    weighted[other].append(part)
+            sizes = [features[other].shape[-1] for other in later]
+            products = (phi @ row[0]).split(sizes, dim=-1) if len(row) == 1 else [phi @ table for table in row]
+            for other, part in zip(later, products, strict=True):
+                weighted[other].append(part)
         columns = [torch.cat(weighted[term]) @ features[term].mT for term in self._order]
         return torch.cat([torch.nn.functional.pad(c, (0, 0, 0, len(columns[-1]) - len(c))) for c in columns], dim=-1)
+
+
+def _joined_if_small(tables: list[Tensor]) -> list[Tensor]:
+    """Tables with the same set of rows side by side, which takes a single product; large ones are not copied."""
+    is_small = sum(table.numel() for table in tables) <= _LARGEST_JOINED
+    return [torch.cat(tables, dim=-1)] if is_small and tables else tables
 
 
 def _between(tables: BinTables, first: int, second: int) -> Tensor:
@@ -147,8 +158,8 @@ def features_of_sets(
     prior = [bins.new_zeros(len(bins)) for bins in places]
     start = 0
     for group, bins in zip(strategy.predictor.groups, bins_of_groups, strict=True):
-        variances = _prior_variances(group, bins)
-        for term, phi, variance in zip(bins.terms, _features(strategy, group, bins), variances, strict=True):
+        found, variances = _evaluated(strategy, group, bins)
+        for term, phi, variance in zip(bins.terms, found, variances, strict=True):
             count = len(places[term])
             features[term].append(phi[:, :count])
             prior[term] = prior[term] + variance[:count]
@@ -157,26 +168,32 @@ def features_of_sets(
     return SetFeatures([torch.cat(parts) for parts in features], prior, [torch.cat(parts) for parts in positions])
 
 
-def _prior_variances(group: ComponentGroup, bins: GroupBins) -> Tensor:
-    """The prior variances ``(C_g, U)`` in float64."""
-    variances = group.kernel(bins.inputs, diag=True).double().expand(bins.inputs.shape[:-1])
+def _evaluated(strategy: AdditiveVariationalStrategy, group: ComponentGroup, bins: GroupBins) -> tuple[Tensor, Tensor]:
+    """Features ``(C_g, M, U)`` and prior variances ``(C_g, U)`` in float64, from one evaluation of the kernel."""
+    points = group.inducing_points.double()
+    if group.block_shape != (group.num_components, group.num_inducing):
+        cross, variances = _covariances(group, points, bins.inputs)
+        features = solve_in_blocks(strategy.inducing_cholesky(group), _multiplied(cross, bins))
+    else:
+        covariance, variances = _covariances(group, points, torch.cat([points, bins.inputs], dim=-2))
+        inducing, cross = covariance.split([group.num_inducing, bins.inputs.shape[-2]], dim=-1)
+        cholesky = strategy.inducing_cholesky(group, inducing)
+        features = torch.linalg.solve_triangular(cholesky, _multiplied(cross, bins), upper=False)
+        variances = variances[:, group.num_inducing :]
     if bins.multiplier is not None:
         variances = variances * bins.multiplier.square()
     if bins.missing is not None:
         variances = variances + bins.missing * group.mean_prior_variance().double().unsqueeze(-1)
-    return variances
+    return features, variances
 
 
-def _features(strategy: AdditiveVariationalStrategy, group: ComponentGroup, bins: GroupBins) -> Tensor:
-    """Features ``(C_g, M, U)`` in float64, from a single evaluation of the kernel."""
-    points = group.inducing_points.double()
-    if group.block_shape != (group.num_components, group.num_inducing):
-        cross = group.evaluate_kernel(points, bins.inputs)
-        return solve_in_blocks(strategy.inducing_cholesky(group), _multiplied(cross, bins))
-    covariance = group.evaluate_kernel(points, torch.cat([points, bins.inputs], dim=-2))
-    inducing, cross = covariance.split([group.num_inducing, bins.inputs.shape[-2]], dim=-1)
-    cholesky = strategy.inducing_cholesky(group, inducing)
-    return torch.linalg.solve_triangular(cholesky, _multiplied(cross, bins), upper=False)
+def _covariances(group: ComponentGroup, points: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Prior covariances of inducing variables and inputs, ``(C_g, M, n)``, and variances there, ``(C_g, n)``."""
+    form = separable_form(group.kernel, points, inputs)
+    if form is not None:  # half the operations of two calls of a centred kernel
+        return plain_kernel(form.factors), form.variance
+    variances = group.kernel(inputs, diag=True).double().expand(inputs.shape[:-1])
+    return group.evaluate_kernel(points, inputs), variances
 
 
 def _multiplied(cross: Tensor, bins: GroupBins) -> Tensor:

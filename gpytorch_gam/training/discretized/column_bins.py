@@ -332,14 +332,14 @@ class ColumnBins:
         bins = stacked([_thinned(term.values[~term.values.isnan().any(-1)]).double() for term in terms])
         halves = bins.new_tensor([[0.5 * margin.step for margin in term.margins] for term in terms]).unsqueeze(-2)
         bounds = bins.new_tensor([[self._ranges[column] for column in term.columns] for term in terms]).unsqueeze(-3)
-        largest = bins.new_zeros(len(terms))
-        prior = _paired_kernel(group, bins, bins)
         # Half a step up from a bin and half a step down from the next are nearly the same, so one direction suffices.
-        for signs in itertools.product((1.0,), *[(1.0, -1.0)] * (bins.shape[-1] - 1)):
-            moved = bins + bins.new_tensor(signs) * halves
-            moved = torch.minimum(torch.maximum(moved, bounds[..., 0]), bounds[..., 1])
-            variance = prior + _paired_kernel(group, moved, moved) - 2.0 * _paired_kernel(group, moved, bins)
-            largest = torch.maximum(largest, variance.amax(-1))
+        signs = list(itertools.product((1.0,), *[(1.0, -1.0)] * (bins.shape[-1] - 1)))
+        moved = torch.cat([bins + bins.new_tensor(each) * halves for each in signs], dim=-2)
+        moved = torch.minimum(torch.maximum(moved, bounds[..., 0]), bounds[..., 1])
+        fixed = bins.repeat(1, len(signs), 1)
+        pairs = torch.cat([fixed, moved, moved], dim=-2), torch.cat([fixed, moved, fixed], dim=-2)
+        prior, there, between = _paired_kernel(group, *pairs).chunk(3, dim=-1)
+        largest = (prior + there - 2.0 * between).amax(-1)
         relative = (largest.clamp_min(0.0) / prior.amax(-1)).sqrt()
         return dict(zip(group.names, relative.tolist(), strict=True))
 
