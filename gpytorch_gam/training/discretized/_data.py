@@ -234,6 +234,10 @@ class DiscretizedData:
             return found
         return ExpectedGradients(*(self.weights[rows] * part for part in found))
 
+    def sum_weighted(self, values: Tensor, rows: slice) -> Tensor:
+        """The sum of some rows' values, multiplied by their weights."""
+        return values.sum() if self.weights is None else self.weights[rows] @ values
+
     def map_rows(self, function: Callable[[slice], Any]) -> list[Any]:
         """Apply a function to chunks of rows, in threads."""
         starts = range(0, len(self), _CHUNK_SIZE)

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 import gpytorch
 import torch
 from gpytorch.constraints import Interval
-from gpytorch.likelihoods import GaussianLikelihood, Likelihood
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood, Likelihood
 from gpytorch.means import ConstantMean
 from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
@@ -74,13 +74,22 @@ class DiscretizedProblem:
         if null is not None:
             start_from_null_model(self.strategy, likelihood, null)
         units = {} if null is None else units_of_means(self.strategy, null)
-        in_intervals = _in_intervals(model, likelihood)
+        #: The largest magnitudes of parameters in their coordinates, by id.
+        self.limits = dict.fromkeys(_in_intervals(model, likelihood), _LARGEST_LOGIT)
+        # The bound of sites does not depend on the likelihood.
+        elsewhere = set() if self.is_closed_form else {id(parameter) for parameter in likelihood.parameters()}
+        self._moved = [parameter for parameter in self.hyperparameters if id(parameter) not in elsewhere]
         self._ascent = QuasiNewton(
-            self.hyperparameters,
-            [self._curvature(p, num_rows) for p in self.hyperparameters],
-            Coordinates(self.hyperparameters, (model, likelihood), units),
-            [_LARGEST_LOGIT if id(p) in in_intervals else math.inf for p in self.hyperparameters],
+            self._moved,
+            [self._curvature(p, num_rows) for p in self._moved],
+            Coordinates(self._moved, (model, likelihood), units),
+            [self.limits.get(id(p), math.inf) for p in self._moved],
         )
+
+    @property
+    def is_closed_form(self) -> bool:
+        """Whether the likelihood is Gaussian, so that the optimal posterior needs no sites."""
+        return isinstance(unwrapped(self.likelihood), GaussianLikelihood | FixedNoiseGaussianLikelihood)
 
     def _curvature(self, parameter: Tensor, num_rows: float) -> float:
         """A rough minus second derivative of the bound: each row has information on noise and mean."""
@@ -140,7 +149,7 @@ class DiscretizedProblem:
         Move the hyperparameters on the collapsed bound, first on fewer bins, until a step promises less than ``nats``;
         returns the gain that is predicted for a further step.
         """
-        if not self.hyperparameters:
+        if not self._moved:
             return 0.0
         few = self._on_fewer_bins(statistics)
         if few is not None:
@@ -162,12 +171,12 @@ class DiscretizedProblem:
     @contextmanager
     def _kept_only_if_better(self, statistics: BinStatistics) -> Iterator[None]:
         """Undo the moves made on an approximation of the bound if they lower the bound itself."""
-        before, values = self._bound(statistics), [p.detach().clone() for p in self.hyperparameters]
+        before, values = self._bound(statistics), [p.detach().clone() for p in self._moved]
         with suppress(ObjectiveError):  # the approximation is not finite at the start
             yield
         if not self._bound(statistics) > before:
             with torch.no_grad():
-                for parameter, value in zip(self.hyperparameters, values, strict=True):
+                for parameter, value in zip(self._moved, values, strict=True):
                     parameter.copy_(value)
             self._ascent.forget()
 
@@ -183,7 +192,7 @@ class DiscretizedProblem:
     def scale_to(self, num_rows: float) -> None:
         """Rescale the curvatures assumed in the next moves to this number of rows."""
         before, self._num_rows = self._num_rows, num_rows
-        self._ascent.rescale([self._curvature(p, num_rows) / self._curvature(p, before) for p in self.hyperparameters])
+        self._ascent.rescale([self._curvature(p, num_rows) / self._curvature(p, before) for p in self._moved])
 
     def _on_fewer_bins(self, statistics: BinStatistics) -> BinStatistics | None:
         """The statistics interpolated on coarser bins, or None if no bins become fewer."""
@@ -202,6 +211,11 @@ class DiscretizedProblem:
             return torch.where(sums.unexplained < -_LARGEST_EXCESS * explained, torch.full_like(bound, math.nan), bound)
 
         return objective
+
+    @torch.no_grad()
+    def log_prior(self) -> float:
+        """The logarithm of the prior density of the hyperparameters."""
+        return float(log_prior(self.model, self.likelihood))
 
     def _objective(self, statistics: BinStatistics) -> Tensor:
         return self.optimum(statistics).bound + log_prior(self.model, self.likelihood)

@@ -15,6 +15,7 @@ from gpytorch_gam.mlls import GaussianOptimum
 
 from .._quasi_newton import ObjectiveError
 from ._data import BinTables, DiscretizedData
+from ._likelihood_ascent import LikelihoodAscent
 from ._problem import DiscretizedProblem
 from ._statistics import BinStatistics
 from ._tabulated_gradients import distinct_responses, tabulated
@@ -42,8 +43,14 @@ class _Pass(NamedTuple):
     """The results of a pass over the rows."""
 
     bound: float
+    log_prior: float  # of the hyperparameters
     sites: BinTables
     rest: float  # constant to be added to the bound of the sites, so that it equals the bound here
+
+    @property
+    def objective(self) -> float:
+        """What is maximised."""
+        return self.bound + self.log_prior
 
 
 class _State(NamedTuple):
@@ -59,7 +66,7 @@ class _Proposal(NamedTuple):
 
     hyperparameters: list[Tensor]
     optimum: GaussianOptimum
-    promised: float  # predicted gain of the bound in nats
+    promised: float  # predicted gain of the objective in nats
     open: float  # predicted gain of a further step of the hyperparameters in nats
 
 
@@ -70,6 +77,7 @@ class SiteFit:
         self._problem, self._data = problem, data
         # Without row-wise arguments, rows with equal responses have equal log-likelihoods, which can be tabulated.
         self._responses = None if data.arguments else distinct_responses(data.responses)
+        self._likelihood_ascent = LikelihoodAscent(problem.likelihood, data, problem.limits)
         self._state: _State | None = None
         #: Predicted gain of a further pass in nats, after :meth:`run`.
         self.open = math.inf
@@ -101,9 +109,11 @@ class SiteFit:
             moves = may_move and rate == 1.0
             proposal = self._proposal(state, moves, tolerance) if proposal is None else proposal
             optimum = None if proposal is None else self._part(state, proposal, rate)
-            seen = None if optimum is None else self._pass(optimum)
-            gain = -math.inf if seen is None else seen.bound - state.seen.bound
-            if optimum is None or seen is None or gain < -ROUNDING * abs(state.seen.bound):
+            seen = (
+                None if optimum is None else self._pass(optimum, SHARE_OF_TOLERANCE * tolerance if may_move else None)
+            )
+            gain = -math.inf if seen is None else seen.objective - state.seen.objective
+            if optimum is None or seen is None or gain < -ROUNDING * abs(state.seen.objective):
                 self.open = math.inf if proposal is None else max(proposal.promised, proposal.open)
                 self._set(state.hyperparameters)
                 if rate < _SMALLEST_RATE or (gain >= -tolerance and self.open <= tolerance):
@@ -116,11 +126,16 @@ class SiteFit:
             if callback is not None:
                 callback(seen.bound)
             self.open = max(gain, proposal.open)
-            if rate == 1.0 and self.open <= tolerance and (moves or not self._problem.hyperparameters):
-                break
             foretold = abs(gain - proposal.promised) <= _FORETOLD * proposal.promised
+            is_last = rate == 1.0 and self.open <= tolerance and (moves or not self._problem.hyperparameters)
             may_move = may_move or (rate == 1.0 and (foretold or gain <= tolerance))
             rate, proposal = min(1.0, 2.0 * rate), None
+            if is_last:  # unless the sites of this pass say otherwise
+                proposal = self._proposal(state, may_move, tolerance)
+                self.open = gain if proposal is None else max(proposal.promised, proposal.open)
+                if self.open <= tolerance:
+                    self._set(state.hyperparameters)
+                    break
         self._state, self.has_moved = state, bool(history)
         return history or [state.seen.bound]
 
@@ -177,7 +192,7 @@ class SiteFit:
         except (torch.linalg.LinAlgError, ObjectiveError):
             self._set(state.hyperparameters)
             return None
-        promised = optimum.bound.item() + state.seen.rest - state.seen.bound
+        promised = optimum.bound.item() + state.seen.rest + self._problem.log_prior() - state.seen.objective
         return _Proposal(self._hyperparameters(), optimum, promised, still_open)
 
     def _part(self, state: _State, proposal: _Proposal, rate: float) -> GaussianOptimum:
@@ -198,12 +213,17 @@ class SiteFit:
             parameter.copy_(value)
 
     @torch.no_grad()
-    def _pass(self, optimum: GaussianOptimum) -> _Pass | None:
-        """The bound and the sites at a posterior, from one pass over the rows; None if any number is not finite."""
+    def _pass(self, optimum: GaussianOptimum, nats: float | None = None) -> _Pass | None:
+        """
+        The bound and the sites at a posterior, from one pass over the rows; None if any number is not finite. Before,
+        the likelihood's parameters move until a step promises less than ``nats``, unless this is None.
+        """
         problem, data = self._problem, self._data
         tables, divergence = problem.moments(data, optimum)
         mean, variance = data.moments(tables)
         mean += problem.constant()
+        if nats is not None:
+            self._likelihood_ascent.maximise(mean if data.offset is None else mean + data.offset, variance, nats)
         curvatures, targets = torch.empty_like(mean), torch.empty_like(mean)
         derivatives = self._derivatives(mean, variance)
 
@@ -219,7 +239,8 @@ class SiteFit:
         if not torch.isfinite(targets.sum() + curvatures.sum() + expected):
             return None
         rest = (expected + 0.5 * excess).item()
-        return _Pass(expected.item() - divergence, data.tables(curvatures, targets, squares), rest)
+        sites = data.tables(curvatures, targets, squares)
+        return _Pass(expected.item() - divergence, problem.log_prior(), sites, rest)
 
     def _derivatives(self, mean: Tensor, variance: Tensor) -> Callable[[slice], ExpectedGradients]:
         """A function from rows to derivatives of the expected log-likelihood, given moments ``(n,)`` without offset."""

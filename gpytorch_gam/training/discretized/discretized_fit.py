@@ -10,7 +10,7 @@ from typing import Any
 
 import gpytorch
 import torch
-from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood, Likelihood
+from gpytorch.likelihoods import Likelihood
 from gpytorch.means import ConstantMean, ZeroMean
 from gpytorch.variational import CholeskyVariationalDistribution
 
@@ -81,10 +81,11 @@ def fit_discretized(
       bound, and the posterior is the optimum.
     - With any other log-concave likelihood, a pass replaces each row by the Gaussian site that has the derivatives of
       its expected log-likelihood in mean and variance. The posterior of the sites is closed-form, and the
-      hyperparameters move on their collapsed bound, whose gradient is that of the evidence lower bound. This is
-      repeated until the bound gains less than ``tolerance``; a step that lowers it is damped. It begins with the
-      posterior of the model without effects, and hyperparameters wait until the sites predict the gain of a pass. Many
-      rows start from the fit to a sample.
+      hyperparameters move on their collapsed bound, whose gradient is that of the evidence lower bound. Parameters of
+      the likelihood move on the rows' expected log-likelihood, before the sites are computed. This is repeated until
+      the bound gains less than ``tolerance``, and the sites promise no more; a step that lowers it is damped. It begins
+      with the posterior of the model without effects, and hyperparameters wait until the sites predict the gain of a
+      pass. Many rows start from the fit to a sample.
 
     Cost for N rows, C components of U bins and M inducing points: :math:`O(N C^2)` additions a pass, with a constant
     of a few nanoseconds, and :math:`O(C^2 M U^2 + Q^3)` an evaluation of the bound. Memory: a few bytes for each row
@@ -112,8 +113,7 @@ def fit_discretized(
         low-rank, mean-field or Cholesky distribution. The structured ones are set by
         :meth:`~gpytorch_gam.AdditiveVariationalStrategy.set_whitened_posterior`; a mean-field model has the
         hyperparameters of the coupled posterior.
-    :param likelihood: A Gaussian likelihood, or any log-concave one of one predictor whose own parameters stay as they
-        are.
+    :param likelihood: A Gaussian likelihood, or any log-concave one of one predictor.
     :param batches: Pairs of inputs ``(b, D)`` and responses ``(b)`` that can be gone through several times, each row
         once: ``[(x, y)]`` for data in memory, or a ``DataLoader``. Or triples, whose third entry maps names to row-wise
         arguments of the likelihood, such as ``{"weights": w}``, as for :func:`fit`.
@@ -129,8 +129,8 @@ def fit_discretized(
     :raises ValueError: If an argument is out of range, the data cannot be read, or the tables would be too large.
     :raises TypeError: If model or distribution are of another kind.
     :raises RuntimeError: If no step from the model without effects raises the bound.
-    :raises NotImplementedError: For several predictors, batches of models, trainable mean modules other than a
-        constant, and trainable parameters of likelihoods that are not Gaussian.
+    :raises NotImplementedError: For several predictors, batches of models, and trainable mean modules other than a
+        constant.
 
     Example:
         >>> model = AdditiveGP(predictor, family="block_low_rank", rank=32)
@@ -162,7 +162,7 @@ def fit_discretized(
             with _one_thread(strategy.predictor.num_inducing_total <= _SMALL):
                 null = _null_model(strategy, likelihood, data)
                 problem = DiscretizedProblem(model, likelihood, bins, data.num_rows, null)
-                if _is_closed_form(likelihood):
+                if problem.is_closed_form:
                     optimum, history, still_open = _fit_gaussian(problem, data, tolerance, callback)
                 else:
                     start = _fit_sample(problem, batches, bins, data) if len(data) > 4 * _SAMPLE_SIZE else None
@@ -192,10 +192,6 @@ def _one_thread(is_wanted: bool) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _is_closed_form(likelihood: Likelihood) -> bool:
-    return isinstance(unwrapped(likelihood), GaussianLikelihood | FixedNoiseGaussianLikelihood)
-
-
 def _check_forward(strategy: AdditiveVariationalStrategy, batches: Iterable[Any]) -> None:
     """Refuse a model whose predictor reads other inputs than x, whose columns are discretised."""
     for x, *_ in batches:
@@ -214,12 +210,6 @@ def _check_supported(strategy: AdditiveVariationalStrategy, likelihood: Likeliho
         raise NotImplementedError(
             f"the mean module, a {type(mean).__name__}, has trainable parameters, and of these only a ConstantMean "
             "can be trained on discretised data: set requires_grad_(False) to keep it as it is"
-        )
-    trainable = [name for name, parameter in likelihood.named_parameters() if parameter.requires_grad]
-    if trainable and not _is_closed_form(likelihood):
-        raise NotImplementedError(
-            f"{type(likelihood).__name__} has trainable parameters {trainable}, which only a Gaussian likelihood may "
-            "have here: set requires_grad_(False) to keep them as they are"
         )
     if predictor.num_inducing_total > _MAX_INDUCING:
         raise ValueError(

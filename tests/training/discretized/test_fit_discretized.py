@@ -456,7 +456,6 @@ def two_predictors() -> AdditiveGP:
     [
         (two_predictors, GaussianLikelihood(), NotImplementedError, "2 predictors"),
         (lambda: make_model(mean=LinearMean(4)), GaussianLikelihood(), NotImplementedError, "only a ConstantMean"),
-        (make_model, StudentTLikelihood(), NotImplementedError, "trainable parameters"),
         (lambda: make_model("delta"), GaussianLikelihood(), TypeError, "DeltaVariationalDistribution"),
     ],
 )
