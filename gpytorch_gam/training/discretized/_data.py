@@ -5,25 +5,20 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import torch
 from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 
-from gpytorch_gam.likelihoods import RowwiseLikelihood
 from gpytorch_gam.likelihoods.expected_gradients import ExpectedGradients, expected_gradients
-from gpytorch_gam.likelihoods.one_predictor_likelihood import OnePredictorLikelihood
-from gpytorch_gam.likelihoods.row_argument import OFFSET, WEIGHTS
 from gpytorch_gam.optim.rows.likelihood_check import check_row_arguments
-from gpytorch_gam.optim.rows.stream import checked_rows
+from gpytorch_gam.optim.rows.stream import Rows, checked_rows
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 
+from ._chunks import CHUNK_SIZE, chunks, in_threads
+from ._indexed_rows import RowReader, joined, joined_by_name, taken_from
 from .column_bins import ColumnBins
-
-# Number of rows processed at a time: few enough to stay in the cache, and for torch not to use several threads.
-_CHUNK_SIZE = 32000
 
 
 class BinTables(NamedTuple):
@@ -57,24 +52,63 @@ class MomentTables(NamedTuple):
     pairs: dict[tuple[int, int], Tensor]  # contributions of pairs s < t of sets to the variance, (U_s, U_t)
 
 
-class _Centres:
-    """The mean of the rows at each bin."""
+class TableSums:
+    """The sums of :class:`BinTables` while rows are added, for sets of columns with these numbers of bins."""
 
-    def __init__(self, bins: Tensor) -> None:
-        self._bins = bins.double()
-        self._sums, self._counts = torch.zeros_like(self._bins), torch.zeros_like(self._bins[:, 0])
+    def __init__(self, sizes: Sequence[int], device: torch.device) -> None:
+        self._sizes = list(sizes)
+        # The constant has one bin, so its table with another set is the other set's own sums.
+        pairs = [(s, t) for s, t in itertools.combinations(range(len(sizes)), 2) if min(sizes[s], sizes[t]) > 1]
+        self.pairs = {(s, t): _zeros(sizes[s] * sizes[t], device) for s, t in pairs}
+        self.weights, self.targets = ([_zeros(size, device) for size in sizes] for _ in range(2))
+        self.totals = _zeros(3, device)
 
-    def add(self, codes: Tensor, x: Tensor) -> None:
-        """Add rows ``(n, d)``, given their bins ``(n,)``."""
-        positions = codes.int()
-        for column, sums in zip(x.unbind(-1), self._sums.unbind(-1), strict=True):
-            sums.index_add_(0, positions, column.double())
-        self._counts.index_add_(0, positions, torch.ones_like(x[:, 0], dtype=torch.float64))
+    def add(
+        self, codes: Sequence[Tensor], weights: Tensor | None, targets: Tensor, squares: Tensor, num_threads: int
+    ) -> None:
+        r"""
+        Add rows with bins ``codes``, weights :math:`\lambda_n` (None for ones) and targets :math:`\lambda_n r_n`,
+        float64 ``(n,)``, and the total of :math:`\lambda_n r_n^2`, ``()``. There is one pass for each pair of sets.
+        """
+        values = torch.ones_like(targets[:CHUNK_SIZE]) if weights is None else weights
+        pairs = [
+            functools.partial(_add_rows, table, values, (codes[s], codes[t]), self._sizes[t])
+            for (s, t), table in self.pairs.items()
+        ]
+        single = [
+            functools.partial(_add_rows, table, numbers, (positions,))
+            for tables, numbers in ((self.weights, values), (self.targets, targets))
+            for table, positions in zip(tables, codes, strict=True)
+        ]
+        in_threads([*pairs, *single], num_threads)
+        weight = targets.new_tensor(len(targets)) if weights is None else weights.sum()
+        self.totals += torch.stack([weight, targets.sum(), squares])
 
-    def mean(self) -> Tensor:
-        """The means, ``(U, d)``; for bins without rows the bin itself."""
-        counts = self._counts.unsqueeze(-1)
-        return torch.where(counts > 0, self._sums / counts.clamp_min(1.0), self._bins)
+    def tables(self, places: list[Tensor]) -> BinTables:
+        """The tables for bins that stand at these places."""
+        sizes = self._sizes
+        tables = {key: table.view(sizes[key[0]], sizes[key[1]]) for key, table in self.pairs.items()}
+        for s, t in itertools.combinations(range(len(sizes)), 2):
+            if (s, t) not in tables:
+                tables[s, t] = self.weights[t if sizes[s] == 1 else s].view(sizes[s], sizes[t])
+        return BinTables(places, self.weights, tables, self.weights, self.targets, self.totals)
+
+
+def _zeros(size: int, device: torch.device) -> Tensor:
+    return torch.zeros(size, dtype=torch.float64, device=device)
+
+
+def _add_rows(table: Tensor, values: Tensor, codes: Sequence[Tensor], size: int = 0) -> None:
+    """Add the rows' values ``(n,)``, or the same for each chunk, at the places of :func:`_position`."""
+    for rows in chunks(len(codes[0])):
+        part = values[rows] if len(values) == len(codes[0]) else values[: rows.stop - rows.start]
+        table.index_add_(0, _position([each[rows] for each in codes], size), part)
+
+
+def _position(codes: Sequence[Tensor], size: int) -> Tensor:
+    """Each row's place among a set's bins, or among the pairs of those of two sets, the second of ``size`` bins."""
+    first = codes[0].int()
+    return first if len(codes) == 1 else torch.add(codes[1].int(), first, alpha=size)
 
 
 class DiscretizedData:
@@ -109,35 +143,18 @@ class DiscretizedData:
         mean: Callable[[Tensor], Tensor] | None = None,
         num_threads: int = 1,
     ) -> DiscretizedData:
-        """
-        Read the data in one pass; ``mean`` is a fixed part of the predictor. The place of a bin is the mean of its
-        rows: then sums of functions lose only terms of second order in the step, at the ends of the range too.
-        """
-        parts: list[tuple[list[Tensor], Tensor, dict[str, Tensor], dict[str, Tensor]]] = []
-        centres = {term: _Centres(bins.values(term)) for term in bins.terms if not bins.is_exact(term)}
-        for batch in batches:
-            x, y, arguments = checked_rows(strategy, None, batch)  # the values of all responses are checked later
-            check_row_arguments(likelihood, arguments)
-            codes = bins.index(x)
-            for term, positions in zip(bins.terms, codes, strict=True):
-                if term in centres:
-                    centres[term].add(positions, bins.coordinates(x, term))
-            taken, arguments = _taken_apart(likelihood, y, arguments, None if mean is None else mean(x).detach())
-            parts.append((codes, y, taken, arguments))
+        """Read the data in one pass; ``mean`` is a fixed part of the predictor."""
+        reader = RowReader(bins, taken_from(likelihood), mean, num_threads)
+        parts = list(reader.blocks(_checked(batches, strategy, likelihood)))
         if not parts:
             raise ValueError("batches is empty: there is no data to fit, or it can be gone through only once")
-        codes_of, responses_of, taken_of, arguments_of = zip(*parts, strict=True)
-        responses = _joined(responses_of)
-        if not torch.isfinite(responses.sum()):
-            missing = int((~torch.isfinite(responses)).sum())
-            raise ValueError(f"y has NaN or infinity in {missing} of {len(responses)} rows")
-        places = [centres[term].mean() if term in centres else bins.values(term) for term in bins.terms]
+        codes, responses, taken, arguments = zip(*parts, strict=True)
         return cls(
-            [place.to(responses.device) for place in places],
-            [_joined(codes) for codes in zip(*codes_of, strict=True)],
-            responses,
-            _joined_by_name(taken_of),
-            _joined_by_name(arguments_of),
+            reader.places(responses[0].device),
+            [joined(codes_of_set) for codes_of_set in zip(*codes, strict=True)],
+            joined(responses),
+            joined_by_name(taken),
+            joined_by_name(arguments),
             num_threads,
         )
 
@@ -170,52 +187,22 @@ class DiscretizedData:
         Sum over the rows, with one pass for each pair of sets: weights :math:`\lambda_n` (None for ones) and targets
         :math:`\lambda_n r_n`, float64 ``(n,)``, and the total of :math:`\lambda_n r_n^2`, ``()``.
         """
-        sizes = [len(places) for places in self.places]
-        terms = range(len(sizes))
-        rows = torch.ones(_CHUNK_SIZE, dtype=targets.dtype, device=targets.device) if weights is None else weights
-        count = rows.new_tensor(len(self))
-        # The constant has one bin, so its table with another set is the other set's own sums.
-        pairs = [(s, t) for s, t in itertools.combinations(terms, 2) if min(sizes[s], sizes[t]) > 1]
-        jobs = [
-            *(functools.partial(self._sum, rows, weights is None, sizes[s] * sizes[t], s, t) for s, t in pairs),
-            *(functools.partial(self._sum, rows, weights is None, sizes[t], t) for t in terms),
-            *(functools.partial(self._sum, targets, False, sizes[t], t) for t in terms),
-        ]
-        sums = in_threads(jobs, self._num_threads)
-        tables = {(s, t): table.view(sizes[s], sizes[t]) for (s, t), table in zip(pairs, sums, strict=False)}
-        own, by_target = sums[len(pairs) : len(pairs) + len(sizes)], sums[len(pairs) + len(sizes) :]
-        for s, t in itertools.combinations(terms, 2):
-            if (s, t) not in tables:
-                tables[s, t] = (own[t] if sizes[s] == 1 else own[s]).view(sizes[s], sizes[t])
-        totals = torch.stack([count if weights is None else weights.sum(), targets.sum(), squares])
-        return BinTables(self.places, own, tables, own, by_target, totals)
-
-    def _sum(self, rows: Tensor, repeats: bool, size: int, *terms: int) -> Tensor:
-        """Sums of the rows' numbers (a chunk's, if ``repeats``) at each bin or pair of bins."""
-        total = torch.zeros(size, dtype=rows.dtype, device=rows.device)
-        for start in range(0, len(self), _CHUNK_SIZE):
-            stop = min(start + _CHUNK_SIZE, len(self))
-            values = rows[: stop - start] if repeats else rows[start:stop]
-            total.index_add_(0, self._position(slice(start, stop), *terms), values)
-        return total
-
-    def _position(self, rows: slice, first: int, second: int | None = None) -> Tensor:
-        position = self._codes[first][rows].int()
-        if second is None:
-            return position
-        return torch.add(self._codes[second][rows].int(), position, alpha=len(self.places[second]))
+        sums = TableSums([len(places) for places in self.places], targets.device)
+        sums.add(self._codes, weights, targets, squares, self._num_threads)
+        return sums.tables(self.places)
 
     def moments(self, tables: MomentTables) -> tuple[Tensor, Tensor]:
         """Mean and variance of the predictor in each row without the offset, both ``(n,)`` in float64."""
         mean, variance = torch.zeros(2, len(self), dtype=torch.float64, device=self.responses.device)
 
         def fill(rows: slice) -> None:
-            for term, (means, variances) in enumerate(zip(tables.mean, tables.variance, strict=True)):
-                position = self._position(rows, term)
+            codes = [codes[rows] for codes in self._codes]
+            for positions, means, variances in zip(codes, tables.mean, tables.variance, strict=True):
+                position = positions.int()
                 mean[rows] += means.index_select(0, position)
                 variance[rows] += variances.index_select(0, position)
             for (s, t), table in tables.pairs.items():
-                variance[rows] += table.view(-1).index_select(0, self._position(rows, s, t))
+                variance[rows] += table.view(-1).index_select(0, _position([codes[s], codes[t]], table.shape[-1]))
 
         self.map_rows(fill)
         return mean, variance.clamp_(min=torch.finfo(torch.float64).tiny)
@@ -240,35 +227,14 @@ class DiscretizedData:
 
     def map_rows(self, function: Callable[[slice], Any]) -> list[Any]:
         """Apply a function to chunks of rows, in threads."""
-        starts = range(0, len(self), _CHUNK_SIZE)
-        chunks = [slice(start, min(start + _CHUNK_SIZE, len(self))) for start in starts]
-        return in_threads([functools.partial(function, rows) for rows in chunks], self._num_threads)
+        return in_threads([functools.partial(function, rows) for rows in chunks(len(self))], self._num_threads)
 
 
-def _taken_apart(
-    likelihood: Likelihood, y: Tensor, given: Mapping[str, Tensor], mean: Tensor | None
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Split a batch's row-wise arguments into offset (with the given mean) and weights, and the likelihood's own."""
-    taken: dict[str, Tensor] = {}
-    arguments, like = dict(given), y.detach().double()
-    if isinstance(likelihood, RowwiseLikelihood | OnePredictorLikelihood):  # others may mean anything by these names
-        for argument in (OFFSET, WEIGHTS):
-            value = arguments.pop(argument.name, None)
-            taken |= {} if value is None else {argument.name: argument.read(value, like).expand(y.shape)}
-    if mean is not None:
-        taken["offset"] = mean.double() + taken.get("offset", 0.0)
-    return taken, arguments
-
-
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
-
-
-def _joined_by_name(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    names = parts[0].keys()
-    if any(part.keys() != names for part in parts):
-        raise ValueError("the batches must all have the same row-wise arguments: give those of some to each")
-    return {name: _joined([part[name] for part in parts]) for name in names}
+def _checked(batches: Iterable[Any], strategy: AdditiveVariationalStrategy, likelihood: Likelihood) -> Iterator[Rows]:
+    for batch in batches:
+        rows = checked_rows(strategy, None, batch)  # the values of all responses are checked later
+        check_row_arguments(likelihood, rows.row_arguments)
+        yield rows
 
 
 def sampled(batches: Iterable[Any], share: float) -> Iterator[tuple[Tensor, Tensor, dict[str, Tensor]]]:
@@ -283,11 +249,3 @@ def sampled(batches: Iterable[Any], share: float) -> Iterator[tuple[Tensor, Tens
             arguments = rest[0] if rest else {}
             chosen = {name: value[rows.to(value.device)] for name, value in arguments.items()}
             yield x[rows.to(x.device)], y[rows.to(y.device)], chosen
-
-
-def in_threads(jobs: Sequence[Callable[[], Any]], num_threads: int) -> list[Any]:
-    """The results of independent jobs, in order; each job runs in a single thread."""
-    if min(num_threads, len(jobs)) == 1:
-        return [job() for job in jobs]
-    with ThreadPoolExecutor(num_threads) as pool:
-        return list(pool.map(lambda job: job(), jobs))
