@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
-from gpytorch.constraints import Interval
 from gpytorch.kernels import Kernel, PeriodicKernel
 from torch import Tensor
 
 from gpytorch_gam.components.component_group import ComponentGroup
 from gpytorch_gam.components.inducing_points import kmeans_points
 from gpytorch_gam.kernels import CentredKernel, CentredLinearKernel, Measure
+from gpytorch_gam.parameters.log_interval import LogInterval
 
 from ._arguments import INITIAL_LENGTHSCALE, LONGEST_LENGTHSCALE, Arguments, LevelsLike, PerColumn, centred_on
 from ._ranges import Ranges
@@ -172,7 +172,7 @@ def _periodic_kernel(periods: Tensor) -> PeriodicKernel:
     def squared(lengthscale: float) -> float:
         return (2 * math.pi * lengthscale) ** 2
 
-    bounds = Interval(squared(_SHORTEST_PERIODIC_LENGTHSCALE), squared(LONGEST_LENGTHSCALE))
+    bounds = LogInterval(squared(_SHORTEST_PERIODIC_LENGTHSCALE), squared(LONGEST_LENGTHSCALE))
     options: dict[str, Any] = {"batch_shape": torch.Size([len(periods)]), "lengthscale_constraint": bounds}
     kernel = PeriodicKernel(**options)
     kernel.lengthscale = squared(INITIAL_LENGTHSCALE)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gpytorch.constraints import Interval
 from torch import Tensor
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
@@ -365,6 +366,20 @@ def test_cyclic_points_divide_a_period_and_its_prior_repeats() -> None:
     torch.testing.assert_close(covariance, covariance[0, 0].expand(3, 3))
     names = [name for name, parameter in group.named_parameters() if parameter.requires_grad]
     assert sorted(name.rpartition(".")[-1] for name in names) == ["raw_lengthscale", "raw_outputscale"]
+
+
+def test_lengthscales_of_cyclic_terms_are_learnt_by_their_logarithm() -> None:
+    kernel = cyclic(0, 24.0).kernel.base_kernel.base_kernel
+    bounds = kernel.raw_lengthscale_constraint
+    raw = torch.tensor([-9.0, 0.0, 9.0], dtype=torch.float64)
+    values = bounds.double().transform(raw)
+    middle = (bounds.lower_bound * bounds.upper_bound).sqrt()
+    expected = torch.stack([bounds.lower_bound, middle, bounds.upper_bound])
+    torch.testing.assert_close(values, expected, rtol=2e-3, atol=0.0)  # sigmoid(-9) is 1.2e-4 of 11 units
+    torch.testing.assert_close(bounds.inverse_transform(values), raw)
+    assert bounds.check(values) and bounds.intersect(bounds).check(values)
+    with pytest.raises(TypeError, match="another one only"):
+        bounds.intersect(Interval(0.0, 1.0))
 
 
 @pytest.mark.parametrize("edge", ["lower_bound", "upper_bound"])
