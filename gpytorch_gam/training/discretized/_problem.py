@@ -45,8 +45,8 @@ _EXACT = 1e6
 _LARGEST_LOGIT = 9.0
 
 # Fits of many rows with a Gaussian likelihood begin with the bound of this many equivalent rows, where the information
-# on the kernels is not yet drowned in that on the noise.
-FIRST_ROWS = 2000
+# on the kernels is not yet drowned in that on the noise. They end where a step promises less than the second number.
+FIRST_ROWS, _FIRST_NATS = 2000, 2.0
 
 
 class DiscretizedProblem:
@@ -164,7 +164,8 @@ class DiscretizedProblem:
         with self._kept_only_if_better(statistics):
             self.scale_to(FIRST_ROWS)
             try:
-                self._ascent.maximise(self._interpolated_objective(self._on_fewer_bins(part) or part), 0.1, steps)
+                few = self._on_fewer_bins(part) or part
+                self._ascent.maximise(self._interpolated_objective(few), _FIRST_NATS, steps)
             finally:
                 self.scale_to(num_rows)
 

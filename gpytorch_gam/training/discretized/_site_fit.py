@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -140,7 +141,7 @@ class SiteFit:
         return history or [state.seen.bound]
 
     def _first_state(self, start: GaussianOptimum | None) -> _State:
-        for posterior in self._starts() if start is None else (start, *self._starts()):
+        for posterior in itertools.chain([] if start is None else [start], self._starts()):
             seen = self._pass(posterior)
             if seen is not None:
                 return _State(self._hyperparameters(), posterior, seen)
