@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from linear_operator.utils.errors import NanError, NotPSDError
@@ -53,7 +53,7 @@ class QuasiNewton:
     def __init__(
         self,
         parameters: Sequence[Tensor],
-        curvatures: Sequence[float],
+        curvatures: Sequence[float | Tensor],
         coordinates: Coordinates | None = None,
         limits: Sequence[float] | None = None,
     ) -> None:
@@ -63,11 +63,19 @@ class QuasiNewton:
         self._limits = self._spread([math.inf] * len(self._parameters) if limits is None else limits)
         self._inverse = self._start  # inverse of minus the matrix of second derivatives
         self._has_learnt = False
+        #: Number of evaluations so far.
+        self.evaluations = 0
+        #: The gradient where the last search ended, in coordinates, ``(k,)``.
+        self.gradient = torch.zeros(len(self._start), dtype=torch.float64)
+        #: The objective there.
+        self.value = math.nan
+        #: Why it ended.
+        self.stopped = "there is nothing to move"
 
-    def _spread(self, numbers: Sequence[float]) -> Tensor:
-        """Repeat each parameter's number for all its entries, ``(k,)``."""
+    def _spread(self, numbers: Sequence[float | Tensor]) -> Tensor:
+        """Each parameter's number, or one for each of its entries, ``(k,)``."""
         parts = [
-            torch.full((parameter.numel(),), number, dtype=torch.float64, device=parameter.device)
+            torch.as_tensor(number, dtype=torch.float64, device=parameter.device).expand(parameter.shape).flatten()
             for parameter, number in zip(self._parameters, numbers, strict=True)
         ]
         return torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
@@ -82,31 +90,44 @@ class QuasiNewton:
         """Return to the curvatures assumed at the start."""
         self._inverse, self._has_learnt = self._start, False
 
-    def maximise(self, objective: Callable[[], Tensor], gain: float, max_steps: int) -> float:
+    def maximise(
+        self,
+        objective: Callable[[], Tensor],
+        gain: float,
+        max_steps: int,
+        callback: Callable[[float], Any] | None = None,
+    ) -> float:
         """
         Move uphill until the next step is predicted to gain less than ``gain``. Returns that prediction, which is
         larger if steps ran out or none led uphill any more. An ObjectiveError is raised if the objective is not finite
-        at the start.
+        at the start. ``callback`` is called with the objective after each step.
         """
         if not self._parameters:
+            self.value = objective().item()
             return 0.0
         point = self._evaluate(objective, self._read())
         if point is None:
             raise ObjectiveError("the bound is not finite at the hyperparameters of the start")
+        self.stopped = f"{max_steps} steps were taken"
         for _ in range(max_steps):
             direction = self._direction(point)
             slope = (direction @ point.gradient).item()
             if 0.5 * slope <= gain:
+                self.stopped = "the bound is at a maximum"
                 break
             new = self._search(objective, point, direction, slope)
             if new is None:
                 if not self._has_learnt:
+                    self.stopped = "no step raises the bound any more, though its derivatives are not zero"
                     break
                 self.forget()
                 continue
             self._learn(point, new)
             point = new
+            if callback is not None:
+                callback(point.value)
         self._write(point.position)
+        self.gradient, self.value = point.gradient, point.value
         return 0.5 * (self._direction(point) @ point.gradient).item()
 
     def _direction(self, point: _Point) -> Tensor:
@@ -167,6 +188,7 @@ class QuasiNewton:
         """The objective and its gradient at a position, or None where they are not finite."""
         position = torch.minimum(torch.maximum(position, -self._limits), self._limits)
         self._write(position)
+        self.evaluations += 1
         try:
             with torch.enable_grad():
                 value = objective()
