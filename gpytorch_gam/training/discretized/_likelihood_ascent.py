@@ -16,6 +16,7 @@ from gpytorch_gam.parameters.log_scale import Coordinates
 from .._quasi_newton import ObjectiveError, QuasiNewton
 from ..bound_gradients import linear_function, log_prior
 from ._data import DiscretizedData
+from ._problem import largest
 
 # Minus the second derivative of a row's log-likelihood that is assumed at the start: small, because rows have little
 # information on tails.
@@ -40,6 +41,16 @@ class LikelihoodAscent:
             Coordinates(self.parameters, [likelihood]),
             [limits.get(id(parameter), math.inf) for parameter in self.parameters],
         )
+
+    @property
+    def evaluations(self) -> int:
+        """Number of evaluations so far."""
+        return self._ascent.evaluations
+
+    @property
+    def gradient(self) -> float:
+        """The largest derivative where the last move ended."""
+        return largest(self._ascent.gradient)
 
     def maximise(self, mean: Tensor, variance: Tensor, nats: float) -> None:
         """Move until a step promises less than ``nats``, at moments ``(n,)`` of the predictor with its offset."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import NamedTuple
 
 import gpytorch
 import torch
@@ -47,6 +48,14 @@ _LARGEST_LOGIT = 9.0
 # Fits of many rows with a Gaussian likelihood begin with the bound of this many equivalent rows, where the information
 # on the kernels is not yet drowned in that on the noise. They end where a step promises less than the second number.
 FIRST_ROWS, _FIRST_NATS = 2000, 2.0
+
+
+class Open(NamedTuple):
+    """The bound at some hyperparameters, and what a step of them can gain."""
+
+    objective: float  # in nats, priors included
+    nats: float  # predicted gain
+    gradient: float  # largest derivative in the coordinates
 
 
 class DiscretizedProblem:
@@ -144,6 +153,26 @@ class DiscretizedProblem:
         )
         return loose._replace(mean=tight.mean)
 
+    @property
+    def evaluations(self) -> int:
+        """Number of evaluations of the bound and its gradient so far."""
+        return self._ascent.evaluations
+
+    @property
+    def gradient(self) -> float:
+        """The largest derivative in the coordinates where the last search ended."""
+        return largest(self._ascent.gradient)
+
+    @property
+    def stopped(self) -> str:
+        """Why the last search ended."""
+        return self._ascent.stopped
+
+    def open_at(self, statistics: BinStatistics) -> Open:
+        """What can be gained from where the hyperparameters are; an ObjectiveError if the bound is not finite there."""
+        nats = self._ascent.maximise(lambda: self._objective(statistics), math.inf, 0)
+        return Open(self._ascent.value, nats, self.gradient)
+
     def maximise(self, statistics: BinStatistics, nats: float, steps: int) -> float:
         """
         Move the hyperparameters on the collapsed bound, first on fewer bins, until a step promises less than ``nats``;
@@ -220,6 +249,11 @@ class DiscretizedProblem:
 
     def _objective(self, statistics: BinStatistics) -> Tensor:
         return self.optimum(statistics).bound + log_prior(self.model, self.likelihood)
+
+
+def largest(gradient: Tensor) -> float:
+    """The largest magnitude of an entry; 0 if there is none."""
+    return gradient.abs().max().item() if len(gradient) else 0.0
 
 
 def _in_intervals(*modules: gpytorch.Module) -> set[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -80,10 +81,21 @@ class SiteFit:
         self._responses = None if data.arguments else distinct_responses(data.responses)
         self._likelihood_ascent = LikelihoodAscent(problem.likelihood, data, problem.limits)
         self._state: _State | None = None
-        #: Predicted gain of a further pass in nats, after :meth:`run`.
+        #: Predicted gain of a further pass in nats, after :meth:`run`, as all that follows.
         self.open = math.inf
-        #: Whether any step was accepted, after :meth:`run`.
+        #: The largest derivative of the objective in the coordinates of the hyperparameters; NaN if it is not known.
+        self.gradient = math.nan
+        #: Why it ended.
+        self.stopped = "max_passes is reached"
+        #: Number of passes over the rows.
+        self.passes = 0
+        #: Whether any step was accepted.
         self.has_moved = False
+
+    @property
+    def evaluations(self) -> int:
+        """Number of evaluations of the rows' expected log-likelihood by the likelihood's parameters."""
+        return self._likelihood_ascent.evaluations
 
     @property
     def optimum(self) -> GaussianOptimum:
@@ -118,6 +130,8 @@ class SiteFit:
                 self.open = math.inf if proposal is None else max(proposal.promised, proposal.open)
                 self._set(state.hyperparameters)
                 if rate < _SMALLEST_RATE or (gain >= -tolerance and self.open <= tolerance):
+                    self.stopped = "no step raises the bound any more"
+                    self._measure(state)
                     break
                 rate *= _shortening(gain, 0.0 if proposal is None else proposal.promised * rate)
                 continue
@@ -132,11 +146,12 @@ class SiteFit:
             may_move = may_move or (rate == 1.0 and (foretold or gain <= tolerance))
             rate, proposal = min(1.0, 2.0 * rate), None
             if is_last:  # unless the sites of this pass say otherwise
-                proposal = self._proposal(state, may_move, tolerance)
-                self.open = gain if proposal is None else max(proposal.promised, proposal.open)
+                self._measure(state)
                 if self.open <= tolerance:
-                    self._set(state.hyperparameters)
+                    self.stopped = "the bound is at a maximum"
                     break
+        else:
+            self._measure(state)
         self._state, self.has_moved = state, bool(history)
         return history or [state.seen.bound]
 
@@ -196,6 +211,14 @@ class SiteFit:
         promised = optimum.bound.item() + state.seen.rest + self._problem.log_prior() - state.seen.objective
         return _Proposal(self._hyperparameters(), optimum, promised, still_open)
 
+    def _measure(self, state: _State) -> None:
+        """Find what is open at a state: for the posterior, given the sites, and for the hyperparameters."""
+        statistics = BinStatistics(self._problem.strategy, self._problem.terms, state.seen.sites)
+        with suppress(torch.linalg.LinAlgError, ObjectiveError):
+            found = self._problem.open_at(statistics)
+            self.open = max(found.objective + state.seen.rest - state.seen.objective, 0.0) + found.nats
+            self.gradient = max(found.gradient, self._likelihood_ascent.gradient)
+
     def _part(self, state: _State, proposal: _Proposal, rate: float) -> GaussianOptimum:
         """Go a part of the way from a state to a proposal: sets the hyperparameters, and returns the posterior."""
         pairs = zip(state.hyperparameters, proposal.hyperparameters, strict=True)
@@ -220,6 +243,7 @@ class SiteFit:
         the likelihood's parameters move until a step promises less than ``nats``, unless this is None.
         """
         problem, data = self._problem, self._data
+        self.passes += 1
         tables, divergence = problem.moments(data, optimum)
         mean, variance = data.moments(tables)
         mean += problem.constant()

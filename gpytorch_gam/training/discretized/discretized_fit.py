@@ -6,7 +6,7 @@ import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import gpytorch
 import torch
@@ -137,6 +137,47 @@ def fit_discretized(
         >>> history = fit_discretized(model, likelihood, [(x, y)])
         >>> prediction = likelihood(model(x_new))
     """
+    found = run_bins(
+        model,
+        likelihood,
+        batches,
+        max_bins=max_bins,
+        bins=bins,
+        max_passes=max_passes,
+        tolerance=tolerance,
+        callback=callback,
+    )
+    _warn_of_what_is_open(found, tolerance)
+    warn_of_few_points(model, likelihood, with_noise_by_row(likelihood, every_row(batches)), found.num_rows)
+    return found.history
+
+
+class BinsFit(NamedTuple):
+    """What a fit of discretised data has found; all numbers are those of the discretised data."""
+
+    history: list[float]  # see fit_discretized
+    bound: float  # in nats, without the priors of hyperparameters
+    gradient: float  # largest derivative of bound and priors in the coordinates of the hyperparameters
+    open: float  # nats that a further step is predicted to gain
+    converged: bool
+    stopped: str  # why
+    passes: int  # over all rows
+    evaluations: int  # of the bound and its gradient
+    num_rows: int
+
+
+def run_bins(
+    model: gpytorch.models.ApproximateGP,
+    likelihood: Likelihood,
+    batches: Iterable[Any],
+    *,
+    max_bins: int | Sequence[int] = _MAX_BINS,
+    bins: ColumnBins | None = None,
+    max_passes: int = 50,
+    tolerance: float = 0.1,
+    callback: Callable[[float], Any] | None = None,
+) -> BinsFit:
+    """:func:`fit_discretized`, with all that is known at the end, and without warnings of what is open."""
     checks.likelihood(likelihood)
     checks.integer("max_passes", max_passes, least=1)
     checks.number("tolerance", tolerance, least=0)
@@ -163,21 +204,16 @@ def fit_discretized(
                 null = _null_model(strategy, likelihood, data)
                 problem = DiscretizedProblem(model, likelihood, bins, data.num_rows, null)
                 if problem.is_closed_form:
-                    optimum, history, still_open = _fit_gaussian(problem, data, tolerance, callback)
+                    optimum, found = _fit_gaussian(problem, data, tolerance, callback)
                 else:
                     start = _fit_sample(problem, batches, bins, data) if len(data) > 4 * _SAMPLE_SIZE else None
-                    fit = SiteFit(problem, data)
-                    history = fit.run(start, max_passes, tolerance, callback)
-                    optimum, still_open = fit.optimum, fit.open
-                    _check_progress(fit, tolerance)
+                    optimum, found = _fit_sites(problem, data, start, max_passes, tolerance, callback)
                 strategy.set_whitened_posterior(optimum.mean, optimum.precision)
-            _warn_of_what_is_open(still_open, tolerance, history[-1])
             _warn_of_coarse_bins(bins, strategy)
     finally:
         model.eval()
         likelihood.eval()
-    warn_of_few_points(model, likelihood, batches, len(data))
-    return history
+    return found
 
 
 @contextmanager
@@ -261,7 +297,7 @@ def _warn_of_coarse_bins(bins: ColumnBins, strategy: AdditiveVariationalStrategy
             f"components {', '.join(blurred)} vary within the bins to which their columns are rounded, by this part "
             "of their prior standard deviation, and the fit takes that for noise: raise max_bins, or go on with fit",
             DiscretizationWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
 
 
@@ -288,8 +324,8 @@ def _null_model(
 
 def _fit_gaussian(
     problem: DiscretizedProblem, data: DiscretizedData, tolerance: float, callback: Callable[[float], Any] | None
-) -> tuple[GaussianOptimum, list[float], float]:
-    """The fit from tables, after one pass: the optimum, the bounds before and after, and the predicted further gain."""
+) -> tuple[GaussianOptimum, BinsFit]:
+    """The fit from tables, after one pass."""
     residuals = data.responses.double()
     residuals = residuals if data.offset is None else residuals - data.offset
     precisions, _, log_noise = RowPrecisions.of_rows(residuals, data.weights, data.arguments.get("noise"))
@@ -307,7 +343,42 @@ def _fit_gaussian(
     history.append(optimum.bound.item())
     if callback is not None:
         callback(history[-1])
-    return optimum, history, still_open
+    return optimum, BinsFit(
+        history=history,
+        bound=history[-1],
+        gradient=problem.gradient,
+        open=still_open,
+        converged=not still_open > max(tolerance, ROUNDING * abs(history[-1])),
+        stopped=problem.stopped,
+        passes=1,
+        evaluations=problem.evaluations,
+        num_rows=len(data),
+    )
+
+
+def _fit_sites(
+    problem: DiscretizedProblem,
+    data: DiscretizedData,
+    start: GaussianOptimum | None,
+    max_passes: int,
+    tolerance: float,
+    callback: Callable[[float], Any] | None,
+) -> tuple[GaussianOptimum, BinsFit]:
+    """The fit by passes over the rows."""
+    fit = SiteFit(problem, data)
+    history = fit.run(start, max_passes, tolerance, callback)
+    _check_progress(fit, tolerance)
+    return fit.optimum, BinsFit(
+        history=history,
+        bound=history[-1],
+        gradient=fit.gradient,
+        open=fit.open,
+        converged=not fit.open > max(tolerance, ROUNDING * abs(history[-1])),
+        stopped=fit.stopped,
+        passes=fit.passes,
+        evaluations=problem.evaluations + fit.evaluations,
+        num_rows=len(data),
+    )
 
 
 def _check_progress(fit: SiteFit, tolerance: float) -> None:
@@ -319,10 +390,10 @@ def _check_progress(fit: SiteFit, tolerance: float) -> None:
         )
 
 
-def _warn_of_what_is_open(nats: float, tolerance: float, bound: float) -> None:
-    if nats > max(tolerance, ROUNDING * abs(bound)):
+def _warn_of_what_is_open(found: BinsFit, tolerance: float) -> None:
+    if not found.converged:
         warnings.warn(
-            f"fit_discretized ended where a further step promises {nats:.3g} nats, more than the tolerance of "
+            f"fit_discretized ended where a further step promises {found.open:.3g} nats, more than the tolerance of "
             f"{tolerance:g}: call it again, which goes on from here, raise max_passes, or scale the responses to a "
             "standard deviation of about one",
             ConvergenceWarning,

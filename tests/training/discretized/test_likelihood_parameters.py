@@ -5,7 +5,7 @@ from __future__ import annotations
 import gpytorch
 import pytest
 import torch
-from gpytorch.likelihoods import Likelihood, StudentTLikelihood
+from gpytorch.likelihoods import GaussianLikelihood, Likelihood, StudentTLikelihood
 from gpytorch.priors import NormalPrior
 from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
@@ -23,6 +23,7 @@ from gpytorch_gam.training import fit_discretized
 from gpytorch_gam.training.discretized import discretized_fit
 from gpytorch_gam.training.discretized._data import DiscretizedData
 from gpytorch_gam.training.discretized._likelihood_ascent import LikelihoodAscent
+from gpytorch_gam.training.discretized.discretized_fit import run_bins
 
 
 def make_inputs(num_rows: int) -> Tensor:
@@ -95,3 +96,21 @@ def test_moves_at_fixed_moments_reach_the_maximum_over_chunks_of_rows() -> None:
     expected = likelihood.expected_log_prob(y, predictors).sum()
     for gradient in torch.autograd.grad(expected, list(likelihood.parameters())):
         assert gradient.abs().max() < 1.0  # of 40000 rows
+
+
+@pytest.mark.parametrize("kind", ["counts", "gaussian"])
+def test_the_end_of_a_fit_is_measured(kind: str) -> None:
+    x = make_inputs(400)
+    y, likelihood = (truth(x), GaussianLikelihood().double()) if kind == "gaussian" else respond(kind, truth(x))
+    y = y + 0.3 * torch.randn(400).double() if kind == "gaussian" else y
+    model = make_model(x)
+    found = run_bins(model, likelihood, [(x, y)], tolerance=0.01)
+    assert found.converged and found.open <= 0.01 and found.bound == found.history[-1] and found.num_rows == 400
+    assert found.passes == 1 if kind == "gaussian" else found.passes > len(found.history)
+    assert found.evaluations > 5 and "maximum" in found.stopped
+    bound = 400 * gpytorch.mlls.VariationalELBO(likelihood, model.train(), num_data=400)(model(x), y)
+    parameters = [p for p in (*model.hyperparameters(), *likelihood.parameters()) if p.requires_grad]
+    gradients = Coordinates(parameters, [model, likelihood]).gradients(list(torch.autograd.grad(bound, parameters)))
+
+    largest = max(gradient.abs().max().item() for gradient in gradients)
+    assert found.gradient == pytest.approx(largest, rel=0.05, abs=1e-3)
