@@ -47,7 +47,7 @@ _LARGEST_LOGIT = 9.0
 
 # Fits of many rows with a Gaussian likelihood begin with the bound of this many equivalent rows, where the information
 # on the kernels is not yet drowned in that on the noise. They end where a step promises less than the second number.
-FIRST_ROWS, _FIRST_NATS = 2000, 2.0
+_FIRST_ROWS, _FIRST_NATS = 2000, 2.0
 
 
 class Open(NamedTuple):
@@ -80,6 +80,7 @@ class DiscretizedProblem:
         unique = {id(p): p for p in (*model.parameters(), *likelihood.parameters()) if p.requires_grad}
         self.hyperparameters = [parameter for key, parameter in unique.items() if key not in variational]
         self._num_rows = num_rows
+        self._last: tuple[BinStatistics, list[Tensor], float] | None = None
         if null is not None:
             start_from_null_model(self.strategy, likelihood, null)
         units = {} if null is None else units_of_means(self.strategy, null)
@@ -173,51 +174,71 @@ class DiscretizedProblem:
         nats = self._ascent.maximise(lambda: self._objective(statistics), math.inf, 0)
         return Open(self._ascent.value, nats, self.gradient)
 
-    def maximise(self, statistics: BinStatistics, nats: float, steps: int) -> float:
+    def maximise(self, statistics: BinStatistics, nats: float, steps: int, begins: bool = False) -> float:
         """
         Move the hyperparameters on the collapsed bound, first on fewer bins, until a step promises less than ``nats``;
-        returns the gain that is predicted for a further step.
+        returns the gain that is predicted for a further step. If it ``begins``, the bound of a part of many rows comes
+        before.
         """
         if not self._moved:
             return 0.0
         few = self._on_fewer_bins(statistics)
+        if begins and statistics.tables.num_rows > 4 * _FIRST_ROWS:
+            self._begin(statistics, few or statistics, steps)
         if few is not None:
-            with self._kept_only_if_better(statistics):
+            before, values = self._bound(statistics), self._values()
+            with suppress(ObjectiveError):  # the approximation is not finite at the start, or the bound at its end
                 self._ascent.maximise(self._interpolated_objective(few), nats, steps)
+                still_open = self._ascent.maximise(lambda: self._objective(statistics), nats, steps)
+                if not self._ascent.value < before:
+                    return still_open
+            self._return_to(values)
         return self._ascent.maximise(lambda: self._objective(statistics), nats, steps)
 
-    def begin(self, statistics: BinStatistics, steps: int) -> None:
-        """Move the hyperparameters to the optimum of the bound of a part of the rows."""
+    def _begin(self, statistics: BinStatistics, few: BinStatistics, steps: int) -> None:
+        """Move the hyperparameters to the optimum of the bound of a part of the rows, on fewer bins."""
         num_rows = statistics.tables.num_rows
-        part = BinStatistics(self.strategy, self.terms, statistics.tables.scaled(FIRST_ROWS / num_rows))
+        part = BinStatistics(self.strategy, self.terms, few.tables.scaled(_FIRST_ROWS / num_rows))
         with self._kept_only_if_better(statistics):
-            self.scale_to(FIRST_ROWS)
+            self.scale_to(_FIRST_ROWS)
             try:
-                few = self._on_fewer_bins(part) or part
-                self._ascent.maximise(self._interpolated_objective(few), _FIRST_NATS, steps)
+                self._ascent.maximise(self._interpolated_objective(part), _FIRST_NATS, steps)
             finally:
                 self.scale_to(num_rows)
 
     @contextmanager
     def _kept_only_if_better(self, statistics: BinStatistics) -> Iterator[None]:
         """Undo the moves made on an approximation of the bound if they lower the bound itself."""
-        before, values = self._bound(statistics), [p.detach().clone() for p in self._moved]
+        before, values = self._bound(statistics), self._values()
         with suppress(ObjectiveError):  # the approximation is not finite at the start
             yield
         if not self._bound(statistics) > before:
-            with torch.no_grad():
-                for parameter, value in zip(self._moved, values, strict=True):
-                    parameter.copy_(value)
-            self._ascent.forget()
+            self._return_to(values)
+
+    def _values(self) -> list[Tensor]:
+        return [parameter.detach().clone() for parameter in self._moved]
+
+    @torch.no_grad()
+    def _return_to(self, values: list[Tensor]) -> None:
+        for parameter, value in zip(self._moved, values, strict=True):
+            parameter.copy_(value)
+        self._ascent.forget()
 
     @torch.no_grad()
     def _bound(self, statistics: BinStatistics) -> float:
-        """The bound, or minus infinity where it cannot be computed."""
-        try:
-            value = self._objective(statistics).item()
-        except (torch.linalg.LinAlgError, NotPSDError, NanError):
-            return -math.inf
-        return value if math.isfinite(value) else -math.inf
+        """The bound, or minus infinity where it cannot be computed; the last one is remembered."""
+        values = self._values()
+        if self._last is None or self._last[0] is not statistics or not all(map(torch.equal, values, self._last[1])):
+            try:
+                value = self._objective(statistics).item()
+            except (torch.linalg.LinAlgError, NotPSDError, NanError):
+                value = -math.inf
+            self._last = statistics, values, value if math.isfinite(value) else -math.inf
+        return self._last[2]
+
+    def bound(self, statistics: BinStatistics) -> float:
+        """The bound without the priors of hyperparameters, or minus infinity where it cannot be computed."""
+        return self._bound(statistics) - self.log_prior()
 
     def scale_to(self, num_rows: float) -> None:
         """Rescale the curvatures assumed in the next moves to this number of rows."""

@@ -26,7 +26,7 @@ from gpytorch_gam.warnings import ConvergenceWarning, DiscretizationWarning
 
 from ..shortfall import warn_of_few_points
 from ._data import DiscretizedData, sampled
-from ._problem import FIRST_ROWS, DiscretizedProblem
+from ._problem import DiscretizedProblem
 from ._site_fit import ROUNDING, SHARE_OF_TOLERANCE, SiteFit
 from ._statistics import BinStatistics
 from .column_bins import ColumnBins
@@ -333,11 +333,8 @@ def _fit_gaussian(
     tables = data.tables(precisions, targets, targets @ residuals)
     tables = tables._replace(num_rows=data.num_rows, log_noise=log_noise)
     statistics = BinStatistics(problem.strategy, problem.terms, tables)
-    with torch.no_grad():
-        history = [problem.optimum(statistics).bound.item()]
-    if data.num_rows > 4 * FIRST_ROWS:
-        problem.begin(statistics, _GAUSSIAN_STEPS)
-    still_open = problem.maximise(statistics, SHARE_OF_TOLERANCE * tolerance, _GAUSSIAN_STEPS)
+    history = [problem.bound(statistics)]
+    still_open = problem.maximise(statistics, SHARE_OF_TOLERANCE * tolerance, _GAUSSIAN_STEPS, begins=True)
     with torch.no_grad():
         optimum = problem.optimum(statistics)
     history.append(optimum.bound.item())
