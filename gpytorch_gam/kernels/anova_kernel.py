@@ -325,8 +325,7 @@ def _rbf_factors(
     limit. At short lengthscales they are constant, and so large that the local part is the kernel itself.
     """
     is_long = measure.is_long(lengthscale)
-    constants = measure.rbf_constants(lengthscale)
-    embedding, remainder = measure.rbf_embedding(x, lengthscale)
+    constants, embedding, remainder = measure.rbf_integrals(x, lengthscale)
     scaled = (x - measure.mean.unsqueeze(-1)) / lengthscale
     factor = torch.exp(-0.5 * scaled.square())
     # Where the lengthscale is short, the long form is computed with harmless constants: its gradient would be NaN

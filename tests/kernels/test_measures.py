@@ -51,8 +51,9 @@ def test_rbf_integrals_agree_with_dense_quadrature(measure, lengthscale):
     lengthscale = torch.tensor([lengthscale], dtype=torch.float64)
     nodes, weights = measure.quadrature(600)  # whose weights have rounding errors of 1e-13
     x = torch.linspace(-3.0, 4.0, 23, dtype=torch.float64)
-    embedding, remainder = measure.rbf_embedding(x, lengthscale)
-    constants = measure.rbf_constants(lengthscale)
+    constants, embedding, remainder = measure.rbf_integrals(x, lengthscale)
+    assert all(map(torch.equal, constants, measure.rbf_constants(lengthscale)))
+    assert all(map(torch.equal, (embedding, remainder), measure.rbf_embedding(x, lengthscale)))
     torch.testing.assert_close(embedding, rbf(x[:, None], nodes, lengthscale) @ weights, rtol=1e-10, atol=1e-14)
     double_mean = weights @ rbf(nodes[:, None], nodes, lengthscale) @ weights
     torch.testing.assert_close(constants.double_mean, double_mean[None], rtol=1e-10, atol=0.0)

@@ -11,7 +11,7 @@ from gpytorch_gam import _checks as checks
 
 from .._parameters import as_parameter, checked_weights
 from ..batch_shapes import resize_for_state
-from .measure import Measure
+from .measure import Measure, RBFConstants
 
 
 class Empirical(Measure):
@@ -102,6 +102,11 @@ class Empirical(Measure):
     def quadrature(self, num_nodes: int) -> tuple[Tensor, Tensor]:
         """The atoms and their weights; ``num_nodes`` is not used."""
         return self.atoms.double(), self._normalised_weights()
+
+    def rbf_integrals(self, x: Tensor, lengthscale: Tensor) -> tuple[RBFConstants, Tensor, Tensor]:
+        """See :meth:`Measure.rbf_integrals`."""
+        moments = self._moments(lengthscale)
+        return self._constants(lengthscale, moments), *self._embedding(x, lengthscale, moments)
 
     def _normalised_weights(self) -> Tensor:
         # Conversion to float32 rounds the stored weights; their sum is restored in float64.

@@ -120,7 +120,10 @@ class Measure(torch.nn.Module, ABC):
 
         :param lengthscale: The lengthscale ``(*batch, 1)``, float64.
         """
-        moments, is_compact = self._moments(lengthscale)
+        return self._constants(lengthscale, self._moments(lengthscale))
+
+    def _constants(self, lengthscale: Tensor, moments_and_use: tuple[Tensor, Tensor]) -> RBFConstants:
+        moments, is_compact = moments_and_use
         factor_mean = moments[..., :1]
         nodes, weights = self.quadrature(_NUM_NODES)
         double_mean = (weights * self._rbf_mean(nodes, lengthscale)).sum(-1, keepdim=True)
@@ -137,8 +140,13 @@ class Measure(torch.nn.Module, ABC):
         :return: :math:`\mu(x) = E_s k(x, s)`, and :math:`\mu(x) - G \alpha(x) = \alpha(x) E_s \alpha(s) h(x, s)`
             computed without that subtraction (only meaningful where :meth:`is_long` holds). Both ``(*batch, n)``.
         """
+        return self._embedding(x, lengthscale, self._moments(lengthscale))
+
+    def _embedding(
+        self, x: Tensor, lengthscale: Tensor, moments_and_use: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor]:
         embedding = self._rbf_mean(x, lengthscale)
-        moments, is_compact = self._moments(lengthscale)
+        moments, is_compact = moments_and_use
         offset, reach = self._offset(x), self._reach()
         scaled = offset / lengthscale
         is_near = is_compact & (scaled.abs() * reach / lengthscale < _LARGEST_PRODUCT)
@@ -146,6 +154,15 @@ class Measure(torch.nn.Module, ABC):
         series = power_series(near, moments[..., 1:] * _inverse_factorials(moments))
         factor = torch.exp(-0.5 * scaled.square())
         return embedding, torch.where(is_near, factor * series, embedding - moments[..., :1] * factor)
+
+    def rbf_integrals(self, x: Tensor, lengthscale: Tensor) -> tuple[RBFConstants, Tensor, Tensor]:
+        """
+        :meth:`rbf_constants` and both results of :meth:`rbf_embedding`, which may share what they compute.
+
+        :param x: The inputs ``(*batch, n)``, float64.
+        :param lengthscale: The lengthscale ``(*batch, 1)``, float64.
+        """
+        return self.rbf_constants(lengthscale), *self.rbf_embedding(x, lengthscale)
 
     def matern_deviation(self, x: Tensor, rate: Tensor, nu: float) -> Tensor | None:
         r"""

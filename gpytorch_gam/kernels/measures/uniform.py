@@ -88,8 +88,19 @@ class Uniform(Measure):
 
     def rbf_constants(self, lengthscale: Tensor) -> RBFConstants:
         """See :meth:`Measure.rbf_constants`."""
+        return self._constants_by_series(lengthscale, self._even_moments(lengthscale))
+
+    def rbf_embedding(self, x: Tensor, lengthscale: Tensor) -> tuple[Tensor, Tensor]:
+        """See :meth:`Measure.rbf_embedding`."""
+        return self._embedding_by_series(x, lengthscale, self._even_moments(lengthscale))
+
+    def rbf_integrals(self, x: Tensor, lengthscale: Tensor) -> tuple[RBFConstants, Tensor, Tensor]:
+        """See :meth:`Measure.rbf_integrals`."""
+        moments = self._even_moments(lengthscale)
+        return self._constants_by_series(lengthscale, moments), *self._embedding_by_series(x, lengthscale, moments)
+
+    def _constants_by_series(self, lengthscale: Tensor, moments: Tensor) -> RBFConstants:
         is_long = self.is_long(lengthscale)
-        moments = self._even_moments(self._long_lengthscale(lengthscale))  # (*batch, K + 1)
         factor_mean = moments[..., :1]
         remainder = (moments[..., 1:].square() * _inverse_even_factorials(moments)).sum(-1, keepdim=True)
         width = 2 * self.half_width.unsqueeze(-1) / torch.where(is_long, torch.ones_like(lengthscale), lengthscale)
@@ -98,14 +109,12 @@ class Uniform(Measure):
         short = 2 / width.square() * (error_function + torch.expm1(-0.5 * width.square()))
         return RBFConstants(torch.where(is_long, remainder + factor_mean.square(), short), factor_mean, remainder)
 
-    def rbf_embedding(self, x: Tensor, lengthscale: Tensor) -> tuple[Tensor, Tensor]:
-        """See :meth:`Measure.rbf_embedding`."""
+    def _embedding_by_series(self, x: Tensor, lengthscale: Tensor, moments: Tensor) -> tuple[Tensor, Tensor]:
         offset, half_width = x - self.mean.unsqueeze(-1), self.half_width.unsqueeze(-1)
         root = math.sqrt(2.0) * lengthscale
         difference = torch.erf((offset + half_width) / root) - torch.erf((offset - half_width) / root)
         embedding = math.sqrt(math.pi / 2) * lengthscale / (2 * half_width) * difference
 
-        moments = self._even_moments(self._long_lengthscale(lengthscale))
         scaled = offset / lengthscale
         is_near = scaled.abs() * half_width / lengthscale < _LARGEST_PRODUCT
         near = torch.where(is_near, scaled, torch.zeros_like(scaled)).square()
@@ -126,14 +135,15 @@ class Uniform(Measure):
         far = (_matern_tail(first, nu) - _matern_tail(last, nu)) / width - 1
         return torch.where(is_far, far, near)
 
-    def _long_lengthscale(self, lengthscale: Tensor) -> Tensor:
-        """The lengthscale where the expansion is used, and a harmless number elsewhere."""
-        return torch.where(self.is_long(lengthscale), lengthscale, self.half_width.unsqueeze(-1))
-
     def _even_moments(self, lengthscale: Tensor) -> Tensor:
-        r""":math:`E \alpha(s) ((s - c) / \ell)^{2k}` for k = 0, ..., K, of shape ``(*batch, K + 1)``."""
+        r"""
+        :math:`E \alpha(s) ((s - c) / \ell)^{2k}` for k = 0, ..., K, of shape ``(*batch, K + 1)``, where the expansion
+        is used, and harmless numbers elsewhere.
+        """
         nodes, weights = gauss_legendre(_NUM_MOMENT_NODES, lengthscale.device)
-        squares = (self.half_width.unsqueeze(-1) / lengthscale * nodes).square()  # (*batch, J)
+        half_width = self.half_width.unsqueeze(-1)
+        used = torch.where(self.is_long(lengthscale), lengthscale, half_width)
+        squares = (half_width / used * nodes).square()  # (*batch, J)
         factors = (weights * torch.exp(-0.5 * squares)).unsqueeze(-2)  # (*batch, 1, J)
         higher = (factors @ integer_powers(squares, _NUM_EVEN_TERMS)).squeeze(-2)
         return torch.cat([factors.sum(-1), higher], -1)
