@@ -51,6 +51,9 @@ _MAX_INDUCING, _MAX_TABLE_ENTRIES = 4096, 2**28
 # largest without a warning at the end; fraction of the largest prior variance below which a component does not matter.
 _LARGEST_ERROR, _LARGE_ERROR, _SMALL_VARIANCE = 1.0, 0.5, 1e-3
 
+# What works where bins do not.
+_INSTEAD = "use fit and polish"
+
 # Number of inducing variables up to which matrices are too small to profit from torch's threads.
 _SMALL = 512
 
@@ -184,7 +187,9 @@ def run_bins(
     checks.function("callback", callback)
     if bins is not None and not isinstance(bins, ColumnBins):
         raise TypeError(f"bins must be ColumnBins, such as ColumnBins.from_data(x, predictor), got {bins!r}")
-    strategy = validated_strategy(model, (*StructuredDistribution, CholeskyVariationalDistribution))
+    strategy = validated_strategy(
+        model, (*StructuredDistribution, CholeskyVariationalDistribution), several_predictors=True
+    )
     _check_supported(strategy, likelihood)
     batches, num_threads = with_noise_by_row(likelihood, every_row(batches)), torch.get_num_threads()
     try:
@@ -234,13 +239,17 @@ def _check_forward(strategy: AdditiveVariationalStrategy, batches: Iterable[Any]
         if not strategy.read(x[:2]).is_plain:
             raise NotImplementedError(
                 f"{type(strategy.model).__name__}.forward gives its predictor other inputs than x, or adds a mean, "
-                "which is not discretised: use fit and polish, or give a constant mean to the AdditivePredictor"
+                f"which is not discretised: give a constant mean to the AdditivePredictor, or {_INSTEAD}"
             )
         return
 
 
 def _check_supported(strategy: AdditiveVariationalStrategy, likelihood: Likelihood) -> None:
     predictor = strategy.predictor
+    if predictor.num_predictors != 1:
+        raise NotImplementedError(
+            f"model has {predictor.num_predictors} predictors, and sums over bins are made for one: {_INSTEAD}"
+        )
     mean = predictor.means[0]
     if _fixed_mean(strategy) is not None and any(parameter.requires_grad for parameter in mean.parameters()):
         raise NotImplementedError(
@@ -250,7 +259,7 @@ def _check_supported(strategy: AdditiveVariationalStrategy, likelihood: Likeliho
     if predictor.num_inducing_total > _MAX_INDUCING:
         raise ValueError(
             f"the model has {predictor.num_inducing_total} inducing variables, and this fit factorises dense matrices "
-            f"of that size, up to {_MAX_INDUCING}: use fit and polish"
+            f"of that size, up to {_MAX_INDUCING}: {_INSTEAD}"
         )
 
 
@@ -273,7 +282,7 @@ def _refuse_coarse_bins(bins: ColumnBins, strategy: AdditiveVariationalStrategy)
             f"components {sorted(blurred)} vary within a bin as much as they vary at all: the step between "
             "the bins of their columns is longer than their lengthscales. Raise max_bins, give these columns on "
             "another scale, start with longer lengthscales, fix the period of periodic kernels "
-            "(requires_grad_(False)), whose columns are then taken modulo the period, or use fit and polish"
+            f"(requires_grad_(False)), whose columns are then taken modulo the period, or {_INSTEAD}"
         )
 
 
@@ -383,7 +392,7 @@ def _check_progress(fit: SiteFit, tolerance: float) -> None:
         raise RuntimeError(
             f"no step from the model without effects raised the bound, though one promised {fit.open:.3g} nats: the "
             "likelihood may not be log-concave, or the responses may be of another scale than its fixed parameters "
-            "suppose; compare these with the responses, or use fit and polish"
+            f"suppose; compare these with the responses, or {_INSTEAD}"
         )
 
 
