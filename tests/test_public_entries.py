@@ -30,7 +30,8 @@ from gpytorch_gam.data import MemoryMappedBatches, RowDataset, drop_missing
 from gpytorch_gam.diagnostics import HyperparameterUncertainty, concurvity, sobol_indices
 from gpytorch_gam.mlls import CollapsedELBO
 from gpytorch_gam.optim import NaturalGradient
-from gpytorch_gam.training import fit, fit_discretized, initialize_posterior, polish
+from gpytorch_gam.training import FitStatistics, fit, fit_discretized, initialize_posterior, polish
+from gpytorch_gam.training.discretized import ColumnBins
 from gpytorch_gam.variational import (
     AdditiveVariationalStrategy,
     BlockLowRankPrecisionVariationalDistribution,
@@ -144,6 +145,11 @@ ENTRIES: dict[str, Entry] = {
             "callback": CALLBACK,
         },
         **OF_DATA,
+    ),
+    "FitStatistics.from_batches": (
+        FitStatistics.from_batches,
+        {"batches": [(X, Y)], "bins": ColumnBins.from_data(X)},
+        {"batches": (None, 3, "xy", X, X.numpy(), [], [X], [(X,)], [(X.numpy(), Y)]), "bins": (None, 3, "bins")},
     ),
     "HyperparameterUncertainty": with_model(
         HyperparameterUncertainty,

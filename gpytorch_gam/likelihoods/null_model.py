@@ -148,6 +148,18 @@ def null_model(likelihood: Likelihood, responses: Responses) -> NullModel | None
     return None if known is None else known(likelihood, responses)
 
 
+def gaussian_null_model(likelihood: Likelihood, mean: float, variance: float) -> NullModel | None:
+    """The null model of a Gaussian likelihood for responses with these moments; None if nothing is known of it."""
+    if type(likelihood) not in (
+        gpytorch_likelihoods.GaussianLikelihood,
+        gpytorch_likelihoods.FixedNoiseGaussianLikelihood,
+    ):
+        return None
+    variance = variance if variance > 0.0 else 1.0
+    has_noise = type(likelihood) is gpytorch_likelihoods.GaussianLikelihood
+    return NullModel([mean], [variance], {"noise": NOISE_SHARE * variance} if has_noise else {})
+
+
 def null_model_of_tasks(likelihood: Likelihood, tasks: Sequence[Responses]) -> NullModel | None:
     """The null model of a likelihood of several responses in a row, one a predictor; None if nothing is known."""
     if type(likelihood) is not gpytorch_likelihoods.MultitaskGaussianLikelihood or len(tasks) != likelihood.num_tasks:

@@ -1,6 +1,6 @@
 """Training: starting values, minibatch and discretised fits, and refinement of the posterior."""
 
-from .discretized import fit_discretized
+from .discretized import ColumnRanges, FitStatistics, fit_discretized
 from .fitting import Epoch, fit
 from .initialization import initialize_posterior
 from .polishing import polish
@@ -8,7 +8,9 @@ from .shortfall import inducing_shortfall
 from .starting_values import null_predictor, start_from_responses
 
 __all__ = [
+    "ColumnRanges",
     "Epoch",
+    "FitStatistics",
     "fit",
     "fit_discretized",
     "inducing_shortfall",

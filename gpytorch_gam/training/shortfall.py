@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import gpytorch
@@ -79,9 +79,13 @@ def inducing_shortfall(
 def _shortfall_of_batches(
     strategy: AdditiveVariationalStrategy, likelihood: Likelihood, batches: Iterable[Any], num_data: int
 ) -> dict[str, float]:
-    parts = list(itertools.islice(batches, _NUM_BATCHES))
+    # Thinned one by one, so that a single batch of a large file is in memory.
+    parts = [
+        _thinned(checked_rows(strategy, likelihood, part), _NUM_ROWS)
+        for part in itertools.islice(batches, _NUM_BATCHES)
+    ]
     with gradients_on():
-        rows = [_thinned(checked_rows(strategy, likelihood, part), _NUM_ROWS // len(parts)) for part in parts]
+        rows = [_thinned(part, _NUM_ROWS // len(parts)) for part in parts]
         scale = num_data / sum(len(part.y) for part in rows)
         totals = [_shortfall_of_rows(strategy, likelihood, part, scale) for part in rows]
     return dict(zip(strategy.predictor.names, torch.stack(totals).sum(0).tolist(), strict=True))
@@ -91,7 +95,11 @@ def warn_of_few_points(
     model: gpytorch.models.ApproximateGP, likelihood: Likelihood, batches: Iterable[Any], num_data: int
 ) -> None:
     """Warn if components would gain notably from more inducing points, judged from some of the batches."""
-    found = _shortfall_of_batches(model.variational_strategy, likelihood, batches, num_data)
+    warn_of_shortfall(_shortfall_of_batches(model.variational_strategy, likelihood, batches, num_data))
+
+
+def warn_of_shortfall(found: Mapping[str, float]) -> None:
+    """Warn if a component would gain notably from more inducing points, given the nats of each."""
     notable = sorted((name for name, nats in found.items() if nats > _NOTABLE), key=lambda name: -found[name])
     if notable:
         listing = ", ".join(f"{name!r} ({found[name]:.2g} nats)" for name in notable[:3])
@@ -119,7 +127,7 @@ def _shortfall_of_rows(
         weights = scale * _curvatures(strategy, likelihood, rows)
     groups = strategy.predictor.groups
     inputs = strategy.read(rows.x).inputs.double()
-    return torch.cat([_shortfall(group, inputs, weights[..., group.predictor_index]) for group in groups])
+    return torch.cat([group_shortfall(group, inputs, weights[..., group.predictor_index]) for group in groups])
 
 
 def _curvatures(strategy: AdditiveVariationalStrategy, likelihood: Likelihood, rows: Rows) -> Tensor:
@@ -135,8 +143,8 @@ def _curvatures(strategy: AdditiveVariationalStrategy, likelihood: Likelihood, r
     return found.curvatures.diagonal(dim1=-2, dim2=-1).clamp_min(0.0)
 
 
-def _shortfall(group: ComponentGroup, x: Tensor, weights: Tensor) -> Tensor:
-    """The shortfall of each component of a group, ``(C_g,)``."""
+def group_shortfall(group: ComponentGroup, x: Tensor, weights: Tensor) -> Tensor:
+    """The shortfall of each component of a group, ``(C_g,)``, for inputs ``(n, D)`` and their curvatures ``(n,)``."""
     if group.exact:
         return x.new_zeros(group.num_components)
     with torch.no_grad():

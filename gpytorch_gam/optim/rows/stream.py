@@ -156,7 +156,7 @@ def concatenated(parts: Sequence[Rows]) -> list[Rows]:
     return [Rows(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]), row_arguments)]
 
 
-def checked_rows(strategy: AdditiveVariationalStrategy, likelihood: Likelihood | None, batch: Any) -> Rows:
+def checked_rows(strategy: AdditiveVariationalStrategy | None, likelihood: Likelihood | None, batch: Any) -> Rows:
     """The rows of a batch, a pair or triple as for :func:`checked_data`; anything else is a ValueError."""
     if not isinstance(batch, tuple | list) or len(batch) not in (2, 3):
         raise ValueError(
@@ -167,14 +167,19 @@ def checked_rows(strategy: AdditiveVariationalStrategy, likelihood: Likelihood |
 
 
 def checked_data(
-    strategy: AdditiveVariationalStrategy, likelihood: Likelihood | None, x: Any, y: Any, row_arguments: Any = None
+    strategy: AdditiveVariationalStrategy | None,
+    likelihood: Likelihood | None,
+    x: Any,
+    y: Any,
+    row_arguments: Any = None,
 ) -> Rows:
     """
     Inputs ``(b, D)``, responses ``(b)`` or ``(b, T)``, integers too if they are Gaussian, and a mapping to row-wise
     arguments. Raises ValueErrors for shapes, dtypes and devices, and TypeErrors for other types and unread arguments.
     """
-    strategy.check_inputs(x)
-    if x.dim() != 2:
+    if strategy is not None:
+        strategy.check_inputs(x)
+    if checks.tensor("x", x).dim() != 2:
         raise ValueError(f"x must be inputs of shape (b, D), got {tuple(x.shape)}")
     _check_responses(likelihood, checks.tensor("y", y), x)
     row_arguments = {} if row_arguments is None else _checked_arguments(row_arguments, x)

@@ -20,6 +20,9 @@ from ._chunks import CHUNK_SIZE, chunks, in_threads
 from ._indexed_rows import RowReader, joined, joined_by_name, taken_from
 from .column_bins import ColumnBins
 
+# Largest size of all tables together (2 GiB).
+_MAX_TABLE_ENTRIES = 2**28
+
 
 class BinTables(NamedTuple):
     """Sums over rows with weights lambda and residuals r, in float64, for T sets of columns with U_t bins each."""
@@ -43,6 +46,30 @@ class BinTables(NamedTuple):
             self.places, own, pairs, weights, targets, factor * self.totals, factor * self.num_rows, log_noise
         )
 
+    def to(self, device: torch.device) -> BinTables:
+        """The tables on a device."""
+        places, own, weights, targets = (
+            [part.to(device) for part in parts] for parts in (self.places, self.own, self.weights, self.targets)
+        )
+        pairs = {key: table.to(device) for key, table in self.pairs.items()}
+        log_noise = None if self.log_noise is None else self.log_noise.to(device)
+        return BinTables(places, own, pairs, weights, targets, self.totals.to(device), self.num_rows, log_noise)
+
+    def without_empty_combinations(self) -> BinTables:
+        """The tables without the bins of several columns at which there is no weight."""
+        kept = [
+            own.nonzero().squeeze(-1) if bins.shape[-1] > 1 else torch.arange(len(own), device=own.device)
+            for own, bins in zip(self.own, self.places, strict=True)
+        ]
+        if all(len(places) == len(own) for places, own in zip(kept, self.own, strict=True)):
+            return self
+        places, own, weights, targets = (
+            [part[index] for part, index in zip(parts, kept, strict=True)]
+            for parts in (self.places, self.own, self.weights, self.targets)
+        )
+        pairs = {(s, t): table[kept[s]][:, kept[t]] for (s, t), table in self.pairs.items()}
+        return self._replace(places=places, own=own, pairs=pairs, weights=weights, targets=targets)
+
 
 class MomentTables(NamedTuple):
     """Mean and variance of the predictor as sums of entries of tables."""
@@ -50,6 +77,17 @@ class MomentTables(NamedTuple):
     mean: list[Tensor]  # (U_t,) for each set of columns
     variance: list[Tensor]  # (U_t,) for each
     pairs: dict[tuple[int, int], Tensor]  # contributions of pairs s < t of sets to the variance, (U_s, U_t)
+
+
+def check_sizes(bins: ColumnBins) -> None:
+    """Raise a ValueError if the tables would be too large."""
+    sizes = [bins.num_bins(term) for term in bins.terms]
+    total = sum(first * second for first, second in itertools.combinations(sizes, 2))
+    if total > _MAX_TABLE_ENTRIES:
+        raise ValueError(
+            f"the tables of pairs of bins would have {total} entries, more than {_MAX_TABLE_ENTRIES}: lower "
+            f"max_bins; the numbers of bins are {dict(zip(bins.terms, sizes, strict=True))}"
+        )
 
 
 class TableSums:
@@ -83,6 +121,10 @@ class TableSums:
         in_threads([*pairs, *single], num_threads)
         weight = targets.new_tensor(len(targets)) if weights is None else weights.sum()
         self.totals += torch.stack([weight, targets.sum(), squares])
+
+    def parts(self) -> list[Tensor]:
+        """All sums, which may be changed in place."""
+        return [*self.pairs.values(), *self.weights, *self.targets, self.totals]
 
     def tables(self, places: list[Tensor]) -> BinTables:
         """The tables for bins that stand at these places."""
@@ -145,7 +187,7 @@ class DiscretizedData:
     ) -> DiscretizedData:
         """Read the data in one pass; ``mean`` is a fixed part of the predictor."""
         reader = RowReader(bins, taken_from(likelihood), mean, num_threads)
-        parts = list(reader.blocks(_checked(batches, strategy, likelihood)))
+        parts = list(reader.blocks(rows_for(likelihood, strategy, batches)))
         if not parts:
             raise ValueError("batches is empty: there is no data to fit, or it can be gone through only once")
         codes, responses, taken, arguments = zip(*parts, strict=True)
@@ -230,7 +272,8 @@ class DiscretizedData:
         return in_threads([functools.partial(function, rows) for rows in chunks(len(self))], self._num_threads)
 
 
-def _checked(batches: Iterable[Any], strategy: AdditiveVariationalStrategy, likelihood: Likelihood) -> Iterator[Rows]:
+def rows_for(likelihood: Likelihood, strategy: AdditiveVariationalStrategy, batches: Iterable[Any]) -> Iterator[Rows]:
+    """The rows of batches, with arguments that the likelihood reads."""
     for batch in batches:
         rows = checked_rows(strategy, None, batch)  # the values of all responses are checked later
         check_row_arguments(likelihood, rows.row_arguments)

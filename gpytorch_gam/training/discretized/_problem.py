@@ -98,8 +98,8 @@ class DiscretizedProblem:
 
     @property
     def is_closed_form(self) -> bool:
-        """Whether the likelihood is Gaussian, so that the optimal posterior needs no sites."""
-        return isinstance(unwrapped(self.likelihood), GaussianLikelihood | FixedNoiseGaussianLikelihood)
+        """Whether the optimal posterior needs no sites."""
+        return is_closed_form(self.likelihood)
 
     def _curvature(self, parameter: Tensor, num_rows: float) -> float:
         """A rough minus second derivative of the bound: each row has information on noise and mean."""
@@ -275,6 +275,11 @@ class DiscretizedProblem:
 def largest(gradient: Tensor) -> float:
     """The largest magnitude of an entry; 0 if there is none."""
     return gradient.abs().max().item() if len(gradient) else 0.0
+
+
+def is_closed_form(likelihood: Likelihood) -> bool:
+    """Whether the likelihood is Gaussian, so that sums over the rows determine the optimal posterior."""
+    return isinstance(unwrapped(likelihood), GaussianLikelihood | FixedNoiseGaussianLikelihood)
 
 
 def _in_intervals(*modules: gpytorch.Module) -> set[int]:

@@ -9,101 +9,24 @@ through its phase, so for them the phase is rounded.
 from __future__ import annotations
 
 import itertools
-import math
-import sys
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
-from gpytorch.kernels import AdditiveKernel, CosineKernel, Kernel, PeriodicKernel, ProductKernel, ScaleKernel
 from torch import Tensor
 
-from gpytorch_gam import _checks as checks
 from gpytorch_gam.components.additive_predictor import AdditivePredictor
 from gpytorch_gam.components.component_group import ComponentGroup
-from gpytorch_gam.kernels import ANOVAKernel, CentredKernel, LevelKernel, OrdinalKernel
 
-# Largest number of bins of a column that a component reads alone, of each of two columns read together, and of more.
-DEFAULT_MAX_BINS = (1000, 100, 25)
-
-# Number of rows searched for new values at a time.
-_BLOCK_SIZE = 16384
+from ._coordinates import Coordinate, Phase, coordinates_of, index_of, read
+from ._margin import Margin
+from .column_ranges import BLOCK_SIZE, DEFAULT_MAX_BINS, ColumnRanges, inputs_of, number_for, validated_max_bins
 
 # Largest number of bins of a component at which rounding errors are computed.
 _MAX_CHECKED = 128
 
 # Largest size of the grid of a component's columns; a table of this size marks the combinations that occur.
 _MAX_GRID = 2**24
-
-
-class Phase(NamedTuple):
-    """A column modulo a period, which is all that a periodic component depends on."""
-
-    column: int
-    period: float
-
-
-#: An input of a component: a column, or the phase of one.
-Coordinate = int | Phase
-
-
-class Margin(NamedTuple):
-    """The bins of one column."""
-
-    values: Tensor  # ascending, then NaN if entries may be missing, (u,)
-    step: float  # distance of the values; 0 if they are the column's distinct values, and nothing is rounded
-    has_missing: bool = False
-
-    def codes(self, column: Tensor, name: str) -> Tensor:
-        """The index of each entry's bin, ``(n,)`` in int32. Entries that no bin holds raise a ValueError."""
-        if self.has_missing:
-            is_missing = column.isnan()
-            known = self.without_missing()
-            codes = known.codes(torch.where(is_missing, known.values[0], column), name)
-            return codes.masked_fill_(is_missing, len(known.values))
-        if not self.step:
-            codes = torch.searchsorted(self.values, column.contiguous(), out_int32=True).clamp_(
-                max=len(self.values) - 1
-            )
-            self._refuse(self.values[codes] != column, column, f"are not among the {len(self.values)} bins of {name}")
-            return codes
-        low, high = self.values[0].item(), self.values[-1].item()
-        smallest, largest = torch.aminmax(column)
-        if not (smallest >= low and largest <= high):
-            self._refuse(~((column >= low) & (column <= high)), column, f"are outside the range of {name}")
-        scaled = (column - low).mul_(1.0 / self.step).add_(0.5)  # the nearest bin: truncated after adding a half
-        return scaled.to(torch.int32).clamp_(max=len(self.values) - 1)
-
-    @classmethod
-    def regular(cls, low: float, high: float, number: int, like: Tensor) -> Margin:
-        """``number`` equidistant bins, in the dtype of ``like``."""
-        if number < 2:
-            raise ValueError(f"max_bins must be at least 2 for columns that are rounded, got {number}")
-        # Computed in float64, so that the ends are exactly those of the range in any dtype.
-        values = torch.linspace(low, high, number, dtype=torch.float64, device=like.device).to(like.dtype)
-        values[0], values[-1] = low, high
-        return cls(values, (high - low) / (number - 1))
-
-    def coarser(self, low: float, high: float, number: int) -> Margin:
-        """At most ``number`` bins over a range; distinct values and the bin of missing entries stay."""
-        is_fine = self.step > 0 and len(self.values) - self.has_missing > number
-        return Margin.regular(low, high, number, self.values)._with_missing(self.has_missing) if is_fine else self
-
-    def without_missing(self) -> Margin:
-        """The bins of the entries that are not missing."""
-        return Margin(self.values[: len(self.values) - self.has_missing], self.step)
-
-    def _with_missing(self, has_missing: bool) -> Margin:
-        if not has_missing:
-            return self
-        return Margin(torch.cat([self.values, self.values.new_full((1,), math.nan)]), self.step, has_missing=True)
-
-    def _refuse(self, bad: Tensor, column: Tensor, what: str) -> None:
-        if bad.any():
-            raise ValueError(
-                f"{int(bad.sum())} of {len(column)} entries (the first: {column[bad][0].item()!r}) {what}, "
-                f"[{self.values[0].item()!r}, {self.values[-1].item()!r}]: make bins from all of the data"
-            )
 
 
 class _Term(NamedTuple):
@@ -131,7 +54,8 @@ class ColumnBins:
     trained, the column is replaced by its phase, a :class:`Phase` in :attr:`terms`. See :meth:`max_error` for the
     effect of rounding.
 
-    Make one with :meth:`from_data` or :meth:`from_batches`.
+    Make one with :meth:`from_data` or :meth:`from_batches`, or, for data that are spread over machines, with
+    :meth:`from_ranges`.
 
     Example:
         >>> bins = ColumnBins.from_data(x, predictor)
@@ -180,37 +104,86 @@ class ColumnBins:
         :param max_bins: See :meth:`from_data`.
         :raises ValueError: See :meth:`from_data`.
         """
-        numbers = _validated_max_bins(max_bins)
-        columns: list[tuple[Coordinate, ...]] | None = None
-        groups = list(terms.groups) if isinstance(terms, AdditivePredictor) else []
-        given = [row for group in groups for row in _coordinates_of(group)] if groups else terms
-        optional, categories = _optional_columns(groups), _category_columns(groups)
-        summaries: dict[Coordinate, _ColumnSummary] = {}
-        for batch in batches:
-            x = _inputs_of(batch)
-            columns = _columns_of(given, x) if columns is None else columns
-            for column in dict.fromkeys(column for term in columns for column in term):
-                most = sys.maxsize if column in categories else max(numbers)
-                summary = summaries.setdefault(column, _ColumnSummary(most, _index(column) in optional))
-                summary.add(_read(x, column), _index(column))
-        if columns is None:
-            raise ValueError("there are no rows to take bins from")
-        margins = [
-            tuple(
-                summaries[column].margin(
-                    sys.maxsize if column in categories else _number_for(len(term), numbers), _index(column)
-                )
-                for column in term
+        ranges = ColumnRanges.from_batches(batches, terms, max_bins=max_bins)
+        margins = ranges.margins()
+        return cls._of(ranges, margins, _occurring(batches, ranges.columns, margins))
+
+    @classmethod
+    def from_ranges(cls, ranges: ColumnRanges) -> ColumnBins:
+        """
+        Make bins from the ranges of the columns, without the rows. All combinations of columns that are read together
+        count as occurring.
+
+        :param ranges: The ranges of all of the data.
+        :raises TypeError: If they are something else.
+        :raises ValueError: If there are too many combinations.
+        """
+        if not isinstance(ranges, ColumnRanges):
+            raise TypeError(f"ranges must be ColumnRanges, such as ColumnRanges.from_batches(...), got {ranges!r}")
+        margins = ranges.margins()
+        sizes = _grid_sizes(ranges.columns, margins)
+        every = [
+            torch.ones(size, dtype=torch.bool) if len(m) > 1 else None for size, m in zip(sizes, margins, strict=True)
+        ]
+        return cls._of(ranges, margins, every)
+
+    @classmethod
+    def _of(
+        cls, ranges: ColumnRanges, margins: Sequence[tuple[Margin, ...]], occurring: Sequence[Tensor | None]
+    ) -> ColumnBins:
+        terms = zip(ranges.columns, margins, occurring, strict=True)
+        return cls(
+            [_Term(columns, margin, *_combinations(margin, seen)) for columns, margin, seen in terms], ranges.bounds()
+        )
+
+    def state(self) -> dict[str, Any]:
+        """The bins as lists of numbers and tensors, for a file."""
+        return {
+            "terms": [
+                {
+                    "columns": [_as_plain(column) for column in term.columns],
+                    "margins": [list(margin) for margin in term.margins],
+                    "values": term.values,
+                    "positions": term.positions,
+                }
+                for term in self._terms.values()
+            ],
+            "ranges": [[_as_plain(column), *bounds] for column, bounds in self._ranges.items()],
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> ColumnBins:
+        """
+        The bins of a file.
+
+        :param state: What :meth:`state` has returned.
+        """
+        terms = [
+            _Term(
+                tuple(_as_coordinate(column) for column in term["columns"]),
+                tuple(Margin(*margin) for margin in term["margins"]),
+                term["values"],
+                term["positions"],
             )
-            for term in columns
+            for term in state["terms"]
         ]
-        occurring = _occurring(batches, columns, margins)
-        ranges = {column: (summary.low, summary.high) for column, summary in summaries.items()}
-        made = [
-            _Term(term, margin, *_combinations(margin, seen))
-            for term, margin, seen in zip(columns, margins, occurring, strict=True)
-        ]
-        return cls(made, ranges)
+        return cls(terms, {_as_coordinate(column): (low, high) for column, low, high in state["ranges"]})
+
+    def difference(self, other: ColumnBins) -> str | None:
+        """
+        In words, how other bins differ; None if they are the same.
+
+        :param other: The other bins.
+        """
+        if self.terms != other.terms:
+            return f"for columns {list(self.terms)} and {list(other.terms)}"
+        for columns in self.terms:
+            one, two = self._term(columns), other._term(columns)
+            if len(one.values) != len(two.values):
+                return f"{len(one.values)} and {len(two.values)} of columns {columns}"
+            if not torch.allclose(one.values.cpu(), two.values.cpu(), rtol=0.0, atol=0.0, equal_nan=True):
+                return f"of other values of columns {columns}"
+        return None
 
     @property
     def terms(self) -> tuple[tuple[Coordinate, ...], ...]:
@@ -226,8 +199,8 @@ class ColumnBins:
         """
         places = {columns: position for position, columns in enumerate(self._terms)}
         found = []
-        for coordinates in _coordinates_of(group):
-            known = coordinates if coordinates in places else tuple(map(_index, coordinates))
+        for coordinates in coordinates_of(group):
+            known = coordinates if coordinates in places else tuple(map(index_of, coordinates))
             found.append(places[self._term(known).columns])
         return found
 
@@ -238,7 +211,23 @@ class ColumnBins:
         """
         if all(isinstance(column, int) for column in columns):
             return x[:, list(columns)]
-        return torch.stack([_read(x, column) for column in columns], dim=-1)
+        return torch.stack([read(x, column) for column in columns], dim=-1)
+
+    def example(self, num_columns: int) -> Tensor:
+        """
+        A row of inputs ``(1, D)`` in the bins.
+
+        :param num_columns: The least number D of columns; those without bins are zero.
+        """
+        values = {
+            index_of(column): value.item()
+            for term in self._terms.values()
+            for column, value in zip(term.columns, term.values[0], strict=True)
+        }
+        x = torch.zeros(1, max(num_columns, 1, *(column + 1 for column in values)))
+        for column, value in values.items():
+            x[0, column] = value
+        return x
 
     def _term(self, columns: Sequence[Coordinate]) -> _Term:
         try:
@@ -293,10 +282,10 @@ class ColumnBins:
 
         :param max_bins: The largest numbers of bins, as in :meth:`from_data`.
         """
-        numbers = _validated_max_bins(max_bins)
+        numbers = validated_max_bins(max_bins)
         terms = []
         for term in self._terms.values():
-            number = _number_for(len(term.columns), numbers)
+            number = number_for(len(term.columns), numbers)
             margins = tuple(
                 margin.coarser(*self._ranges[column], number)
                 for column, margin in zip(term.columns, term.margins, strict=True)
@@ -365,194 +354,30 @@ def _paired_kernel(group: ComponentGroup, left: Tensor, right: Tensor) -> Tensor
     return group.kernel(left, right, diag=True).double().expand(left.shape[:-1])
 
 
-def _index(coordinate: Coordinate) -> int:
-    """The column of a coordinate."""
-    return coordinate if isinstance(coordinate, int) else coordinate.column
+def _as_plain(coordinate: Coordinate) -> int | list[float]:
+    return coordinate if isinstance(coordinate, int) else list(coordinate)
 
 
-def _read(x: Tensor, coordinate: Coordinate) -> Tensor:
-    """The values of a coordinate in the rows, ``(n,)``."""
-    if isinstance(coordinate, int):
-        return x[:, coordinate]
-    # In float64, because a column of many periods has few digits left for its phase.
-    return torch.remainder(x[:, coordinate.column].double(), coordinate.period).to(x.dtype)
+def _as_coordinate(plain: int | list[Any]) -> Coordinate:
+    return plain if isinstance(plain, int) else Phase(*plain)
 
 
-class _ColumnSummary:
-    """The range of a column, and its distinct values while there are at most ``max_distinct``."""
-
-    def __init__(self, max_distinct: int, allows_missing: bool) -> None:
-        self._max_distinct, self._allows_missing = max_distinct, allows_missing
-        self._distinct: Tensor | None = None
-        self._has_few, self._has_missing = True, False
-        self._like: Tensor | None = None
-        self.low, self.high = float("inf"), float("-inf")
-
-    def add(self, values: Tensor, name: int) -> None:
-        smallest, largest = (bound.item() for bound in torch.aminmax(values))
-        if self._allows_missing and math.isnan(smallest):
-            self._has_missing = True
-            values = values[~values.isnan()]
-            if not len(values):
-                return
-            smallest, largest = (bound.item() for bound in torch.aminmax(values))
-        if not (smallest > float("-inf") and largest < float("inf")):
-            count = int((~torch.isfinite(values)).sum())
-            remedy = "" if self._allows_missing else ', or give the components that read it missing="marginal"'
-            raise ValueError(
-                f"column {name} of x has NaN or infinity in {count} of {len(values)} rows: drop or impute these rows"
-                + remedy
-            )
-        self.low, self.high, self._like = min(self.low, smallest), max(self.high, largest), values[:1]
-        for block in values.split(_BLOCK_SIZE):
-            if not self._has_few:
-                return
-            self._add_distinct(block.contiguous())
-
-    def _add_distinct(self, values: Tensor) -> None:
-        if self._distinct is not None:
-            nearest = torch.searchsorted(self._distinct, values).clamp_(max=len(self._distinct) - 1)
-            values = torch.cat([self._distinct, values[self._distinct[nearest] != values]])
-            if len(values) == len(self._distinct):
-                return
-        self._distinct = values.unique()
-        self._has_few = len(self._distinct) <= self._max_distinct
-
-    def margin(self, max_bins: int, name: int) -> Margin:
-        if self._distinct is None or self._like is None:
-            raise ValueError(f"column {name} of x is missing in all rows: leave out the components that read it")
-        if self._has_few and len(self._distinct) <= max_bins:
-            return Margin(self._distinct, 0.0)._with_missing(self._has_missing)
-        return Margin.regular(self.low, self.high, max_bins, self._like)._with_missing(self._has_missing)
-
-
-def _validated_max_bins(max_bins: int | Sequence[int]) -> tuple[int, ...]:
-    if isinstance(max_bins, str) or not isinstance(max_bins, Sequence):
-        max_bins = (checks.integer("max_bins", max_bins),)
-    numbers = tuple(checks.integer("max_bins", number) for number in max_bins)
-    if not numbers or any(not isinstance(number, int) or number < 1 for number in numbers):
-        raise ValueError(f"max_bins must hold positive integers, got {max_bins!r}")
-    return numbers
-
-
-def _number_for(num_columns: int, numbers: tuple[int, ...]) -> int:
-    return numbers[min(max(num_columns, 1), len(numbers)) - 1]
-
-
-def _inputs_of(batch: Tensor | Sequence[Tensor]) -> Tensor:
-    x = batch if torch.is_tensor(batch) else batch[0]
-    if not torch.is_tensor(x) or x.dim() != 2 or not x.is_floating_point():
-        raise ValueError(
-            "bins are made from x or batches, floating point tensors of shape (n, D) or tuples that begin with one, "
-            f"got {checks.shown(x)}"
-        )
-    if not len(x):
-        raise ValueError(f"x is empty, shape {tuple(x.shape)}: it needs at least one row")
-    return x.detach()
-
-
-def _columns_of(terms: Sequence[Sequence[Coordinate]] | None, x: Tensor) -> list[tuple[Coordinate, ...]]:
-    """The distinct sets of coordinates, in order of appearance."""
-    terms = [[column] for column in range(x.shape[-1])] if terms is None else terms
-    found = list(dict.fromkeys(tuple(columns) for columns in terms))
-    beyond = [columns for columns in found if any(not 0 <= _index(column) < x.shape[-1] for column in columns)]
-    if beyond:
-        raise ValueError(f"terms name columns {beyond}, but x has {x.shape[-1]} columns")
-    return found
-
-
-def _optional_columns(groups: Sequence[ComponentGroup]) -> set[int]:
-    """The columns whose values may be missing in all components that read them."""
-    optional: set[int] = set()
-    required: set[int] = set()
-    for group in groups:
-        (optional if group.missing == "marginal" else required).update(group.columns.flatten().tolist())
-        required.update(column for column in group.multiplier_columns if column is not None)
-    return optional - required
-
-
-def _category_columns(groups: Sequence[ComponentGroup]) -> set[int]:
-    """The columns of categories, which are not rounded: between the levels there is nothing."""
-    found: set[int] = set()
-    for group in groups:
-        found.update(group.levels)
-        indicated = zip(group.multiplier_columns, group.multiplier_levels, strict=True)
-        found.update(column for column, level in indicated if column is not None and level is not None)
-        for position in _category_positions(group):
-            found.update(group.columns[:, position].tolist())
-    return found
-
-
-def _category_positions(group: ComponentGroup) -> set[int]:
-    """The positions among a component's columns that hold categories for the kernel."""
-    leaves = _leaves(group.kernel, list(range(group.input_dim)))
-    return {position for leaf, read in leaves if isinstance(leaf, LevelKernel | OrdinalKernel) for position in read}
-
-
-def _leaves(kernel: Kernel, positions: list[int]) -> Iterator[tuple[Kernel, list[int]]]:
-    """The kernels of which a kernel is composed, with the positions of the component's columns that each reads."""
-    if kernel.active_dims is not None:
-        positions = [positions[index] for index in kernel.active_dims.tolist()]
-    while isinstance(kernel, ScaleKernel | ANOVAKernel):  # these have taken over the active_dims of the base kernel
-        kernel = kernel.base_kernel
-    if isinstance(kernel, CentredKernel):
-        yield from _leaves(kernel.base_kernel, positions)
-    elif isinstance(kernel, ProductKernel | AdditiveKernel):
-        for part in kernel.kernels:
-            yield from _leaves(part, positions)
-    else:
-        yield kernel, positions
-
-
-def _coordinates_of(group: ComponentGroup) -> list[tuple[Coordinate, ...]]:
-    """The coordinates that each component of a group reads, that of its ``by`` column last."""
-    by_column = [_periods(group, position) for position in range(group.input_dim)]
-    found = []
-    for index, (columns, by) in enumerate(zip(group.columns.tolist(), group.multiplier_columns, strict=True)):
-        periods = [periods[index] for periods in by_column]
-        read = tuple(c if period is None else Phase(c, period) for c, period in zip(columns, periods, strict=True))
-        found.append(read if by is None else (*read, by))
-    return found
-
-
-def _periods(group: ComponentGroup, position: int) -> list[float] | list[None]:
-    """The period of each component in one of its columns; None where it has none or the period is trained."""
-    none = [None] * group.num_components
-    found: list[float] | None = None
-    for leaf, read in _leaves(group.kernel, list(range(group.input_dim))):
-        if position not in read:
-            continue
-        periods = _periods_of_leaf(leaf, read.index(position), len(read), group.num_components)
-        if periods is None or found not in (None, periods):
-            return none
-        found = periods
-    return none if found is None else found
-
-
-def _periods_of_leaf(kernel: Kernel, index: int, num_columns: int, num_components: int) -> list[float] | None:
-    """The fixed period of a kernel in one of the columns that it reads, for each component; None if there is none."""
-    if isinstance(kernel, PeriodicKernel):
-        factor = 1.0
-    elif isinstance(kernel, CosineKernel) and num_columns == 1:
-        factor = 2.0  # the kernel changes its sign after GPyTorch's `period_length`
-    else:
-        return None
-    if kernel.raw_period_length.requires_grad:
-        return None
-    periods = factor * kernel.period_length.detach().double().squeeze(-2)  # (*batch, 1 or columns)
-    return periods.expand(num_components, num_columns)[:, index].tolist()
+def _grid_sizes(columns: Sequence[tuple[Coordinate, ...]], margins: Sequence[tuple[Margin, ...]]) -> list[int]:
+    """The number of combinations of the margins' values for each set of columns; a ValueError if there are too many."""
+    sizes = [torch.Size([len(margin.values) for margin in margins_of]).numel() for margins_of in margins]
+    for names, size in zip(columns, sizes, strict=True):
+        if size > _MAX_GRID:
+            raise ValueError(f"columns {names} have {size} combinations of bins: lower max_bins for {len(names)}")
+    return sizes
 
 
 def _occurring(
     batches: Iterable[Tensor | Sequence[Tensor]],
-    columns: list[tuple[Coordinate, ...]],
-    margins: list[tuple[Margin, ...]],
+    columns: Sequence[tuple[Coordinate, ...]],
+    margins: Sequence[tuple[Margin, ...]],
 ) -> list[Tensor | None]:
     """For each set of several columns, which positions in the grid of its margins occur; None for single columns."""
-    grids = [torch.Size([len(margin.values) for margin in margins_of]).numel() for margins_of in margins]
-    for names, size in zip(columns, grids, strict=True):
-        if size > _MAX_GRID:
-            raise ValueError(f"columns {names} have {size} combinations of bins: lower max_bins for {len(names)}")
+    grids = _grid_sizes(columns, margins)
     seen = {
         index: torch.zeros(grids[index], dtype=torch.bool, device=margins[index][0].values.device)
         for index, names in enumerate(columns)
@@ -560,7 +385,7 @@ def _occurring(
     }
     if seen:
         for batch in batches:
-            for rows in _inputs_of(batch).split(_BLOCK_SIZE):
+            for rows in inputs_of(batch).split(BLOCK_SIZE):
                 for index, marks in seen.items():
                     if not marks.all():
                         marks[_position_in_grid(rows, columns[index], margins[index], {})] = True
@@ -580,7 +405,7 @@ def _position_in_grid(
     for column, margin in zip(columns, margins, strict=True):
         key = (column, len(margin.values), margin.step)
         if key not in cache:
-            cache[key] = margin.codes(_read(x, column), f"column {_index(column)}")
+            cache[key] = margin.codes(read(x, column), f"column {index_of(column)}")
         position = position * len(margin.values) + cache[key]
     return position
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,18 +17,24 @@ from gpytorch_gam import _checks as checks
 from gpytorch_gam.data.whole_epochs import every_row
 from gpytorch_gam.likelihoods.null_model import NullModel, Responses, null_model
 from gpytorch_gam.mlls import GaussianOptimum
-from gpytorch_gam.mlls.collapsed_elbo import RowPrecisions
 from gpytorch_gam.optim.posterior.parameters import StructuredDistribution, validated_strategy
-from gpytorch_gam.optim.rows.likelihood_check import check_response_values, unwrapped, with_noise_by_row
+from gpytorch_gam.optim.rows.likelihood_check import (
+    check_response_values,
+    check_row_arguments,
+    unwrapped,
+    with_noise_by_row,
+)
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 from gpytorch_gam.warnings import ConvergenceWarning, DiscretizationWarning
 
-from ..shortfall import warn_of_few_points
-from ._data import DiscretizedData, sampled
-from ._problem import DiscretizedProblem
+from ..shortfall import warn_of_few_points, warn_of_shortfall
+from ._bin_shortfall import shortfall_at_bins
+from ._data import DiscretizedData, check_sizes, rows_for, sampled
+from ._problem import DiscretizedProblem, is_closed_form
 from ._site_fit import ROUNDING, SHARE_OF_TOLERANCE, SiteFit
 from ._statistics import BinStatistics
 from .column_bins import ColumnBins
+from .fit_statistics import FitStatistics
 
 # Numbers of bins of a column read alone, of each of two read together, and of each of more. The rounding error is far
 # below the posterior's uncertainty, and tables of pairs of them stay in the cache.
@@ -44,8 +49,8 @@ _SAMPLE_SIZE, _SAMPLE_BINS = 20000, (64, 20, 8)
 # Largest number of rows from which starting values are computed.
 _NUM_MOMENT_ROWS = 100000
 
-# Largest Q, because Q x Q matrices are factorised at each step, and largest size of all tables together (2 GiB).
-_MAX_INDUCING, _MAX_TABLE_ENTRIES = 4096, 2**28
+# Largest Q, because Q x Q matrices are factorised at each step.
+_MAX_INDUCING = 4096
 
 # Largest rounding error of a component, in its prior standard deviations, that is accepted at the start, and the
 # largest without a warning at the end; fraction of the largest prior variance below which a component does not matter.
@@ -61,7 +66,7 @@ _SMALL = 512
 def fit_discretized(
     model: gpytorch.models.ApproximateGP,
     likelihood: Likelihood,
-    batches: Iterable[Any],
+    batches: Iterable[Any] | FitStatistics,
     *,
     max_bins: int | Sequence[int] = _MAX_BINS,
     bins: ColumnBins | None = None,
@@ -91,8 +96,9 @@ def fit_discretized(
       pass. Many rows start from the fit to a sample.
 
     Cost for N rows, C components of U bins and M inducing points: :math:`O(N C^2)` additions a pass, with a constant
-    of a few nanoseconds, and :math:`O(C^2 M U^2 + Q^3)` an evaluation of the bound. Memory: a few bytes for each row
-    and component, and :math:`C^2 U^2` numbers. The rows are shared among the threads of torch.
+    of a few nanoseconds, and :math:`O(C^2 M U^2 + Q^3)` an evaluation of the bound. Memory: :math:`C^2 U^2`
+    numbers, and unless the likelihood is Gaussian a few bytes for each row and component: with batches from files it
+    does not grow with the rows of Gaussian data. The rows are shared among the threads of torch.
 
     Bins of a rounded column are equidistant: give a column with a long tail on a scale without it, such as that of
     its logarithm. Periodic components with a fixed period, such as those of
@@ -119,7 +125,8 @@ def fit_discretized(
     :param likelihood: A Gaussian likelihood, or any log-concave one of one predictor.
     :param batches: Pairs of inputs ``(b, D)`` and responses ``(b)`` that can be gone through several times, each row
         once: ``[(x, y)]`` for data in memory, or a ``DataLoader``. Or triples, whose third entry maps names to row-wise
-        arguments of the likelihood, such as ``{"weights": w}``, as for :func:`fit`.
+        arguments of the likelihood, such as ``{"weights": w}``, as for :func:`fit`. With a Gaussian likelihood also the
+        sums over the rows, :class:`FitStatistics`, which may have been computed elsewhere.
     :param max_bins: Largest number of bins of a column alone, of each of two columns that a component reads together,
         of each of three, and so on.
     :param bins: Bins made before, used instead of ``max_bins``.
@@ -151,7 +158,12 @@ def fit_discretized(
         callback=callback,
     )
     _warn_of_what_is_open(found, tolerance)
-    warn_of_few_points(model, likelihood, with_noise_by_row(likelihood, every_row(batches)), found.num_rows)
+    if isinstance(batches, FitStatistics):
+        strategy = model.variational_strategy
+        tables = batches.tables(strategy.predictor.device)
+        warn_of_shortfall(shortfall_at_bins(strategy, likelihood, tables, batches.bins))
+    else:
+        warn_of_few_points(model, likelihood, with_noise_by_row(likelihood, every_row(batches)), found.num_rows)
     return found.history
 
 
@@ -172,7 +184,7 @@ class BinsFit(NamedTuple):
 def run_bins(
     model: gpytorch.models.ApproximateGP,
     likelihood: Likelihood,
-    batches: Iterable[Any],
+    batches: Iterable[Any] | FitStatistics,
     *,
     max_bins: int | Sequence[int] = _MAX_BINS,
     bins: ColumnBins | None = None,
@@ -191,29 +203,29 @@ def run_bins(
         model, (*StructuredDistribution, CholeskyVariationalDistribution), several_predictors=True
     )
     _check_supported(strategy, likelihood)
-    batches, num_threads = with_noise_by_row(likelihood, every_row(batches)), torch.get_num_threads()
+    statistics: FitStatistics | None = None
+    if isinstance(batches, FitStatistics):
+        _check_statistics(batches, strategy, likelihood, bins)
+        statistics, bins = batches, batches.bins
+        width = 1 + max(group.max_column for group in strategy.predictor.groups)
+        batches = [(bins.example(width).to(strategy.predictor.device, strategy.predictor.dtype),)]
+    else:
+        batches = with_noise_by_row(likelihood, every_row(batches))
     try:
         with torch.inference_mode(False):
             if bins is None:
                 bins = ColumnBins.from_batches(batches, strategy.predictor, max_bins=max_bins)
-            _check_sizes(bins)
+            check_sizes(bins)
             _check_forward(strategy, batches)
             _refuse_coarse_bins(bins, strategy)
             with torch.no_grad():
                 strategy._initialize_once()
-                data = DiscretizedData.from_batches(
-                    batches, bins, strategy, likelihood, _fixed_mean(strategy), num_threads
-                )
-            check_response_values(likelihood, data.responses.cpu())
-            with _one_thread(strategy.predictor.num_inducing_total <= _SMALL):
-                null = _null_model(strategy, likelihood, data)
-                problem = DiscretizedProblem(model, likelihood, bins, data.num_rows, null)
-                if problem.is_closed_form:
-                    optimum, found = _fit_gaussian(problem, data, tolerance, callback)
-                else:
-                    start = _fit_sample(problem, batches, bins, data) if len(data) > 4 * _SAMPLE_SIZE else None
-                    optimum, found = _fit_sites(problem, data, start, max_passes, tolerance, callback)
-                strategy.set_whitened_posterior(optimum.mean, optimum.precision)
+            if is_closed_form(likelihood):
+                sums = _statistics(strategy, likelihood, batches, bins) if statistics is None else statistics
+                optimum, found = _fit_gaussian(model, likelihood, sums, tolerance, callback)
+            else:
+                optimum, found = _fit_sites(model, likelihood, batches, bins, max_passes, tolerance, callback)
+            strategy.set_whitened_posterior(optimum.mean, optimum.precision)
             _warn_of_coarse_bins(bins, strategy)
     finally:
         model.eval()
@@ -263,14 +275,24 @@ def _check_supported(strategy: AdditiveVariationalStrategy, likelihood: Likeliho
         )
 
 
-def _check_sizes(bins: ColumnBins) -> None:
-    sizes = [bins.num_bins(term) for term in bins.terms]
-    total = sum(first * second for first, second in itertools.combinations(sizes, 2))
-    if total > _MAX_TABLE_ENTRIES:
-        raise ValueError(
-            f"the tables of pairs of bins would have {total} entries, more than {_MAX_TABLE_ENTRIES}: lower "
-            f"max_bins; the numbers of bins are {dict(zip(bins.terms, sizes, strict=True))}"
+def _check_statistics(
+    statistics: FitStatistics, strategy: AdditiveVariationalStrategy, likelihood: Likelihood, bins: ColumnBins | None
+) -> None:
+    """Refuse what sums over the rows cannot serve."""
+    if bins is not None:
+        raise ValueError("bins are those of the statistics: leave out bins")
+    if not is_closed_form(likelihood):
+        raise NotImplementedError(
+            f"FitStatistics determine a fit with a Gaussian likelihood, and {type(unwrapped(likelihood)).__name__} "
+            "needs the rows in each pass: give batches of these in place of their statistics"
         )
+    mean = _fixed_mean(strategy)
+    if mean is not None:
+        raise NotImplementedError(
+            f"the mean module, a {type(mean).__name__}, is a function of the rows, which FitStatistics do not hold: "
+            "give its values as the row-wise argument offset when the statistics are made"
+        )
+    check_row_arguments(likelihood, statistics.row_arguments)
 
 
 def _refuse_coarse_bins(bins: ColumnBins, strategy: AdditiveVariationalStrategy) -> None:
@@ -316,36 +338,51 @@ def _fixed_mean(strategy: AdditiveVariationalStrategy) -> Any:
     return None if isinstance(mean, ZeroMean | ConstantMean) else mean
 
 
+def _constant(strategy: AdditiveVariationalStrategy) -> float:
+    """The value of a constant mean module."""
+    mean = strategy.predictor.means[0]
+    return mean.constant.item() if isinstance(mean, ConstantMean) else 0.0
+
+
 @torch.no_grad()
 def _null_model(
     strategy: AdditiveVariationalStrategy, likelihood: Likelihood, data: DiscretizedData
 ) -> NullModel | None:
     """The null model of equally spaced rows with the mean module as offset; None if the likelihood is not known."""
     rows = slice(None, None, max(1, len(data) // _NUM_MOMENT_ROWS))
-    y, mean = data.responses[rows], strategy.predictor.means[0]
-    constant = mean.constant.squeeze() if isinstance(mean, ConstantMean) else y.new_zeros(())
-    offset = constant.double() + (y.new_zeros(len(y)) if data.offset is None else data.offset[rows])
+    y = data.responses[rows]
+    offset = _constant(strategy) + (y.new_zeros(len(y)) if data.offset is None else data.offset[rows])
     arguments = {name: value[rows] for name, value in data.arguments.items()}
     if data.weights is not None:
         arguments["weights"] = data.weights[rows]
     return null_model(unwrapped(likelihood), Responses(y, {**arguments, "offset": offset}))
 
 
+@torch.no_grad()
+def _statistics(
+    strategy: AdditiveVariationalStrategy, likelihood: Likelihood, batches: Iterable[Any], bins: ColumnBins
+) -> FitStatistics:
+    """The sums over the rows, in one pass that keeps none of them."""
+    return FitStatistics.of_rows(rows_for(likelihood, strategy, batches), bins, _fixed_mean(strategy))
+
+
 def _fit_gaussian(
-    problem: DiscretizedProblem, data: DiscretizedData, tolerance: float, callback: Callable[[float], Any] | None
+    model: gpytorch.models.ApproximateGP,
+    likelihood: Likelihood,
+    sums: FitStatistics,
+    tolerance: float,
+    callback: Callable[[float], Any] | None,
 ) -> tuple[GaussianOptimum, BinsFit]:
-    """The fit from tables, after one pass."""
-    residuals = data.responses.double()
-    residuals = residuals if data.offset is None else residuals - data.offset
-    precisions, _, log_noise = RowPrecisions.of_rows(residuals, data.weights, data.arguments.get("noise"))
-    targets = residuals if precisions is None else precisions * residuals
-    tables = data.tables(precisions, targets, targets @ residuals)
-    tables = tables._replace(num_rows=data.num_rows, log_noise=log_noise)
-    statistics = BinStatistics(problem.strategy, problem.terms, tables)
-    history = [problem.bound(statistics)]
-    still_open = problem.maximise(statistics, SHARE_OF_TOLERANCE * tolerance, _GAUSSIAN_STEPS, begins=True)
-    with torch.no_grad():
-        optimum = problem.optimum(statistics)
+    """The fit from sums over the rows."""
+    strategy = model.variational_strategy
+    with _one_thread(strategy.predictor.num_inducing_total <= _SMALL):
+        null = sums.null_model(likelihood, _constant(strategy))
+        problem = DiscretizedProblem(model, likelihood, sums.bins, sums.total_weight, null)
+        statistics = BinStatistics(strategy, problem.terms, sums.tables(strategy.predictor.device))
+        history = [problem.bound(statistics)]
+        still_open = problem.maximise(statistics, SHARE_OF_TOLERANCE * tolerance, _GAUSSIAN_STEPS, begins=True)
+        with torch.no_grad():
+            optimum = problem.optimum(statistics)
     history.append(optimum.bound.item())
     if callback is not None:
         callback(history[-1])
@@ -358,21 +395,31 @@ def _fit_gaussian(
         stopped=problem.stopped,
         passes=1,
         evaluations=problem.evaluations,
-        num_rows=len(data),
+        num_rows=sums.num_rows,
     )
 
 
 def _fit_sites(
-    problem: DiscretizedProblem,
-    data: DiscretizedData,
-    start: GaussianOptimum | None,
+    model: gpytorch.models.ApproximateGP,
+    likelihood: Likelihood,
+    batches: Iterable[Any],
+    bins: ColumnBins,
     max_passes: int,
     tolerance: float,
     callback: Callable[[float], Any] | None,
 ) -> tuple[GaussianOptimum, BinsFit]:
-    """The fit by passes over the rows."""
-    fit = SiteFit(problem, data)
-    history = fit.run(start, max_passes, tolerance, callback)
+    """The fit by passes over the rows, which are kept as indices of bins."""
+    strategy = model.variational_strategy
+    with torch.no_grad():
+        mean, num_threads = _fixed_mean(strategy), torch.get_num_threads()
+        data = DiscretizedData.from_batches(batches, bins, strategy, likelihood, mean, num_threads)
+    check_response_values(likelihood, data.responses.cpu())
+    with _one_thread(strategy.predictor.num_inducing_total <= _SMALL):
+        null = _null_model(strategy, likelihood, data)
+        problem = DiscretizedProblem(model, likelihood, bins, data.num_rows, null)
+        start = _fit_sample(problem, batches, bins, data) if len(data) > 4 * _SAMPLE_SIZE else None
+        fit = SiteFit(problem, data)
+        history = fit.run(start, max_passes, tolerance, callback)
     _check_progress(fit, tolerance)
     return fit.optimum, BinsFit(
         history=history,

@@ -31,7 +31,7 @@ from gpytorch_gam.mlls import CollapsedELBO
 from gpytorch_gam.terms import constant, cyclic, smooth
 from gpytorch_gam.training import fit_discretized, polish
 from gpytorch_gam.training._quasi_newton import QuasiNewton
-from gpytorch_gam.training.discretized import ColumnBins, discretized_fit
+from gpytorch_gam.training.discretized import ColumnBins, _data, discretized_fit
 from gpytorch_gam.training.discretized._data import DiscretizedData, MomentTables
 from gpytorch_gam.training.discretized._problem import DiscretizedProblem
 from gpytorch_gam.training.discretized._site_fit import SiteFit
@@ -483,9 +483,10 @@ def test_data_that_cannot_be_read_are_refused() -> None:
 
 def test_sizes_beyond_a_dense_matrix_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     x = make_inputs(50, repeated=False)
-    for name, message in (("_MAX_INDUCING", "inducing variables"), ("_MAX_TABLE_ENTRIES", "lower max_bins")):
+    limits = ((discretized_fit, "_MAX_INDUCING", "inducing variables"), (_data, "_MAX_TABLE_ENTRIES", "lower max_bins"))
+    for module, name, message in limits:
         with monkeypatch.context() as patch:
-            patch.setattr(discretized_fit, name, 10)
+            patch.setattr(module, name, 10)
             with pytest.raises(ValueError, match=message):
                 fit_discretized(make_model(), GaussianLikelihood().double(), [(x, x[:, 0])])
 
