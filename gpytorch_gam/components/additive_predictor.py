@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import gpytorch
 import torch
@@ -29,10 +30,19 @@ from ._input_checks import (
     check_shape,
 )
 from .component_group import ComponentGroup
+from .joined_groups import JoinedGroup, by_group, joined_groups
 from .prior_normal import MultitaskPriorNormal, PriorNormal
 
 # The classes of priors, to which a tensor of means can be added.
 _PRIORS = (PriorNormal, MultitaskPriorNormal)
+
+
+class PredictorRows(NamedTuple):
+    """A predictor at its inducing points and at rows of data."""
+
+    choleskys: list[Tensor]  # of the inducing covariances of each group, (*batch, num_blocks, size, size)
+    features: Tensor  # (*batch, Q, n)
+    prior_variances: Tensor  # of the predictors, (*batch, P, n)
 
 
 class AdditivePredictor(gpytorch.Module):
@@ -302,11 +312,58 @@ class AdditivePredictor(gpytorch.Module):
         :param choleskys: :math:`L_c` of each group, from :meth:`ComponentGroup.inducing_cholesky`.
         :return: The features ``(*batch, Q, n)``.
         """
-        parts = [
-            group.features(x, cholesky).flatten(-3, -2) for group, cholesky in zip(self.groups, choleskys, strict=True)
-        ]
-        batch = torch.broadcast_shapes(*(part.shape[:-2] for part in parts))
-        return torch.cat([part.expand(*batch, *part.shape[-2:]) for part in parts], dim=-2)
+        joined = joined_groups(self.groups)
+        return _stacked(joined, [each.group.features(x, each.joined(choleskys, -3)) for each in joined])
+
+    def inducing_choleskys(self, jitter: float, relative: bool = False) -> list[Tensor]:
+        """
+        The Cholesky factors of each group's inducing covariances, see :meth:`ComponentGroup.inducing_cholesky`.
+
+        :param jitter: The number to add to the diagonals.
+        :param relative: Whether the jitter is relative to the mean variance of each component.
+        """
+        joined = joined_groups(self.groups)
+        return by_group(joined, [each.group.inducing_cholesky(jitter, relative) for each in joined], -3)
+
+    @without_autocast
+    def prior_variances(self, x: Tensor) -> Tensor:
+        """
+        The prior variances of the predictors at ``x``.
+
+        :param x: Inputs ``(*batch, n, D)``.
+        :return: The variances ``(*batch, P, n)``.
+        """
+        joined = joined_groups(self.groups)
+        return self._summed_variances(joined, [each.group.prior_variance(x) for each in joined])
+
+    @without_autocast
+    def at_rows(self, x: Tensor, jitter: float, relative: bool = False) -> PredictorRows:
+        """
+        Choleskys, features and prior variances at ``x``, in the fewest operations: those of a single evaluation of each
+        kind of kernel, if ``x`` is in float64 and there are no batch dimensions.
+
+        :param x: Inputs ``(*batch, n, D)``.
+        :param jitter: See :meth:`inducing_choleskys`.
+        :param relative: See :meth:`inducing_choleskys`.
+        """
+        joined = joined_groups(self.groups)
+        found = [each.group.at_rows(x, jitter, relative) for each in joined]
+        return PredictorRows(
+            by_group(joined, [rows.cholesky for rows in found], -3),
+            _stacked(joined, [rows.features for rows in found]),
+            self._summed_variances(joined, [rows.prior_variance for rows in found]),
+        )
+
+    def _summed_variances(self, joined: Sequence[JoinedGroup], variances: Sequence[Tensor]) -> Tensor:
+        """The prior variances of the predictors ``(*batch, P, n)`` from those of the components of joined groups."""
+        if self.num_predictors == 1:
+            parts = [variance.sum(-2) for variance in variances]
+            return functools.reduce(torch.add, parts).unsqueeze(-2)
+        totals: list[Tensor | None] = [None] * self.num_predictors
+        for group, variance in zip(self.groups, by_group(joined, variances, -2), strict=True):
+            total = totals[group.predictor_index]
+            totals[group.predictor_index] = variance.sum(-2) if total is None else total + variance.sum(-2)
+        return torch.stack(torch.broadcast_tensors(*(total for total in totals if total is not None)), dim=-2)
 
     def forward(self, x: Tensor) -> MultivariateNormal:
         """
@@ -334,6 +391,13 @@ class AdditivePredictor(gpytorch.Module):
             return covariance if covariance.shape[-1] == len(chosen) else covariance[..., rows, rows]
 
         return DeferredLinearOperator(means.expand(*batch_shape, *means.shape[-2:]).flatten(-2), build)
+
+
+def _stacked(joined: Sequence[JoinedGroup], features: Sequence[Tensor]) -> Tensor:
+    """The features ``(*batch, Q, n)`` in the order of the groups, from those of joined groups."""
+    parts = [part.flatten(-3, -2) for part in by_group(joined, features, -3)]
+    batch = torch.broadcast_shapes(*(part.shape[:-2] for part in parts))
+    return torch.cat([part.expand(*batch, *part.shape[-2:]) for part in parts], dim=-2)
 
 
 def join_covariances(covariances: list[LinearOperator]) -> LinearOperator:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import gpytorch
 import torch
@@ -22,11 +22,12 @@ from torch import Tensor
 
 from gpytorch_gam import _checks as checks
 from gpytorch_gam.kernels.evaluation import evaluate
+from gpytorch_gam.kernels.joined_kernels import joined, structure_of
 from gpytorch_gam.kernels.level_kernel import level_column
 from gpytorch_gam.numerics.transforms import for_transforms, is_transformed
-from gpytorch_gam.numerics.triangular import safe_cholesky, solve_in_blocks
+from gpytorch_gam.numerics.triangular import safe_cholesky, solve_in_blocks, triangular_solve
 from gpytorch_gam.parameters.structure import STATE_KEY, Structure, as_bytes, difference, from_bytes, kernel_structure
-from gpytorch_gam.projection.blockwise import plain_kernel
+from gpytorch_gam.projection.blockwise import kernel_matrix, plain_kernel
 from gpytorch_gam.projection.separable_form import separable_form
 
 from ._group_arguments import (
@@ -42,6 +43,17 @@ from ._level_rows import LevelRows, find_levels, level_blocks
 from ._mean_variance import is_product_of_scales, mean_diagonal, product_of_scales
 from .levels import Levels
 from .names import default_names
+
+# The tensors of a group, all with the components in the first dimension.
+_JOINED_TENSORS = ("inducing_points", "columns", "_by_columns", "_has_by", "_indicated_levels", "_is_indicator")
+
+
+class GroupRows(NamedTuple):
+    """A group at its inducing points and at rows of data."""
+
+    cholesky: Tensor  # of the inducing covariance in float64, (*batch, num_blocks, size, size)
+    features: Tensor  # (*batch, C_g, M, n)
+    prior_variance: Tensor  # (*batch, C_g, n)
 
 
 class ComponentGroup(gpytorch.Module):
@@ -193,6 +205,43 @@ class ComponentGroup(gpytorch.Module):
         """The batch shape of independent models, without the component dimension."""
         with_components = torch.broadcast_shapes(self.kernel.batch_shape, self.inducing_points.shape[:-2])
         return torch.Size(with_components[:-1])
+
+    def joining_key(self) -> Hashable | None:
+        """What groups that can be joined by :meth:`joined` have in common; None for a group that has to stay alone."""
+        points = self.inducing_points
+        if type(self) is not ComponentGroup or self._level_blocks is not None or points.dim() != 3:
+            return None
+        structure = structure_of(self.kernel)
+        if structure is None:
+            return None
+        multipliers = self.has_multiplier, self._has_indicator
+        return structure, points.shape[1:], points.dtype, points.device, self.exact, self.missing, *multipliers
+
+    @classmethod
+    def joined(cls, groups: Sequence[ComponentGroup]) -> ComponentGroup:
+        """
+        The components of several groups as one, which takes as many operations to evaluate as any of them. It has no
+        parameters of its own, and gradients go to those of the groups.
+
+        :param groups: Groups with the same :meth:`joining_key`.
+        :return: A group for use before any of the groups is changed.
+        """
+        first, counts = groups[0], [group.num_components for group in groups]
+        whole = cls.__new__(cls)
+        whole.__dict__.update(first.__dict__)
+        tensors = {name: torch.cat([getattr(group, name) for group in groups]) for name in _JOINED_TENSORS}
+        whole.__dict__.update(
+            _parameters={},
+            _buffers=tensors,
+            _modules={"kernel": joined([group.kernel for group in groups], counts)},
+            names=tuple(name for group in groups for name in group.names),
+            levels={column: levels for group in groups for column, levels in group.levels.items()},
+            max_column=max(group.max_column for group in groups),
+            multiplier_columns=[column for group in groups for column in group.multiplier_columns],
+            multiplier_levels=[level for group in groups for level in group.multiplier_levels],
+            _component_columns=[columns for group in groups for columns in group._component_columns],
+        )
+        return whole
 
     def get_extra_state(self) -> Tensor:
         """The properties of the group that are no numbers of its state: names, columns, levels and kinds of kernels."""
@@ -411,6 +460,44 @@ class ComponentGroup(gpytorch.Module):
         :return: The features ``(*batch, C_g, M, n)``.
         """
         return solve_in_blocks(cholesky.to(x.dtype), self.cross_covariance(x))
+
+    def at_rows(self, x: Tensor, jitter: float, relative: bool = False) -> GroupRows:
+        """
+        The Cholesky factor of the inducing covariance, and features and prior variances at ``x``, from a single
+        evaluation of the kernel where that is possible: in float64, without batch dimensions.
+
+        :param x: Inputs ``(*batch, n, D)``.
+        :param jitter: See :meth:`inducing_cholesky`.
+        :param relative: See :meth:`inducing_cholesky`.
+        """
+        points = self.inducing_points.double()
+        if self._level_blocks is not None or x.dtype != torch.float64 or x.dim() != 2 or points.dim() != 3:
+            cholesky = self.inducing_cholesky(jitter, relative)
+            return GroupRows(cholesky, self.features(x, cholesky), self.prior_variance(x))
+        both, variance = self.evaluate_with_variance(points, torch.cat([points, self.select(x)], dim=-2))
+        inducing, cross = both.split([self.num_inducing, len(x)], dim=-1)
+        variance, multiplier = variance[..., self.num_inducing :], self.multiplier(x)
+        if multiplier is not None:
+            cross, variance = cross * multiplier.unsqueeze(-2), variance * multiplier.square()
+        missing = self.missing_variance(x)
+        cholesky = self.inducing_cholesky(jitter, relative, inducing)
+        return GroupRows(
+            cholesky, triangular_solve(cholesky, cross), variance if missing is None else variance + missing
+        )
+
+    def evaluate_with_variance(self, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+        """
+        The kernel matrix and the variances at its columns, from a single evaluation of the kernel where it is known how
+        to take it apart.
+
+        :param left: Selected inputs ``(*batch, C_g, n, d)``.
+        :param right: Selected inputs ``(*batch, C_g, m, d)``.
+        :return: The matrix ``(*batch, C_g, n, m)`` and the variances ``(*batch, C_g, m)``.
+        """
+        form = None if is_transformed() else separable_form(self.kernel, left, right)
+        if form is None:
+            return self.evaluate_kernel(left, right), self.evaluate_kernel(right, diag=True)
+        return kernel_matrix(form.factors), form.variance
 
     def level_rows(self, x: Tensor) -> LevelRows | None:
         """

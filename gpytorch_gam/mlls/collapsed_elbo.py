@@ -240,15 +240,12 @@ class CollapsedELBO(gpytorch.Module):
         )
         offset = OFFSET.read(row_arguments.get("offset"), y)
         # Sums over rows in float64: in float32 their rounding outgrows the identity that makes precisions positive.
-        predictor = strategy.predictor
-        features = predictor.features(reading.inputs, strategy.inducing_choleskys()).double()
+        rows = strategy.at_rows(reading.inputs)
+        features, variances = rows.features.double(), rows.prior_variances.double().squeeze(-2)
         weighted = features if precisions is None else features * precisions.unsqueeze(-2)
         residual = (y - reading.means.squeeze(-2) - offset).double()
         square = residual.square() if precisions is None else precisions * residual.square()
-        prior = torch.zeros((), dtype=torch.float64, device=y.device)
-        for group in predictor.groups:
-            variances = group.prior_variance(reading.inputs).double().sum(-2)
-            prior = prior + (variances if precisions is None else precisions * variances).sum(-1)
+        prior = (variances if precisions is None else precisions * variances).sum(-1)
         return GaussianStatistics(
             gram=weighted @ features.mT,
             projected=(weighted @ residual.unsqueeze(-1)).squeeze(-1),

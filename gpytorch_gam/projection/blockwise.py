@@ -58,9 +58,7 @@ class ProjectionInputs(NamedTuple):
     @classmethod
     def from_flat(cls, shapes: tuple[LocalShape, ...], tensors: Sequence[Any]) -> ProjectionInputs:
         """The inverse of :meth:`flat`."""
-        size = len(FACTOR_TENSORS)
-        factors = tuple(Factor(shape, *tensors[3 + i * size : 3 + (i + 1) * size]) for i, shape in enumerate(shapes))
-        return cls(factors, *tensors[:3])
+        return cls(_factors_of(shapes, tensors[3:]), *tensors[:3])
 
 
 class ProjectionBackend(Protocol):
@@ -138,6 +136,44 @@ def plain_projection(inputs: ProjectionInputs) -> tuple[Tensor, Tensor | None]:
 def plain_kernel(factors: Sequence[Factor]) -> Tensor:
     """The kernel matrix, ``(*batch, C, M, n)``."""
     return functools.reduce(torch.mul, _values(factors, [_local(factor) for factor in factors]))
+
+
+def kernel_matrix(factors: Sequence[Factor]) -> Tensor:
+    """:func:`plain_kernel` with a backward pass that sweeps fewer times over matrices, and keeps fewer of them."""
+    if is_transformed():
+        return plain_kernel(factors)
+    return _KernelMatrix.apply(
+        tuple(factor.shape for factor in factors), *(tensor for factor in factors for tensor in factor[1:])
+    )
+
+
+class _KernelMatrix(torch.autograd.Function):
+    """The kernel matrix; gradients of gradients go through :func:`plain_kernel`."""
+
+    @staticmethod
+    def forward(ctx: Any, shapes: tuple[LocalShape, ...], *tensors: Tensor | None) -> Tensor:
+        factors = _factors_of(shapes, tensors)
+        locals_ = [_local(factor) for factor in factors]
+        kernel = functools.reduce(torch.mul, _values(factors, locals_))
+        ctx.shapes, ctx.locals = shapes, locals_
+        ctx.save_for_backward(*tensors)
+        return kernel.clone() if any(kernel is local.value for local in locals_) else kernel
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        factors, needed = _factors_of(ctx.shapes, ctx.saved_tensors), ctx.needs_input_grad[1:]
+        if not torch.is_grad_enabled() and not is_transformed(grad):
+            return None, *_gradients_of_factors(factors, _values(factors, ctx.locals), ctx.locals, grad, needed)
+        with torch.enable_grad():
+            kernel = plain_kernel(factors)
+        wanted = [tensor for tensor, is_needed in zip(ctx.saved_tensors, needed, strict=True) if is_needed]
+        found = iter(torch.autograd.grad(kernel, wanted, grad, create_graph=torch.is_grad_enabled()))
+        return None, *(next(found) if is_needed else None for is_needed in needed)
+
+
+def _factors_of(shapes: Sequence[LocalShape], tensors: Sequence[Any]) -> tuple[Factor, ...]:
+    size = len(FACTOR_TENSORS)
+    return tuple(Factor(shape, *tensors[i * size : (i + 1) * size]) for i, shape in enumerate(shapes))
 
 
 class _Evaluation(NamedTuple):
@@ -332,9 +368,21 @@ def _block_backward(
             grads[2] = (grad_kernel * kernel).sum(-2)
         grad_kernel *= inputs.multiplier.unsqueeze(-2)
 
+    return grads + _gradients_of_factors(inputs.factors, values, evaluation.locals, grad_kernel, needed[3:])
+
+
+def _gradients_of_factors(
+    factors: Sequence[Factor],
+    values: Sequence[Tensor],
+    locals_: Sequence[_Local],
+    grad_kernel: Tensor,
+    needed: Sequence[bool],
+) -> list[Tensor | None]:
+    """Gradients of the tensors of all factors, None where they are not needed, from that of the kernel matrix."""
+    grads: list[Tensor | None] = []
     size = len(FACTOR_TENSORS)
-    for index, (factor, local) in enumerate(zip(inputs.factors, evaluation.locals, strict=True)):
-        wanted = dict(zip(FACTOR_TENSORS, needed[3 + index * size : 3 + (index + 1) * size], strict=True))
+    for index, (factor, local) in enumerate(zip(factors, locals_, strict=True)):
+        wanted = dict(zip(FACTOR_TENSORS, needed[index * size : (index + 1) * size], strict=True))
         found = {}
         if any(wanted.values()):
             others = [value for other, value in enumerate(values) if other != index]

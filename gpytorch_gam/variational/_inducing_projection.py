@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gpytorch_gam.components import AdditivePredictor
 from gpytorch_gam.components.group_projection import project_components, project_sum, whitened_weights
+from gpytorch_gam.components.joined_groups import JoinedGroup, by_group, joined_groups
 from gpytorch_gam.components.reading import Reading
 from gpytorch_gam.effects.component_source import ComponentProjections
 from gpytorch_gam.effects.group_posterior import GroupPosterior
@@ -44,18 +45,20 @@ class InducingProjection(PosteriorProjection):
         columns = factors.mean.unsqueeze(-1)
         if factors.explained_shared is not None:
             columns = torch.cat([factors.explained_shared, columns], dim=-1)
-        parts = split_groups(columns, predictor.group_shapes)
-        weights = []
-        for cholesky, part, own in zip(choleskys, parts, factors.explained_blocks or (None,) * len(parts), strict=True):
-            block = None if own is None else whitened_weights(cholesky, own).to(dtype)
-            weights.append(_GroupWeights(whitened_weights(cholesky, part).to(dtype), block))
-        return cls(predictor, weights, factors.shared_sign)
+        parts, blocks = split_groups(columns, predictor.group_shapes), factors.explained_blocks
+        joined, weights = joined_groups(predictor.groups, within_predictors=True), []
+        for each in joined:
+            cholesky = each.joined(choleskys, -3)
+            shared = whitened_weights(cholesky, each.joined(parts, -3)).to(dtype)
+            block = None if blocks is None else whitened_weights(cholesky, each.joined(blocks, -3)).to(dtype)
+            weights.append(_GroupWeights(shared, block))
+        return cls(predictor, _weights_by_group(joined, weights), factors.shared_sign)
 
     def marginals(self, reading: Reading) -> Marginals:
         """Moments of the P predictors in each row."""
-        x, groups = reading.inputs.to(self._dtype), self._predictor.groups
-        owners = [group.predictor_index for group in groups]
-        found = [project_sum(group, x, *weights) for group, weights in zip(groups, self._weights, strict=True)]
+        x, joined = reading.inputs.to(self._dtype), joined_groups(self._predictor.groups, within_predictors=True)
+        owners = [each.group.predictor_index for each in joined]
+        found = [project_sum(each.group, x, *self._weights_of(each)) for each in joined]
         columns = sum_by_predictor([part.shared for part in found], owners, -3)  # (*batch, P, R + 1, n)
         prior_variance = sum_by_predictor([part.prior_variance for part in found], owners, -2)
         squares = [part.squares for part in found if part.squares is not None]  # either all groups have them, or none
@@ -65,8 +68,28 @@ class InducingProjection(PosteriorProjection):
 
     def components(self, inputs: Tensor) -> ComponentProjections:
         """Projections of all components at inputs ``(*batch, n, D)`` of the predictor."""
-        x, groups = inputs.to(self._dtype), []
-        for group, weights in zip(self._predictor.groups, self._weights, strict=True):
-            projected, block, prior_variance = project_components(group, x, *weights)
-            groups.append(GroupPosterior(projected[..., -1, :], prior_variance, projected[..., :-1, :], block))
+        x, joined = inputs.to(self._dtype), joined_groups(self._predictor.groups)
+        found = [project_components(each.group, x, *self._weights_of(each)) for each in joined]
+        shared = by_group(joined, [part.shared for part in found], -3)
+        variances = by_group(joined, [part.prior_variance for part in found], -2)
+        blocks: Sequence[Tensor | None] = [None] * len(shared)
+        own = [part.block for part in found if part.block is not None]  # either all groups have them, or none
+        if own:
+            blocks = by_group(joined, own, -3)
+        groups = [
+            GroupPosterior(projected[..., -1, :], variance, projected[..., :-1, :], block)
+            for projected, variance, block in zip(shared, variances, blocks, strict=True)
+        ]
         return ComponentProjections(groups, self._sign)
+
+    def _weights_of(self, joined: JoinedGroup) -> _GroupWeights:
+        shared = joined.joined([weights.shared for weights in self._weights], -3)
+        blocks = [weights.block for weights in self._weights if weights.block is not None]
+        return _GroupWeights(shared, joined.joined(blocks, -3) if blocks else None)
+
+
+def _weights_by_group(joined: Sequence[JoinedGroup], weights: Sequence[_GroupWeights]) -> list[_GroupWeights]:
+    shared = by_group(joined, [part.shared for part in weights], -3)
+    own = [part.block for part in weights if part.block is not None]
+    blocks: Sequence[Tensor | None] = by_group(joined, own, -3) if own else [None] * len(shared)
+    return [_GroupWeights(*pair) for pair in zip(shared, blocks, strict=True)]

@@ -15,7 +15,9 @@ from torch import Tensor
 
 from gpytorch_gam import _checks as checks
 from gpytorch_gam.components import AdditivePredictor, ComponentGroup
+from gpytorch_gam.components.additive_predictor import PredictorRows
 from gpytorch_gam.components.group_projection import whitened_weights
+from gpytorch_gam.components.joined_groups import by_group, joined_groups
 from gpytorch_gam.components.levels import listed
 from gpytorch_gam.effects.drawing import draw_given_inducing
 from gpytorch_gam.numerics.autocast import without_autocast
@@ -142,7 +144,14 @@ class AdditiveVariationalStrategy(AdditiveStrategy):
         """
         Cholesky factors ``(*batch, C_g, M, M)`` of each group's inducing covariances, in float64, jitter included.
         """
-        return [self.inducing_cholesky(group) for group in self.predictor.groups]
+        return self.predictor.inducing_choleskys(self.jitter_val, self._jitter_is_relative)
+
+    def at_rows(self, inputs: Tensor) -> PredictorRows:
+        """
+        Cholesky factors of the inducing covariances, features and prior variances at inputs ``(*batch, n, D)`` of the
+        predictor, in fewer operations than it takes to compute one after the other.
+        """
+        return self.predictor.at_rows(inputs, self.jitter_val, self._jitter_is_relative)
 
     def inducing_cholesky(self, group: ComponentGroup, covariance: Tensor | None = None) -> Tensor:
         """
@@ -298,14 +307,15 @@ class AdditiveVariationalStrategy(AdditiveStrategy):
         is_followed = self.training_hooks is not None  # then the optimiser's state matters, too
         if torch.is_grad_enabled() or self._is_traced() or is_followed:
             return self._new_projection(self.inducing_choleskys(), dtype)
-        covariances = [group.inducing_covariance(torch.float64) for group in self.predictor.groups]
+        joined = joined_groups(self.predictor.groups)
+        covariances = [each.group.inducing_covariance(torch.float64) for each in joined]
         q, key = self._variational_distribution, (dtype, self.jitter_val, self._jitter_is_relative)
         read = [*covariances, *q.parameters(), *q.buffers()]
         projection = self._kept_projection.get(read, key)
         if projection is None:
-            pairs = zip(self.predictor.groups, covariances, strict=True)
-            choleskys = [self.inducing_cholesky(group, covariance) for group, covariance in pairs]
-            projection = self._new_projection(choleskys, dtype)
+            pairs = zip(joined, covariances, strict=True)
+            choleskys = [self.inducing_cholesky(each.group, covariance) for each, covariance in pairs]
+            projection = self._new_projection(by_group(joined, choleskys, -3), dtype)
             self._kept_projection.keep(projection, read, key)
         return projection
 

@@ -117,9 +117,7 @@ def _marginals(
     """Moments of the P predictors in each row from its features, ``(Q, n)``."""
     predictor, x = strategy.predictor, reading.inputs
     segments, num_predictors = predictor_segments(predictor), predictor.num_predictors
-    prior, removed = [features.new_zeros(num_predictors, features.shape[-1]) for _ in range(2)]
-    for group in predictor.groups:
-        prior[group.predictor_index] += group.prior_variance(x).double().sum(-2)
+    prior, removed = predictor.prior_variances(x).double(), features.new_zeros(num_predictors, features.shape[-1])
     if factors.explained_blocks is not None:
         for group, root, part in zip(
             predictor.groups, factors.explained_blocks, split_groups(features, predictor.group_shapes), strict=True
