@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 
 from gpytorch_gam.components import ComponentGroup
+from gpytorch_gam.components.joined_groups import by_group, joined_groups
 from gpytorch_gam.mlls import GaussianStatistics
 from gpytorch_gam.numerics.triangular import solve_in_blocks
-from gpytorch_gam.projection.blockwise import plain_kernel
-from gpytorch_gam.projection.separable_form import separable_form
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 
 from ._data import BinTables, MomentTables
@@ -156,26 +155,60 @@ def features_of_sets(
     features: list[list[Tensor]] = [[] for _ in places]
     positions: list[list[Tensor]] = [[] for _ in places]
     prior = [bins.new_zeros(len(bins)) for bins in places]
+    joined = joined_groups(strategy.predictor.groups)
+    found = [
+        _evaluated(strategy, each.group, _joined_bins([bins_of_groups[place] for place in each.places]))
+        for each in joined
+    ]
+    phis_of_groups = by_group(joined, [phi for phi, _ in found], -3)
+    variances_of_groups = by_group(joined, [variances for _, variances in found], -2)
     start = 0
-    for group, bins in zip(strategy.predictor.groups, bins_of_groups, strict=True):
-        found, variances = _evaluated(strategy, group, bins)
-        for term, phi, variance in zip(bins.terms, found, variances, strict=True):
+    for bins, phis, variances in zip(bins_of_groups, phis_of_groups, variances_of_groups, strict=True):
+        for term, phi, variance in zip(bins.terms, phis, variances, strict=True):
             count = len(places[term])
             features[term].append(phi[:, :count])
             prior[term] = prior[term] + variance[:count]
-            positions[term].append(torch.arange(start, start + group.num_inducing, device=phi.device))
-            start += group.num_inducing
+            positions[term].append(torch.arange(start, start + len(phi), device=phi.device))
+            start += len(phi)
     return SetFeatures([torch.cat(parts) for parts in features], prior, [torch.cat(parts) for parts in positions])
+
+
+def _joined_bins(bins: Sequence[GroupBins]) -> GroupBins:
+    """The bins of several groups as those of one."""
+    if len(bins) == 1:
+        return bins[0]
+    ones = [torch.ones_like(each.inputs[..., 0]) for each in bins]
+    zeros = [torch.zeros_like(each) for each in ones]
+    return GroupBins(
+        [term for each in bins for term in each.terms],
+        _side_by_side([each.inputs for each in bins]),
+        _filled([each.multiplier for each in bins], ones),
+        _filled([each.missing for each in bins], zeros),
+    )
+
+
+def _filled(values: Sequence[Tensor | None], fills: Sequence[Tensor]) -> Tensor | None:
+    """Values of several groups with other ones for None, or None if there are no values."""
+    if all(each is None for each in values):
+        return None
+    return _side_by_side([fill if each is None else each for each, fill in zip(values, fills, strict=True)])
+
+
+def _side_by_side(values: Sequence[Tensor]) -> Tensor:
+    """Values at the bins of several groups, ``(C_g, U, ...)`` each, as those of one; shorter lists repeat a bin."""
+    size = max(each.shape[1] for each in values)
+    parts = [torch.cat([each, each[:, :1].expand(-1, size - each.shape[1], *each.shape[2:])], dim=1) for each in values]
+    return torch.cat(parts)
 
 
 def _evaluated(strategy: AdditiveVariationalStrategy, group: ComponentGroup, bins: GroupBins) -> tuple[Tensor, Tensor]:
     """Features ``(C_g, M, U)`` and prior variances ``(C_g, U)`` in float64, from one evaluation of the kernel."""
     points = group.inducing_points.double()
     if group.block_shape != (group.num_components, group.num_inducing):
-        cross, variances = _covariances(group, points, bins.inputs)
+        cross, variances = group.evaluate_with_variance(points, bins.inputs)
         features = solve_in_blocks(strategy.inducing_cholesky(group), _multiplied(cross, bins))
     else:
-        covariance, variances = _covariances(group, points, torch.cat([points, bins.inputs], dim=-2))
+        covariance, variances = group.evaluate_with_variance(points, torch.cat([points, bins.inputs], dim=-2))
         inducing, cross = covariance.split([group.num_inducing, bins.inputs.shape[-2]], dim=-1)
         cholesky = strategy.inducing_cholesky(group, inducing)
         features = torch.linalg.solve_triangular(cholesky, _multiplied(cross, bins), upper=False)
@@ -185,15 +218,6 @@ def _evaluated(strategy: AdditiveVariationalStrategy, group: ComponentGroup, bin
     if bins.missing is not None:
         variances = variances + bins.missing * group.mean_prior_variance().double().unsqueeze(-1)
     return features, variances
-
-
-def _covariances(group: ComponentGroup, points: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Prior covariances of inducing variables and inputs, ``(C_g, M, n)``, and variances there, ``(C_g, n)``."""
-    form = separable_form(group.kernel, points, inputs)
-    if form is not None:  # half the operations of two calls of a centred kernel
-        return plain_kernel(form.factors), form.variance
-    variances = group.kernel(inputs, diag=True).double().expand(inputs.shape[:-1])
-    return group.evaluate_kernel(points, inputs), variances
 
 
 def _multiplied(cross: Tensor, bins: GroupBins) -> Tensor:
