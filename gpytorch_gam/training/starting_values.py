@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import gpytorch
@@ -308,33 +308,63 @@ def _scale_kernel(kernel: Kernel, factor: float) -> bool:
 
 
 def _start_posterior(strategy: AdditiveVariationalStrategy, null: NullModel) -> None:
-    """Set the constant components' posterior to the null model, if the posterior is untrained."""
+    """Set the posterior to the null model, if it is untrained."""
     q = strategy._variational_distribution
     is_known = isinstance(q, (*StructuredDistribution, CholeskyVariationalDistribution)) and not q.batch_shape
     has_learnt = strategy.variational_params_initialized and bool(q.variational_mean.abs().max() > _LEARNT_MEAN)
-    if not is_known or has_learnt or not any(null.mean):
+    if not is_known or has_learnt:
         return
     strategy._initialize_once()
     q.variational_mean.copy_(null_mean(strategy, null))
-    for p, group, place in _constants(strategy.predictor):
-        excess = group.mean_prior_variance().double().mean() / (_SHARE_OF_VARIANCE * null.variance[p]) - 1.0
-        _narrow(q, place.start, max(excess.item(), 0.0))
+    choleskys = [factor.double() for factor in strategy.inducing_choleskys()]
+    _set_precision(q, _excess_at_the_start(strategy.predictor, null, choleskys), choleskys)
 
 
-def _narrow(distribution: Any, index: int, excess: float) -> None:
-    """Raise the precision of an independent whitened variable by ``excess``, as far as the family can."""
+def _excess_at_the_start(predictor: AdditivePredictor, null: NullModel, choleskys: Sequence[Tensor]) -> list[float]:
+    """
+    By how much the precision of the whitened variables exceeds the prior's at the start, for each group: so that the
+    predictor varies no more than in the null model. Under a log link, expectations under a wide prior are those of
+    rates that are far too large, from which steps lead astray.
+    """
+    widest = [factor.square().sum(-1).max().item() for factor in choleskys]  # of the variances at inducing points
+    total = [0.0] * predictor.num_predictors
+    for group, variance in zip(predictor.groups, widest, strict=True):
+        total[group.predictor_index] += 0.0 if _is_constant(group) else group.num_components * variance
+    excess = []
+    for group, variance in zip(predictor.groups, widest, strict=True):
+        p = group.predictor_index
+        ratio = variance / _SHARE_OF_VARIANCE if _is_constant(group) else total[p]
+        excess.append(max(ratio / null.variance[p] - 1.0, 0.0))
+    return excess
+
+
+def _set_precision(distribution: Any, excess: Sequence[float], choleskys: Sequence[Tensor]) -> None:
+    """Make the precision of each group's whitened variables one plus ``excess``, as far as the family can."""
+    if isinstance(distribution, BlockLowRankPrecisionVariationalDistribution):
+        for factor, value in zip(distribution.block_factors, excess, strict=True):
+            factor.copy_(math.sqrt(value) * torch.eye(*factor.shape[-2:], dtype=factor.dtype, device=factor.device))
+        return
+    by_variable = [
+        choleskys[0].new_full((factor[..., 0].numel(),), value) for factor, value in zip(choleskys, excess, strict=True)
+    ]
     if isinstance(distribution, CholeskyVariationalDistribution):
-        distribution.chol_variational_covar[index] = 0.0
-        distribution.chol_variational_covar[index, index] = (1.0 + excess) ** -0.5
-    elif isinstance(distribution, BlockLowRankPrecisionVariationalDistribution):
-        start = 0
-        for factor in distribution.block_factors:
-            count, size = factor.shape[:2]
-            if start <= index < start + count * size:
-                factor[(index - start) // size, 0, 0] = math.sqrt(excess)  # a constant is a block of its own
-            start += count * size
+        distribution.chol_variational_covar.copy_(torch.diag((1.0 + torch.cat(by_variable)).rsqrt()))
     elif distribution.precision_factor is not None:
-        # Columns of B are interchangeable at the start.
-        column = index % distribution.rank
-        distribution.precision_factor[:, column] = 0.0
-        distribution.precision_factor[index, column] = math.sqrt(excess)
+        distribution.precision_factor.copy_(_widest_directions(choleskys, excess, distribution.rank))
+
+
+def _widest_directions(choleskys: Sequence[Tensor], excess: Sequence[float], rank: int) -> Tensor:
+    """The columns ``(Q, R)`` of the precision ``excess`` in the directions that vary most at the inducing points."""
+    found = [torch.linalg.eigh(factor.mT @ factor) for factor in choleskys]
+    variances = [value * each.eigenvalues.flatten() for each, value in zip(found, excess, strict=True)]
+    chosen = torch.zeros_like(torch.cat(variances), dtype=torch.bool)
+    chosen[torch.cat(variances).topk(rank).indices] = True
+    parts = []
+    for each, value, which in zip(found, excess, chosen.split([len(part) for part in variances]), strict=True):
+        component, direction = which.view(each.eigenvalues.shape).nonzero(as_tuple=True)
+        columns = each.eigenvalues.new_zeros(*each.eigenvalues.shape, len(component))
+        columns[component, :, torch.arange(len(component))] = (
+            math.sqrt(value) * each.eigenvectors[component, :, direction]
+        )
+        parts.append(columns.flatten(0, 1))
+    return torch.block_diag(*parts)
