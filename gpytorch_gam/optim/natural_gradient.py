@@ -22,7 +22,9 @@ for later steps, and to precondition the mean's. The mean moves along
 :math:`\alpha` being the maximiser of the batch's quadratic model along d. It keeps the mean from diverging where
 components overlap more than R columns can express (where it also converges slowly: R = 0 under strongly correlated
 inputs). A step moves the predictor by at most three prior standard deviations in any row, because far from the optimum
-the local curvature says little about the distance to it. Steps with a closure are checked against its loss as well.
+the local curvature says little about the distance to it; where the optimiser knows the ``steepness`` of the likelihood,
+also so little that the curvature stays the same within a factor: by two units under a log link, where that of a
+Gaussian likelihood sets no limit. Steps with a closure are checked against its loss as well.
 
 **Moving kernels.** What the data say is a factor in the inducing variables :math:`u = Lv` themselves, and is kept when
 the kernels move (the dual parametrisation of Adam et al., 2021): a posterior of the whitened variables that stood still
@@ -107,6 +109,7 @@ from .posterior.rank import dense_loss, missing_nats, with_enough_columns
 from .posterior.step import DENSE_LIMIT, OVERSAMPLING, dense_step, streamed_step, with_directions
 from .processes import Processes, start_from_first, step_together
 from .rows.batch import Batch, batch_of
+from .rows.move_limit import MoveLimit
 from .rows.predictors import positive_part, predictor_segments
 from .rows.sums import BatchFeatures, RowSums
 
@@ -166,6 +169,9 @@ class NaturalGradient(torch.optim.Optimizer):
     and likelihood and returns the loss, as in ``examples/distributed_svi.py``; an automatic rank needs its
     ``find_unused_parameters=True``.
 
+    :ivar steepness: How fast the curvature of the likelihood changes with each predictor, ``(P,)``, where it is known
+        (:func:`~gpytorch_gam.training.fit` measures it). Steps are then so short that the curvature changes by a factor
+        of at most :math:`e^2`, at the rows of the batch and at the inducing points. Default None.
     :param model: A model whose ``variational_strategy`` is an :class:`AdditiveVariationalStrategy` with no batch
         shape, and a block + low-rank or low-rank precision.
     :param num_data: Number N of rows of all the data (not of batches), of all processes, as given to the ELBO.
@@ -231,17 +237,28 @@ class NaturalGradient(torch.optim.Optimizer):
             {"lr": lr, "tolerance": tolerance, "averaging": averaging, "variance_reduction": variance_reduction},
         )
         self.param_groups = [_ParameterGroup(group) for group in self.param_groups]
+        self.steepness: Tensor | None = None
         self._own = NaturalState()
         if warm_start:
-            with torch.no_grad():
-                dimension = effective_dimension(self._distribution.covariance_factors())
-            self._own = NaturalState(step=_WARM_STEP, effective_dimension=dimension)
+            self.begin_at(_WARM_STEP)
         self._missing_nats = 0.0  # nonzero only in steps that check the rank
         self._segments = predictor_segments(strategy.predictor)
         watched = [self._distribution.variational_mean, *model.hyperparameters()]  # the factors are large
         recorder = AttachedRecorder(self._follow_kernels, self._present_parameters, self._num_data, watched)
         handles = strategy.register_training_hooks(recorder), pause_in_other_steps(recorder, weakref.ref(self))
         self._recorder, self._release = recorder, weakref.finalize(self, _remove_all, handles)
+
+    @torch.no_grad()
+    def begin_at(self, step: int) -> None:
+        """
+        Begin with the present posterior, of which the first step then keeps a part.
+
+        :param step: The step t > 0 of the schedule, see :mod:`gpytorch_gam.optim.natural_gradient`: 90 for a posterior
+            that has seen all data, 10 for a rough guess.
+        """
+        checks.integer("step", step, least=1)
+        dimension = effective_dimension(self._distribution.covariance_factors())
+        self._own = NaturalState(step=step, effective_dimension=dimension)
 
     def __enter__(self) -> NaturalGradient:
         return self
@@ -375,7 +392,13 @@ class NaturalGradient(torch.optim.Optimizer):
     def _features(self, batch: Batch, choleskys: list[Tensor]) -> BatchFeatures:
         rows = batch.x, batch.gradients, batch.curvatures
         features = partial(self._strategy.predictor.features, choleskys=choleskys)
-        return BatchFeatures(features, *rows, self._chunk_size, self._segments)
+        return BatchFeatures(features, *rows, self._chunk_size, self._segments, self._move_limit(choleskys))
+
+    def _move_limit(self, choleskys: Sequence[Tensor]) -> MoveLimit | None:
+        if self.steepness is None:
+            return None
+        owners = [group.predictor_index for group in self._strategy.predictor.groups]
+        return MoveLimit(self.steepness, [factor.detach().double() for factor in choleskys], owners)
 
     def _correct_gradients(self, batch: Batch, features: BatchFeatures, choleskys: list[Tensor]) -> None:
         """Correct the hyperparameters' gradients, which were computed at the posterior of the forward."""

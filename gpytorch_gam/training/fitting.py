@@ -22,6 +22,7 @@ from gpytorch_gam.optim.posterior.parameters import StructuredDistribution, mode
 from gpytorch_gam.optim.posterior.step import DENSE_LIMIT
 from gpytorch_gam.optim.processes import Processes, average_gradients, row_weighted, start_from_first
 from gpytorch_gam.optim.rows.likelihood_check import check_number_of_predictors, is_gaussian, with_noise_by_row
+from gpytorch_gam.optim.rows.steepness import curvature_steepness
 from gpytorch_gam.optim.rows.stream import Rows, checked_rows, concatenated
 from gpytorch_gam.parameters.log_scale import Adam, Coordinates
 from gpytorch_gam.warnings import TrainingLoopWarning
@@ -50,6 +51,9 @@ _NOTABLE_NATS = 0.5
 
 # Median of the absolute value of a standard normal variable.
 _MEDIAN_OF_NORMAL = 0.6745
+
+# Step of the natural gradient's schedule at which a fit starts from the null model: its size is one half.
+_FIRST_STEP = 10
 
 # Largest number of hyperparameters that a warning names.
 _NUM_NAMED = 3
@@ -250,6 +254,7 @@ class _Loop:
         self.num_steps = 0
         self.num_still_epochs = 0  # epochs in which no hyperparameter moved
         self.has_counted = False
+        self.limits_moves = False
         self.gradient = MeanGradient(self.hyperparameters)
 
     def start(self, batches: Iterable[Any], keeps_values: bool) -> None:
@@ -260,6 +265,10 @@ class _Loop:
         if null is not None and not keeps_values:
             start_from_null_model(strategy, likelihood, null)
         start_from_first(self.processes, strategy, [model, likelihood])
+        if null is not None and not keeps_values and not is_gaussian(likelihood):
+            # That of the null model is narrow, and widens by a factor a step as the data allow. Under a log link, rows
+            # that a first batch does not have would be seen under the prior otherwise.
+            self.natural.begin_at(_FIRST_STEP)
         if self.hyperparameters:
             units = {} if null is None else units_of_means(strategy, null)
             self.coordinates = Coordinates(self.hyperparameters, [model, likelihood], units)
@@ -281,6 +290,7 @@ class _Loop:
         self._check_lengths(batches)
         self.mll.train()
         self.gradient = MeanGradient(self.hyperparameters)
+        self.limits_moves = not is_gaussian(self.mll.likelihood)
         device = self.mll.model.variational_strategy.predictor.device
         total, num_rows, largest = torch.zeros((), dtype=torch.float64, device=device), 0, 0
         for batch in batches:
@@ -314,7 +324,15 @@ class _Loop:
             device = self.mll.model.variational_strategy.predictor.device
             self.processes.require_equal({"numbers of batches": len(batches)}, device)
 
+    def _limit_moves(self, rows: Rows) -> None:
+        """Let the natural gradient know how fast the likelihood's curvature changes, once an epoch."""
+        steepness = curvature_steepness(self.mll.model.variational_strategy, self.mll.likelihood, rows)
+        self.processes.broadcast([steepness])
+        self.natural.steepness, self.limits_moves = steepness, False
+
     def _step(self, rows: Rows) -> Tensor:
+        if self.limits_moves:
+            self._limit_moves(rows)
         if self.adam is not None and self.num_steps == self.num_held_back > 0:
             self._release_likelihood(rows)
         if self._is_checked(rows):

@@ -25,7 +25,7 @@ from gpytorch_gam.optim.posterior.parameters import (
     validated_strategy,
     write_posterior,
 )
-from gpytorch_gam.optim.posterior.posterior import LONGEST_MOVE, Posterior
+from gpytorch_gam.optim.posterior.posterior import Posterior
 from gpytorch_gam.optim.posterior.rank import with_enough_columns
 from gpytorch_gam.optim.posterior.step import Family, exact_step, with_directions
 from gpytorch_gam.optim.processes import (
@@ -273,7 +273,7 @@ class _DenseSteps(_Steps):
         gradient = (projected - self.state.mean).unsqueeze(-1)
         direction = torch.cholesky_solve(gradient, torch.linalg.cholesky(add_identity(excess))).squeeze(-1)
         if rate < 1:  # Newton's step was too long: so far away, the curvatures say little
-            reach = LONGEST_MOVE * resistance_of_all(self._processes, stream, direction).reach
+            reach = resistance_of_all(self._processes, stream, direction).reach
             direction = torch.clamp(reach, max=1.0) * direction
         return _DensePosterior(self.state.mean + rate * direction, excess)
 

@@ -520,7 +520,7 @@ def test_steps_with_a_closure_never_raise_its_loss(
     family: str, rank: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Without the limit on the reach of a step, the first ones overflow.
-    monkeypatch.setattr("gpytorch_gam.optim.posterior.posterior.LONGEST_MOVE", 12.0)
+    monkeypatch.setattr("gpytorch_gam.optim.rows.sums.LONGEST_MOVE", 12.0)
     torch.manual_seed(0)
     x = make_inputs(300)
     y, likelihood = torch.poisson((effect(x) * 2 + 6).exp()), PoissonLikelihood()

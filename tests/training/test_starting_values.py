@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
 from gpytorch_gam import likelihoods as ours
 from gpytorch_gam.components import regular_grid
+from gpytorch_gam.kernels import Empirical
 from gpytorch_gam.terms import constant, factor, linear, smooth
 from gpytorch_gam.training import fit, fit_discretized, null_predictor, start_from_responses
 from gpytorch_gam.warnings import TrainingLoopWarning
@@ -251,6 +252,45 @@ def test_each_task_starts_in_its_own_units() -> None:
     assert all(0.1 * variance < noise < variance for noise, variance in zip(noises, variances, strict=True))
     with torch.no_grad():
         torch.testing.assert_close(model(x).mean[0], y.mean(0), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("family", "rank"), [("block_low_rank", 3), ("mean_field", None), ("coupled", None), ("low_rank", 14)]
+)
+def test_under_wide_priors_the_predictor_starts_as_narrow_as_that_of_the_null_model(
+    family: str, rank: int | None
+) -> None:
+    x = torch.rand(200, 2).double()
+    y = torch.poisson(torch.full((200,), 100.0).double())
+    groups = smooth([0, 1], x, num_inducing=7, variance=50.0), constant()
+    model = AdditiveGP(AdditivePredictor(*groups), family, **({} if rank is None else {"rank": rank})).double()
+    start_from_responses(model, ours.PoissonLikelihood(), [(x, y)])
+    inside = x[(x > 0.1).all(-1) & (x < 0.9).all(-1)]
+    with torch.no_grad():
+        found = model(inside)
+    torch.testing.assert_close(found.mean, torch.full_like(found.mean, math.log(100)), rtol=0.01, atol=0)
+    assert found.variance.max() <= 0.1 < 50.0  # the null model's is at its lower limit, 0.05
+
+
+@pytest.mark.parametrize(("family", "rank"), [("block_low_rank", 8), ("low_rank", 21)])
+@pytest.mark.parametrize("likelihood", [ours.PoissonLikelihood, ours.NegativeBinomialLikelihood])
+def test_minibatches_under_a_log_link_and_wide_priors_stay_near_the_data(
+    family: str, rank: int, likelihood: Callable[[], gpytorch.likelihoods.Likelihood]
+) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(600, 2).double()
+    x[:, 1] = (
+        30 * (0.5 * torch.randn(600).double()).exp()
+    )  # a tail, where the prior is wide under a measure of the bulk
+    y = torch.poisson((8 + 1.5 * torch.sin(3 * x[:, 0])).exp())
+    options = {"num_inducing": 12, "variance": 10.0, "measure": Empirical.from_data(x[:, 1])}
+    groups = smooth(0, x, num_inducing=8, variance=10.0), smooth(1, x, **options), constant()
+    model = AdditiveGP(AdditivePredictor(*groups), family, rank=rank).double()
+    loader = DataLoader(TensorDataset(x, y), batch_size=100, shuffle=True)
+    history = fit(model, likelihood(), loader, num_epochs=3, num_held_back=18)
+    # A block + low-rank posterior of Poisson counts came to -1e15 nats from the prior with steps that know no link.
+    assert history[-1].elbo > -1e6
+    assert history[-1].elbo > history[0].elbo
 
 
 @pytest.mark.parametrize("start", [start_from_responses, fit_discretized])

@@ -14,9 +14,6 @@ from gpytorch_gam.numerics.triangular import triangular_solve
 
 from ..rows.sums import Resistance
 
-# The mean moves by at most this many prior standard deviations of the predictor in a step.
-LONGEST_MOVE = 3.0
-
 
 class Posterior(NamedTuple):
     """A Gaussian over the whitened inducing variables, in float64."""
@@ -107,4 +104,4 @@ def step_length(gradient: Tensor, direction: Tensor, resistance: Resistance) -> 
     tiny = torch.finfo(torch.float64).tiny
     curvature = direction.square().sum() + resistance.curvature
     length = ((gradient @ direction) / curvature.clamp_min(tiny)).clamp(0.0, 1.0)
-    return torch.minimum(length, LONGEST_MOVE * resistance.reach)
+    return torch.minimum(length, resistance.reach)

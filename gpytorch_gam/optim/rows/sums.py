@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gpytorch_gam.numerics.blocks import split_groups
 
+from .move_limit import MoveLimit
 from .predictors import (
     ONE_PREDICTOR,
     Segment,
@@ -20,6 +21,9 @@ from .predictors import (
     sum_over_rows,
     weighted_gram,
 )
+
+# A step moves the mean by at most this many prior standard deviations of the predictor in a row.
+LONGEST_MOVE = 3.0
 
 # Keeps quotients finite where numerator and denominator may both be zero.
 _SMALL = 1e-150
@@ -72,6 +76,7 @@ class WeightedFeatures(RowSums):
     """Sums over the rows of chunks; subclasses yield the chunks as often as they are asked to."""
 
     segments: Sequence[Segment] = ONE_PREDICTOR  # the predictors that the inducing variables belong to
+    move_limit: MoveLimit | None = None  # None where nothing is known of the likelihood, or its curvature is constant
 
     @abstractmethod
     def chunks(self) -> Iterator[FeatureChunk]:
@@ -124,15 +129,19 @@ class WeightedFeatures(RowSums):
             ones = torch.ones_like(direction).unsqueeze(-1)
             prior_variance = product_in_rows(features.square(), ones, len(curvatures), self.segments).squeeze(-1)
             prior_stddev = prior_variance.sqrt()  # 0 far from all inducing points, where nothing moves
-            largest = torch.maximum(largest, (change.abs() / prior_stddev.clamp_min(_SMALL)).amax())
+            largest = torch.maximum(largest, (change.abs() / prior_stddev.clamp_min(_SMALL)).amax() / LONGEST_MOVE)
+            if self.move_limit is not None:
+                largest = torch.maximum(largest, self.move_limit.usage_in_rows(change))
+        if self.move_limit is not None:
+            largest = torch.maximum(largest, self.move_limit.usage_at_points(direction))
         return Resistance(curvature, 1.0 / largest)
 
 
 class Resistance(NamedTuple):
-    """Curvature of the rows' quadratic model along a direction, and the largest step that moves no row too far."""
+    """Curvature of the rows' quadratic model along a direction, and the longest step allowed along it."""
 
     curvature: Tensor  # d' Phi Lambda Phi' d, ()
-    reach: Tensor  # the step that moves a predictor by one prior standard deviation where it moves most, ()
+    reach: Tensor  # the step that moves a predictor as far as it may where it moves most, ()
 
 
 class BatchFeatures(WeightedFeatures):
@@ -146,8 +155,9 @@ class BatchFeatures(WeightedFeatures):
         curvatures: Tensor,
         chunk_size: int,
         segments: Sequence[Segment] = ONE_PREDICTOR,
+        move_limit: MoveLimit | None = None,
     ) -> None:
-        self._features, self.segments = features, segments
+        self._features, self.segments, self.move_limit = features, segments, move_limit
         self._rows = list(
             zip(x.split(chunk_size), gradients.split(chunk_size), curvatures.split(chunk_size), strict=True)
         )
