@@ -32,15 +32,21 @@ def expected_gradients(
     mean: Tensor,
     variance: Tensor,
     row_arguments: Mapping[str, Tensor] | None = None,
+    clamped: bool = True,
 ) -> ExpectedGradients:
-    """Derivatives of the expected log-likelihood with respect to mean and variance ``(*batch, n)`` of a predictor."""
+    """
+    Derivatives of the expected log-likelihood with respect to mean and variance ``(*batch, n)`` of a predictor; negative
+    curvatures become zero if ``clamped``.
+    """
     with torch.enable_grad():
         mean, variance = mean.detach().requires_grad_(), variance.detach().requires_grad_()
         rows = MultivariateNormal(mean, DiagLinearOperator(variance))
         expected = likelihood.expected_log_prob(y, rows, **(row_arguments or {}))
         _check_one_a_row(likelihood, expected, mean.dim())
         by_mean, by_variance = torch.autograd.grad(expected.sum(), (mean, variance))
-    return ExpectedGradients(expected.detach().double(), by_mean.double(), (-2 * by_variance.double()).clamp_min(0.0))
+    curvatures = -2 * by_variance.double()
+    curvatures = curvatures.clamp_min(0.0) if clamped else curvatures
+    return ExpectedGradients(expected.detach().double(), by_mean.double(), curvatures)
 
 
 def joint_expected_gradients(

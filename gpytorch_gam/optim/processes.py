@@ -30,14 +30,14 @@ class Processes:
                 "process_group must be None or a torch.distributed.ProcessGroup that this process belongs to, such as "
                 f"torch.distributed.group.WORLD, got {group!r}"
             )
-        self._group = group
+        self.group = group
         self.size = 1 if group is None else distributed.get_world_size(group)
         self.rank = 0 if group is None else distributed.get_rank(group)
 
     @property
     def is_alone(self) -> bool:
         """Whether there is no group."""
-        return self._group is None
+        return self.group is None
 
     @property
     def leads(self) -> bool:
@@ -46,28 +46,28 @@ class Processes:
 
     def sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Sums over the processes, the same bits in all of them, added up in float64 in one message."""
-        if self._group is None or not tensors:
+        if self.group is None or not tensors:
             return list(tensors)
         total = torch.cat([tensor.detach().double().flatten() for tensor in tensors])
-        distributed.all_reduce(total, group=self._group)
+        distributed.all_reduce(total, group=self.group)
         parts = total.split([tensor.numel() for tensor in tensors])
         return [part.view(tensor.shape).to(tensor.dtype) for part, tensor in zip(parts, tensors, strict=True)]
 
     def minimum(self, tensor: Tensor) -> Tensor:
         """The elementwise minimum over the processes."""
-        if self._group is None:
+        if self.group is None:
             return tensor
         smallest = tensor.clone()
-        distributed.all_reduce(smallest, distributed.ReduceOp.MIN, group=self._group)
+        distributed.all_reduce(smallest, distributed.ReduceOp.MIN, group=self.group)
         return smallest
 
     def gather(self, numbers: Sequence[int], device: torch.device) -> list[list[int]]:
         """The numbers of each process, in the order of their ranks; each process gives equally many."""
-        if self._group is None:
+        if self.group is None:
             return [list(numbers)]
         table = torch.zeros(self.size, len(numbers), dtype=torch.int64, device=device)
         table[self.rank] = torch.tensor(numbers, device=device)
-        distributed.all_reduce(table, group=self._group)
+        distributed.all_reduce(table, group=self.group)
         return table.tolist()
 
     def require_equal(self, numbers: Mapping[str, int], device: torch.device) -> None:
@@ -80,12 +80,12 @@ class Processes:
     @torch.no_grad()
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
         """Give tensors, of the same shapes and dtypes in all processes, the values of the first one, in place."""
-        if self._group is None:
+        if self.group is None:
             return
-        source = distributed.get_global_rank(self._group, 0)
+        source = distributed.get_global_rank(self.group, 0)
         for tensor in tensors:
             sent = tensor.detach().contiguous()
-            distributed.broadcast(sent, source, group=self._group)
+            distributed.broadcast(sent, source, group=self.group)
             if not self.leads:
                 tensor.copy_(sent)
 

@@ -1,0 +1,330 @@
+"""The evidence lower bound at the optimal posterior, from features of all rows, as a function of the hyperparameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import gpytorch
+import torch
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood, Likelihood
+from linear_operator.operators import DiagLinearOperator
+from torch import Tensor
+
+from gpytorch_gam.distributions.predictor_distribution import PredictorMoments, independent_rows
+from gpytorch_gam.likelihoods.expected_gradients import expected_gradients, joint_expected_gradients
+from gpytorch_gam.likelihoods.row_argument import OFFSET
+from gpytorch_gam.mlls import GaussianOptimum, GaussianStatistics
+from gpytorch_gam.mlls.collapsed_elbo import RowPrecisions, gaussian_optimum
+from gpytorch_gam.numerics.capacitance import add_identity
+from gpytorch_gam.optim.processes import Processes
+from gpytorch_gam.optim.rows.likelihood_check import unwrapped
+from gpytorch_gam.optim.rows.predictors import (
+    positive_part,
+    predictor_segments,
+    product_in_rows,
+    semidefinite_rows,
+    sum_over_rows,
+    weighted_gram,
+)
+from gpytorch_gam.optim.rows.stream import Rows
+
+from .bound_gradients import linear_function, log_prior
+
+# Gain of a pass, in nats, below which the posterior counts as optimal, and the largest numbers of passes and halvings.
+_GAIN, _MAX_PASSES, _MAX_HALVINGS = 1e-5, 50, 30
+
+# Number of passes that an extrapolation of the sites takes into account.
+_DEPTH = 5
+
+# Largest fall of the bound, relative to the sizes of its terms, that counts as rounding.
+_ROUNDING = 1e-11
+
+# Variances of the predictor for which derivatives are computed at the start, besides that of the present posterior.
+_FIRST_VARIANCES = (0.1, 1e-3)
+
+
+class _View(NamedTuple):
+    """The model at the rows, in float64."""
+
+    features: Tensor  # Phi, (Q, n)
+    prior: Tensor  # prior variances of the predictors, (P, n)
+    means: Tensor  # their prior means, (P, n)
+
+    def detach(self) -> _View:
+        return _View(*(part.detach() for part in self))
+
+
+class _Sites(NamedTuple):
+    """Gaussian factors, one a row, that stand for the likelihood: its quadratic approximation in the predictors."""
+
+    curvatures: Tensor  # Lambda_n, (P, P, n)
+    targets: Tensor  # Lambda_n eta_n + g_n, (P, n)
+
+    def towards(self, other: _Sites, share: float) -> _Sites:
+        return _Sites(*(torch.lerp(own, new, share) for own, new in zip(self, other, strict=True)))
+
+
+class _Posterior(NamedTuple):
+    """The posterior of some sites, its bound, and the sites that the likelihood has there."""
+
+    sites: _Sites
+    mean: Tensor  # m, (Q,)
+    precision: Tensor  # P, (Q, Q)
+    covariance: Tensor  # its inverse
+    divergence: Tensor  # from the prior in nats, ()
+    expected: float  # sum of the expected log-likelihoods of all rows, in nats
+    bound: float  # in nats, without priors of the hyperparameters
+    next_sites: _Sites
+
+
+class _Acceleration:
+    """Anderson's acceleration of the iteration of sites, see Walker and Ni (2011)."""
+
+    def __init__(self) -> None:
+        self._points: list[Tensor] = []  # sites, flat
+        self._residuals: list[Tensor] = []  # next sites minus sites
+
+    def extrapolated(self, posterior: _Posterior) -> _Sites | None:
+        """The sites to which the last ones converge if each residual is linear in the sites; None with one residual."""
+        own, new = (torch.cat([part.flatten() for part in sites]) for sites in (posterior.sites, posterior.next_sites))
+        self._points, self._residuals = [*self._points, own][-_DEPTH:], [*self._residuals, new - own][-_DEPTH:]
+        if len(self._points) < 2:
+            return None
+        changes = torch.stack(self._residuals, dim=-1).diff(dim=-1)
+        moves = torch.stack(self._points, dim=-1).diff(dim=-1) + changes
+        weights = torch.linalg.lstsq(changes, (new - own).unsqueeze(-1), driver="gelsd").solution
+        parts = (new - (moves @ weights).squeeze(-1)).split([part.numel() for part in posterior.sites])
+        return _Sites(*(part.view_as(like) for part, like in zip(parts, posterior.sites, strict=True)))
+
+
+class RowBound:
+    """
+    The bound at the optimal posterior of any precision, priors of the hyperparameters included, as a function of all
+    hyperparameters of model and likelihood. With a Gaussian likelihood it is a closed form; otherwise the posterior is
+    found from the last one by passes over the rows, each of which replaces the rows by sites. At the optimum the bound
+    has no derivative in the posterior, so its gradient is that at a fixed one.
+
+    Each process has ``rows`` of its own; all of them call it together.
+    """
+
+    def __init__(
+        self, model: gpytorch.models.ApproximateGP, likelihood: Likelihood, rows: Rows, processes: Processes
+    ) -> None:
+        self._model, self._likelihood = model, likelihood
+        self._strategy, self._processes = model.variational_strategy, processes
+        self._segments = predictor_segments(self._strategy.predictor)
+        self._num_predictors = self._strategy.predictor.num_predictors
+        self._x = rows.x
+        self._y = rows.y.double() if rows.y.is_floating_point() else rows.y
+        self._arguments = {
+            name: value.double() if value.is_floating_point() else value for name, value in rows.row_arguments.items()
+        }
+        inner = unwrapped(likelihood)
+        self._is_closed_form = (
+            isinstance(inner, GaussianLikelihood | FixedNoiseGaussianLikelihood)
+            and self._num_predictors == 1
+            and processes.is_alone
+        )
+        self._sites: _Sites | None = None
+        #: Number of passes over the rows so far.
+        self.passes = 0
+
+    def __call__(self) -> Tensor:
+        """The bound in nats, differentiable in the hyperparameters; NaN where it does not exist."""
+        view = self._view()
+        if self._is_closed_form:
+            self.passes += 1
+            return self._gaussian_optimum(view).bound + log_prior(self._model, self._likelihood)
+        with torch.no_grad():
+            posterior = self._settle(view.detach())
+        if posterior is None:
+            return view.features.sum() * torch.nan
+        own = self._expected(view, posterior)
+        if not self._processes.is_alone:
+            own = self._of_all(own)
+        return own - posterior.divergence + log_prior(self._model, self._likelihood)
+
+    @torch.no_grad()
+    def optimum(self) -> GaussianOptimum:
+        """The optimal posterior at the present hyperparameters, and its bound without their priors."""
+        view = self._view()
+        if self._is_closed_form:
+            return self._gaussian_optimum(view)
+        posterior = self._settle(view)
+        if posterior is None:
+            raise ValueError("the bound is not finite at the present hyperparameters")
+        return GaussianOptimum(posterior.mean, posterior.precision, posterior.mean.new_tensor(posterior.bound))
+
+    def _view(self) -> _View:
+        strategy, predictor = self._strategy, self._strategy.predictor
+        reading = strategy.read(self._x)
+        inputs = reading.inputs.double()
+        features = predictor.features(inputs, strategy.inducing_choleskys())
+        prior = features.new_zeros(self._num_predictors, len(self._x))
+        for group in predictor.groups:
+            own = group.prior_variance(inputs).sum(-2)
+            prior = prior.index_add(0, torch.tensor([group.predictor_index], device=prior.device), own.unsqueeze(0))
+        return _View(features, prior, reading.means.double())
+
+    # ------------------------------------------------------------------ a Gaussian likelihood
+
+    def _gaussian_optimum(self, view: _View) -> GaussianOptimum:
+        statistics = self._gaussian_statistics(view)
+        if statistics.log_noise is None:
+            return gaussian_optimum(statistics, unwrapped(self._likelihood).noise.double().squeeze(-1))
+        return gaussian_optimum(statistics, torch.ones_like(statistics.residual_square))
+
+    def _gaussian_statistics(self, view: _View) -> GaussianStatistics:
+        precisions, num_rows, log_noise = RowPrecisions.of_rows(
+            self._y, self._arguments.get("weights"), self._arguments.get("noise")
+        )
+        residual = self._y - view.means.squeeze(0) - OFFSET.read(self._arguments.get("offset"), self._y)
+        weighted = view.features if precisions is None else view.features * precisions
+        unexplained = view.prior.squeeze(0) - view.features.square().sum(0)
+        ones = torch.ones_like(residual) if precisions is None else precisions
+        return GaussianStatistics(
+            gram=weighted @ view.features.mT,
+            projected=weighted @ residual,
+            residual_square=ones @ residual.square(),
+            unexplained=ones @ unexplained,
+            num_rows=num_rows,
+            log_noise=log_noise,
+        )
+
+    # ------------------------------------------------------------------ any likelihood
+
+    def _settle(self, view: _View) -> _Posterior | None:
+        """The optimal posterior, from the sites of the last one; None if no bound is finite."""
+        present = self._first(view) if self._sites is None else self._posterior(view, self._sites)
+        if present is None:
+            return None
+        acceleration = _Acceleration()
+        for _ in range(_MAX_PASSES):
+            moved = self._moved(view, present, acceleration.extrapolated(present))
+            if moved is None:
+                break
+            after, share = moved
+            gain, present = after.bound - present.bound, after
+            if gain <= _GAIN * share:
+                break
+            if share < 1:
+                acceleration = _Acceleration()
+        self._sites = present.sites
+        return present
+
+    def _moved(
+        self, view: _View, before: _Posterior, extrapolated: _Sites | None
+    ) -> tuple[_Posterior, float] | None:
+        """
+        The posterior of the extrapolated sites, or else of the next sites, approached only as far as the bound does not
+        fall; None if it falls everywhere.
+        """
+        lowest = before.bound - _ROUNDING * (abs(before.expected) + abs(before.bound))
+        if extrapolated is not None:
+            after = self._posterior(view, extrapolated)
+            if after is not None and after.bound >= lowest:
+                return after, 1.0
+        share = 1.0
+        for _ in range(_MAX_HALVINGS):
+            after = self._posterior(view, before.sites.towards(before.next_sites, share))
+            if after is not None and after.bound >= lowest:
+                return after, share
+            share /= 2
+        return None
+
+    def _first(self, view: _View) -> _Posterior | None:
+        """The best posterior of the sites at the present one, and at the same mean with small variances."""
+        found = [self._posterior(view, sites) for sites in self._first_sites(view)]
+        finite = [posterior for posterior in found if posterior is not None]
+        return max(finite, key=lambda posterior: posterior.bound) if finite else None
+
+    def _first_sites(self, view: _View) -> Iterator[_Sites]:
+        moments = self._strategy.predictor_moments(self._x)
+        mean, covariance = moments.mean.double().mT, moments.covariance.double().movedim(0, -1)
+        identity = torch.eye(self._num_predictors).to(mean).unsqueeze(-1)
+        for each in (covariance, *(variance * identity.expand_as(covariance) for variance in _FIRST_VARIANCES)):
+            _, sites = self._derivatives(view, mean, each)
+            if sites is not None:  # far from the optimum, only their semidefinite part says where that is
+                curvatures = semidefinite_rows(sites.curvatures)
+                excess = ((curvatures - sites.curvatures) * mean.unsqueeze(0)).sum(1)
+                yield _Sites(curvatures, sites.targets + excess)
+
+    def _posterior(self, view: _View, sites: _Sites) -> _Posterior | None:
+        self.passes += 1
+        offsets = (sites.curvatures * view.means.unsqueeze(0)).sum(1)
+        gram = weighted_gram(view.features, sites.curvatures, self._segments)
+        projected = sum_over_rows(view.features, (sites.targets - offsets).unsqueeze(-1), self._segments).squeeze(-1)
+        gram, projected = self._processes.sum([gram, projected])
+        if not torch.isfinite(gram.sum() + projected.sum()):
+            return None
+        if self._num_predictors > 1 or bool((sites.curvatures < 0).any()):
+            gram = positive_part(gram)
+        precision = add_identity(gram)
+        cholesky, info = torch.linalg.cholesky_ex(precision)
+        if info.any():
+            return None
+        mean = torch.cholesky_solve(projected.unsqueeze(-1), cholesky).squeeze(-1)
+        covariance = torch.cholesky_inverse(cholesky)
+        excess = covariance.diagonal().sum() - len(mean) + 2.0 * cholesky.diagonal().log().sum() + mean.square().sum()
+        expected, next_sites = self._derivatives(view, *self._moments(view, mean, covariance))
+        total = self._processes.sum([excess.new_tensor(expected)])[0]
+        if next_sites is None or not torch.isfinite(total):
+            return None
+        bound = (total - 0.5 * excess).item()
+        return _Posterior(sites, mean, precision, covariance, 0.5 * excess, total.item(), bound, next_sites)
+
+    def _moments(self, view: _View, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
+        """Means ``(P, n)`` and covariances ``(P, P, n)`` of the predictors in each row."""
+        number = self._num_predictors
+        means = view.means + product_in_rows(view.features, mean.unsqueeze(-1), number, self._segments).squeeze(-1)
+        if number == 1:
+            change = (view.features * (covariance @ view.features)).sum(0) - view.features.square().sum(0)
+            return means, (view.prior + change).clamp_min(torch.finfo(torch.float64).tiny).unsqueeze(0)
+        rows = [[torch.zeros_like(view.prior[0]) for _ in range(number)] for _ in range(number)]
+        for owner, place in self._segments:
+            phi = view.features[place]
+            rows[owner][owner] = rows[owner][owner] - phi.square().sum(0)
+            for other, there in self._segments:
+                product = (phi * (covariance[place, there] @ view.features[there])).sum(0)
+                rows[owner][other] = rows[owner][other] + product
+        return means, torch.stack([torch.stack(row) for row in rows]) + torch.diag_embed(view.prior.mT).movedim(0, -1)
+
+    def _derivatives(self, view: _View, mean: Tensor, covariance: Tensor) -> tuple[float, _Sites | None]:
+        """The sum of the rows' expected log-likelihoods, and their sites, None if these are not finite."""
+        if self._num_predictors == 1:
+            found = expected_gradients(
+                self._likelihood, self._y, mean[0], covariance[0, 0], self._arguments, clamped=False
+            )
+            gradients, curvatures = found.gradients.unsqueeze(0), found.curvatures.view(1, 1, -1)
+        else:
+            found = joint_expected_gradients(
+                self._likelihood, self._y, mean.mT, covariance.movedim(-1, 0), self._arguments
+            )
+            gradients, curvatures = found.gradients.mT, found.curvatures.movedim(0, -1)
+        targets = gradients + (curvatures * mean.unsqueeze(0)).sum(1)
+        is_finite = bool(torch.isfinite(targets.sum() + curvatures.sum()))
+        return found.expected.sum().item(), _Sites(curvatures, targets) if is_finite else None
+
+    def _expected(self, view: _View, posterior: _Posterior) -> Tensor:
+        """The sum of this process's expected log-likelihoods at a fixed posterior, differentiable."""
+        mean, covariance = self._moments(view, posterior.mean, posterior.covariance)
+        if self._num_predictors == 1:
+            rows = MultivariateNormal(mean[0], DiagLinearOperator(covariance[0, 0]))
+        else:
+            rows = independent_rows(PredictorMoments(mean.mT, covariance.movedim(-1, 0)))
+        return self._likelihood.expected_log_prob(self._y, rows, **self._arguments).double().sum()
+
+    def _of_all(self, own: Tensor) -> Tensor:
+        """The sum over the processes, a function of the hyperparameters that can be differentiated once."""
+        own_parameters = {id(p) for p in self._strategy._variational_distribution.parameters()}
+        parameters = [
+            p
+            for p in (*self._model.parameters(), *self._likelihood.parameters())
+            if p.requires_grad and id(p) not in own_parameters
+        ]
+        found = torch.autograd.grad(own, parameters, allow_unused=True)
+        gradients = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
+        total, *gradients = self._processes.sum([own.detach(), *gradients])
+        return linear_function(total, gradients, parameters)

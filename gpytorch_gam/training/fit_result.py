@@ -1,0 +1,100 @@
+"""What a fit has found, and whether it is done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class Epoch(NamedTuple):
+    """
+    A pass over the data, or with methods that see all rows at once a step of the hyperparameters.
+
+    :ivar number: Its number: 1, 2, ...
+    :ivar elbo: The evidence lower bound in nats, summed over the data. Of minibatches it is estimated: the mean over
+        the rows of the batches' estimates.
+    :ivar smoothed_elbo: The exponential moving average of ``elbo`` with weight one half, in nats.
+    """
+
+    number: int
+    elbo: float
+    smoothed_elbo: float
+
+    @classmethod
+    def after(cls, history: list[Epoch], elbo: float) -> Epoch:
+        """
+        The next entry of a history.
+
+        :param history: The entries before.
+        :param elbo: The bound in nats.
+        """
+        return cls(len(history) + 1, elbo, 0.5 * (elbo + (history[-1].smoothed_elbo if history else elbo)))
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """
+    What :func:`~gpytorch_gam.fit` has done and found. Printed, it is a summary in a few lines.
+
+    :ivar method: ``"rows"``, ``"bins"`` or ``"minibatches"``, see :func:`~gpytorch_gam.fit`.
+    :ivar reason: Why this method.
+    :ivar bound: The evidence lower bound of the fitted model in nats, summed over the data, without the priors of
+        hyperparameters. NaN if the method gave only estimates.
+    :ivar history: The way there.
+    :ivar gradient: The largest magnitude of the bound's derivatives in the hyperparameters (priors included) where the
+        fit ended, in nats per unit of the unconstrained parameter: its logarithm if it is positive, the logit within
+        its interval if it has one. NaN if it is not known.
+    :ivar open: Nats by which the bound is predicted to rise if the fit went on.
+    :ivar converged: Whether ``open`` is below the tolerance.
+    :ivar stopped: Why the fit ended.
+    :ivar passes: Number of passes over the data.
+    :ivar evaluations: Number of evaluations of the bound's gradient by the quasi-Newton method.
+    :ivar seconds: The time that it took.
+    :ivar shortfalls: Nats that more inducing points would bring, by component, see
+        :func:`~gpytorch_gam.training.inducing_shortfall`.
+    :ivar at_bounds: The hyperparameters that ended at a bound of their constraint, such as ``"x0.lengthscale"``. An
+        effect that is a straight line, or that is switched off, has no use for a finite lengthscale.
+    :ivar switched_off: The components whose prior variance went to zero: the data speak against them.
+    :ivar messages: The texts of the warnings that were given.
+    """
+
+    method: str
+    reason: str
+    bound: float
+    history: list[Epoch]
+    gradient: float
+    open: float
+    converged: bool
+    stopped: str
+    passes: int
+    evaluations: int
+    seconds: float
+    shortfalls: dict[str, float] = field(default_factory=dict)
+    at_bounds: tuple[str, ...] = ()
+    switched_off: tuple[str, ...] = ()
+    messages: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """The summary."""
+        state = "converged" if self.converged else "NOT converged"
+        lines = [
+            f"{state}: {self.stopped}",
+            f"method {self.method} ({self.reason})",
+            f"bound {self.bound:.2f} nats, {self.open:.2g} nats open, largest derivative {self.gradient:.2g}",
+            f"{self.passes} passes, {self.evaluations} evaluations, {self.seconds:.2f} s",
+        ]
+        lines += [f"switched off: {', '.join(self.switched_off)}"] if self.switched_off else []
+        lines += [f"at a bound: {', '.join(self.at_bounds)}"] if self.at_bounds else []
+        return "\n".join([*lines, *(f"warning: {message}" for message in self.messages)])
+
+
+class Outcome(NamedTuple):
+    """What a method reports; for the entries see :class:`FitResult`."""
+
+    history: list[Epoch]
+    bound: float
+    gradient: float
+    open: float
+    stopped: str
+    passes: int
+    evaluations: int
