@@ -50,7 +50,7 @@ def run(num_rows: int, batch_size: int, num_epochs: int, device: torch.device) -
     graphed = device.type == "cuda"
     fit(model, likelihood, batches, num_rows, num_epochs=1, num_held_back=num_rows, cuda_graph=graphed)  # compiles
     start = time.perf_counter()
-    history = fit(model, likelihood, batches, num_rows, num_epochs=num_epochs, cuda_graph=graphed)
+    history = fit(model, likelihood, batches, num_rows, num_epochs=num_epochs, cuda_graph=graphed).history
     seconds = time.perf_counter() - start  # the last epoch's ELBO was read back
     fresh = torch.rand(100_000, NUM_COMPONENTS, generator=generator, device=device)
     error = (model.predict(fresh, components=False).mean - make_truth(fresh)).square().mean().sqrt().item()

@@ -383,7 +383,7 @@ def train(study: Study, name: str, is_quick: bool) -> Fit:
     with warnings.catch_warnings():
         # Where counts vary more than Poisson ones do, effects would bend after the noise, and ask for more points.
         warnings.simplefilter("ignore", InducingPointsWarning)
-        history = fit(model, likelihood, loader, num_epochs=num_epochs, lr=0.3, polish_passes=3)
+        history = fit(model, likelihood, loader, num_epochs=num_epochs, lr=0.3, polish_passes=3).history
     return Fit(model, likelihood, history[-1].elbo, time.perf_counter() - start)
 
 

@@ -162,7 +162,7 @@ def build_model(cars: Cars, family: str) -> AdditiveGP:
 def train(model: AdditiveGP, likelihood: GaussianLikelihood, x: Tensor, y: Tensor, num_steps: int) -> float:
     """Learn all hyperparameters, with the best posterior for them; returns the evidence lower bound in nats."""
     # One batch holds all rows. The polish brings the posterior to its optimum at the hyperparameters found.
-    history = fit(model, likelihood, [(x, y)], num_data=len(y), num_epochs=num_steps, polish_passes=5)
+    history = fit(model, likelihood, [(x, y)], num_data=len(y), num_epochs=num_steps, polish_passes=5).history
     return history[-1].elbo
 
 

@@ -35,8 +35,8 @@ def expected_gradients(
     clamped: bool = True,
 ) -> ExpectedGradients:
     """
-    Derivatives of the expected log-likelihood with respect to mean and variance ``(*batch, n)`` of a predictor; negative
-    curvatures become zero if ``clamped``.
+    Derivatives of the expected log-likelihood with respect to mean and variance ``(*batch, n)`` of a predictor.
+    Negative curvatures become zero if ``clamped``.
     """
     with torch.enable_grad():
         mean, variance = mean.detach().requires_grad_(), variance.detach().requires_grad_()

@@ -1,7 +1,8 @@
 """Training: starting values, minibatch and discretised fits, and refinement of the posterior."""
 
 from .discretized import ColumnRanges, FitStatistics, fit_discretized
-from .fitting import Epoch, fit
+from .fit_result import Epoch, FitResult
+from .fitting import fit
 from .initialization import initialize_posterior
 from .polishing import polish
 from .shortfall import inducing_shortfall
@@ -10,6 +11,7 @@ from .starting_values import null_predictor, start_from_responses
 __all__ = [
     "ColumnRanges",
     "Epoch",
+    "FitResult",
     "FitStatistics",
     "fit",
     "fit_discretized",

@@ -51,7 +51,7 @@ class Arrival(NamedTuple):
 
 class Ascent:
     """
-    The ascent of an objective in ``parameters``, which move in ``coordinates``. ``curvatures`` are assumed at the start;
+    The ascent of an objective in ``parameters``, which move in ``coordinates``. ``curvatures`` are those of the start;
     ``num_rows`` is the number of rows of the data, and ``variances`` are those of each predictor between rows, if they
     are known, by which terms that are off are told.
     """
@@ -145,7 +145,7 @@ class Ascent:
         if not off:
             return False
         origin = self._read()
-        gains, starts = {index: tolerance for index in off}, {}
+        gains, starts = dict.fromkeys(off, tolerance), {}
         for factor in _PROBED_LENGTHSCALES:
             slopes = [self._slopes(off, factor, multiple) for multiple in _PROBED_VARIANCES]
             for index in off:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -14,10 +13,10 @@ from torch import Tensor
 
 from gpytorch_gam.numerics.blocks import split_groups
 from gpytorch_gam.variational import AdditiveVariationalStrategy
-from gpytorch_gam.warnings import ConvergenceWarning
 
-# Smallest gain that is warned of, and smallest change of a hyperparameter's logarithm whose gain counts.
-_NOTABLE_NATS, _NOTABLE_CHANGE = 2.0, 0.1
+# Smallest gain of minibatches that is warned of, and smallest change of a hyperparameter on the log scale whose
+# gain counts.
+NOTABLE_NATS, _NOTABLE_CHANGE = 2.0, 0.1
 
 # Longest step, on the logarithmic scale, over which the gradient is extrapolated.
 _REACH = 1.0
@@ -98,19 +97,6 @@ def open_gains(
         gain = _gains(by_log, curvature.clamp_min(_LEAST_CURVATURE), value, constraint)[is_free].sum().item()
         gains.append(OpenGain(name, gain))
     return sorted(gains, key=lambda gain: -gain.nats)
-
-
-def warn_if_open(nats: float, names: Sequence[str] = ()) -> None:
-    """Warn the caller's caller if the bound can rise notably, by ``nats``, mostly in the hyperparameters ``names``."""
-    if not nats >= _NOTABLE_NATS:
-        return
-    most = f", most of all with {', '.join(names)}" if names else ""
-    warnings.warn(
-        f"the fit has not arrived: the bound promises to rise by {nats:.0f} nats or more{most}. Train for more epochs, "
-        "or go on with fit(..., warm_start=True)",
-        ConvergenceWarning,
-        stacklevel=3,
-    )
 
 
 def _constrained(*modules: gpytorch.Module) -> Iterator[tuple[str, Tensor, Interval]]:

@@ -1,4 +1,4 @@
-"""The evidence lower bound at the optimal posterior, from features of all rows, as a function of the hyperparameters."""
+"""The evidence lower bound at the optimal posterior of all rows, as a function of the hyperparameters."""
 
 from __future__ import annotations
 
@@ -214,9 +214,7 @@ class RowBound:
         self._sites = present.sites
         return present
 
-    def _moved(
-        self, view: _View, before: _Posterior, extrapolated: _Sites | None
-    ) -> tuple[_Posterior, float] | None:
+    def _moved(self, view: _View, before: _Posterior, extrapolated: _Sites | None) -> tuple[_Posterior, float] | None:
         """
         The posterior of the extrapolated sites, or else of the next sites, approached only as far as the bound does not
         fall; None if it falls everywhere.

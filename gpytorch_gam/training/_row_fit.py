@@ -110,9 +110,7 @@ class RowFit:
         """Set the posterior to that of the model's family nearest to the optimum; returns its bound in nats."""
         optimum = self._bound.optimum()
         self._strategy.set_whitened_posterior(optimum.mean, optimum.precision)
-        history = polish(
-            self._model, self._likelihood, [self._rows], max_passes=2, process_group=self._processes.group
-        )
+        history = polish(self._model, self._likelihood, [self._rows], max_passes=2, process_group=self._processes.group)
         return history[-1]
 
     def _curvatures(self, parameters: Sequence[Tensor]) -> list[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -89,7 +90,7 @@ class FitResult:
 
 
 class Outcome(NamedTuple):
-    """What a method reports; for the entries see :class:`FitResult`."""
+    """What a method reports; for the first entries see :class:`FitResult`."""
 
     history: list[Epoch]
     bound: float
@@ -98,3 +99,7 @@ class Outcome(NamedTuple):
     stopped: str
     passes: int
     evaluations: int
+    has_moved: bool = True  # whether any hyperparameter has
+    notable: float | None = None  # nats that may be open without a warning, if not the tolerance
+    open_names: Sequence[str] = ()  # the hyperparameters with most of what is open
+    remedy: str = "Go on from here with fit(..., warm_start=True)"

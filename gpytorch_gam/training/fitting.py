@@ -1,438 +1,326 @@
-"""The training loop :func:`fit`."""
+"""The fit of a model: :func:`fit`."""
 
 from __future__ import annotations
 
-import importlib
-import itertools
 import math
+import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sized
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import gpytorch
 import torch
-from torch import Tensor
+from gpytorch.likelihoods import Likelihood
+from gpytorch.variational import CholeskyVariationalDistribution
 
 from gpytorch_gam import _checks as checks
 from gpytorch_gam.data.whole_epochs import every_row
-from gpytorch_gam.numerics.grad_mode import gradients_on
-from gpytorch_gam.optim.natural_gradient import NaturalGradient
 from gpytorch_gam.optim.posterior.parameters import StructuredDistribution, modes_kept, validated_strategy
-from gpytorch_gam.optim.posterior.step import DENSE_LIMIT
-from gpytorch_gam.optim.processes import Processes, average_gradients, row_weighted, start_from_first
-from gpytorch_gam.optim.rows.likelihood_check import check_number_of_predictors, is_gaussian, with_noise_by_row
-from gpytorch_gam.optim.rows.steepness import curvature_steepness
-from gpytorch_gam.optim.rows.stream import Rows, checked_rows, concatenated
-from gpytorch_gam.parameters.log_scale import Adam, Coordinates
-from gpytorch_gam.warnings import TrainingLoopWarning
+from gpytorch_gam.optim.processes import Processes, start_from_first
+from gpytorch_gam.optim.rows.likelihood_check import check_number_of_predictors, with_noise_by_row
+from gpytorch_gam.warnings import ConvergenceWarning
 
-from ._convergence import MeanGradient, open_gains, warn_if_open
-from ._graphed_step import GraphedStep
-from ._likelihood_step import fit_likelihood
-from ._profile_bound import Maximum, ProfileBound
-from ._quasi_newton import ObjectiveError
-from ._row_count import number_of_rows, warn_of_other_rows
-from .polishing import polish
+from ._ascent import at_bounds
+from ._choice import METHODS, Choice, choose, why_not_bins, why_not_minibatches, why_not_rows
+from ._data_sources import as_batches, as_minibatches
+from ._minibatches import MinibatchOptions, fit_minibatches
+from ._row_count import number_of_rows
+from ._row_fit import RowFit, rows_in_memory
+from .discretized.discretized_fit import MAX_BINS, run_bins
+from .fit_result import Epoch, FitResult, Outcome
 from .shortfall import warn_of_few_points
-from .starting_values import null_model_of, start_from_null_model, units_of_means
+from .starting_values import null_model_of, start_from_null_model
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-# Number of steps before the hyperparameters move, by default.
-_NUM_HELD_BACK = 12
-
-# Number of rows times inducing variables up to which a fit ends with the hyperparameters at their optimum.
-_MAX_FEATURES = 2**20
-
-# Smallest change of the ELBO over some epochs, in nats, for which training continues.
-_NOTABLE_NATS = 0.5
-
-# Median of the absolute value of a standard normal variable.
-_MEDIAN_OF_NORMAL = 0.6745
-
-# Step of the natural gradient's schedule at which a fit starts from the null model: its size is one half.
-_FIRST_STEP = 10
-
-# Largest number of hyperparameters that a warning names.
-_NUM_NAMED = 3
-
-# Number of first steps that are checked, unless the likelihood is Gaussian.
-_NUM_CHECKED = 100
-
-# Largest sensible rate of Adam: above it hyperparameters change by factors of more than e in a step.
-_LARGEST_RATE = 1.0
-
-
-class Epoch(NamedTuple):
-    """
-    The result of a pass over the data.
-
-    :ivar number: The number of the pass: 1, 2, ...
-    :ivar elbo: The mean over the rows of the batches' estimates of the ELBO, summed over the data, in nats.
-    :ivar smoothed_elbo: The exponential moving average of ``elbo`` over epochs, with weight one half, in nats.
-    """
-
-    number: int
-    elbo: float
-    smoothed_elbo: float
+    from .discretized.column_bins import ColumnBins
 
 
 def fit(
     model: gpytorch.models.ApproximateGP,
-    likelihood: gpytorch.likelihoods.Likelihood,
-    batches: Iterable[Any],
+    likelihood: Likelihood,
+    data: Any,
     num_data: int | None = None,
     *,
-    num_epochs: int = 40,
-    lr: float = 0.1,
+    method: str = "auto",
+    tolerance: float = 0.05,
+    warm_start: bool = False,
+    num_epochs: int | None = None,
+    lr: float | None = None,
     num_held_back: int | None = None,
     patience: int | None = None,
-    warm_start: bool = False,
-    polish_passes: int = 0,
+    polish_passes: int | None = None,
+    cuda_graph: bool | None = None,
+    max_bins: int | Sequence[int] | None = None,
+    bins: ColumnBins | None = None,
     callback: Callable[[Epoch], Any] | None = None,
     progress: bool = False,
-    cuda_graph: bool = False,
     process_group: ProcessGroup | None = None,
-) -> list[Epoch]:
-    """
-    Train by :class:`~gpytorch.mlls.VariationalELBO`: the posterior with :class:`NaturalGradient`, the hyperparameters
-    of model and likelihood with Adam, whose rate decays along a cosine.
+) -> FitResult:
+    r"""
+    Fit posterior and hyperparameters to data, by the method that suits their size, and say whether the fit is done.
 
-    This is the loop in the example of :class:`NaturalGradient`; write that one yourself for anything special.
-    Unless the likelihood is Gaussian, the first hundred steps of the posterior and those that see all rows are checked
-    against the loss of their rows, and shortened where they do not lower it, which takes another evaluation of it.
+    **Methods.** All maximise the evidence lower bound (plus the log density of the hyperparameters' priors).
 
-    **The end.** Small data, of up to a million rows times inducing variables and no more than 512 of these, end with a
-    quasi-Newton ascent: hyperparameters and posterior are then at a maximum of the bound, however short the training
-    was, and the history has one more entry, whose ``elbo`` is exact. Each evaluation is a few passes of :func:`polish`.
-    (Not where passes are over different rows, as with a sampler that draws them with replacement.) For larger data the
-    gradients of the last epoch show what is left: a :class:`~gpytorch_gam.warnings.ConvergenceWarning` names a lower
-    bound, in nats, on the gain still to be had.
+    - ``"rows"``, for data whose features fit into memory: a quasi-Newton method on the bound at the optimal posterior
+      as a function of all hyperparameters. With a Gaussian likelihood that posterior is a closed form; otherwise some
+      passes lead to it from the last one. Nothing is approximated. Each evaluation costs :math:`O(NQ^2 + Q^3)` for N
+      rows and Q inducing variables.
+    - ``"bins"``, for many rows: the same on inputs that are rounded to a few hundred bins a column, with a cost that
+      hardly depends on the number of rows, see :func:`~gpytorch_gam.training.fit_discretized`.
+    - ``"minibatches"``, for any size: natural gradients for the posterior
+      (:class:`~gpytorch_gam.optim.NaturalGradient`) and Adam, whose rate decays along a cosine, for the
+      hyperparameters; then, for data of up to a million rows times inducing variables, a quasi-Newton ascent.
 
-    Components that would gain from more inducing points are named by an
-    :class:`~gpytorch_gam.warnings.InducingPointsWarning`, see :func:`inducing_shortfall`.
+    ``"auto"`` takes rows where they need no more than some seconds, then bins, then minibatches, as far as each can be
+    used with the model; an option that belongs to one method chooses that. ``result.method`` and ``result.reason`` say
+    which it was and why. Rows and bins give the hyperparameters of the optimal posterior of any precision, and then the
+    posterior of the model's family that is nearest to it.
 
-    Hyperparameters with their initial values start from the responses, see :func:`start_from_responses`. Model and
-    likelihood are left in eval mode, also when the loop is interrupted or a callback raises.
+    **The end.** The result holds the bound, its gradient in the hyperparameters, and the nats that are predicted to be
+    still open. A fit that leaves more than two nats, or with rows and bins more than ``tolerance``, gives a
+    :class:`~gpytorch_gam.warnings.ConvergenceWarning`. Terms that the fit has switched off on its way are looked at
+    again before it ends. Components that would gain from more inducing points are named by an
+    :class:`~gpytorch_gam.warnings.InducingPointsWarning`, see :func:`~gpytorch_gam.training.inducing_shortfall`.
 
-    :param model: A model that :class:`NaturalGradient` takes.
+    Hyperparameters with their initial values start from the responses, see
+    :func:`~gpytorch_gam.training.start_from_responses`. Model and likelihood are left in eval mode, also when the fit
+    is interrupted, which leaves the best state so far.
+
+    :param model: A model whose ``variational_strategy`` is an :class:`~gpytorch_gam.AdditiveVariationalStrategy`
+        without batch shape, with a low-rank, block + low-rank, mean-field or (not for minibatches) Cholesky
+        distribution.
     :param likelihood: Any likelihood of as many predictors as the model has.
-    :param batches: Pairs of inputs ``(b, D)`` and responses ``(b)``, read once an epoch: a ``DataLoader``, or a list
-        with one pair for full-batch training; responses are ``(b, T)`` for ``MultitaskGaussianLikelihood`` and models
-        of T predictors. Or triples, whose third entry maps names to row-wise arguments of the likelihood, such as
-        ``{"exposure": e, "weights": w}``; a loader of a :class:`~gpytorch_gam.data.RowDataset` gives them.
-    :param num_data: Number of rows of all the data, which sets the scale of the posterior. By default they are counted,
-        which needs a list, batches from files, or a ``DataLoader`` (its dataset counts, or the subset that its
-        sampler shuffles).
-    :param num_epochs: Number of passes over the data.
-    :param lr: Adam's rate at the start.
-    :param num_held_back: Number of steps before the hyperparameters move: while the posterior is near the prior, all of
-        the data look like noise to them. Then Adam's rate begins to decay, and the likelihood's own parameters begin at
-        their optimum for the posterior and one batch. Default 12, but no more than a quarter of all steps, and none
-        under ``warm_start``. If it is the number of all steps, the hyperparameters stay.
-    :param patience: Stop when the smoothed ELBO has not changed by more than its noise and half a nat for this number
-        of epochs in which the hyperparameters moved; default never.
-    :param warm_start: Go on from the present posterior and hyperparameters, as after another ``fit``; see
-        :class:`NaturalGradient`.
-    :param polish_passes: Largest number of passes of :func:`polish` that bring the posterior to its optimum at the end,
-        at the hyperparameters that were found. The history then ends with one more entry, whose ``elbo`` is exact.
-    :param callback: Called after each epoch with an :class:`Epoch`.
-    :param progress: Show a progress bar; needs tqdm.
-    :param cuda_graph: Record the forward and backward passes of a step once as a CUDA graph and replay them, for a
-        model on a GPU whose batches are so small that the processor is what takes the time. Batches should be of one
-        size or two.
-    :param process_group: Processes that call this together, each with its own batches, as many as the others: a
-        ``DataLoader`` with a ``DistributedSampler``, whose ``set_epoch`` a callback may call. All start from the model
-        and the likelihood of the first process, and end with the same. ``num_data`` and the ELBO are over the rows of
-        all of them. Every process calls its own callback. For ``polish_passes`` see :func:`polish`.
-    :return: The results of the epochs.
-    :raises ValueError: If an argument is out of range, ``num_data`` is not known or not the number of rows of the
-        batches, there is no batch, or the processes have unequal numbers of batches.
+    :param data: ``(x, y)`` with inputs ``(n, D)`` and responses ``(n)``; or ``(x, y, arguments)``, where the last maps
+        names to row-wise arguments of the likelihood, such as ``{"exposure": e, "weights": w}``; a dataset, such as a
+        :class:`~gpytorch_gam.data.RowDataset`; or batches of these: a ``DataLoader``, a list of them, or batches from
+        files. Responses are ``(n, T)`` for ``MultitaskGaussianLikelihood`` and models of T predictors.
+    :param num_data: Number of rows of all the data, where batches do not tell it; minibatches need it.
+    :param method: ``"auto"``, ``"rows"``, ``"bins"`` or ``"minibatches"``.
+    :param tolerance: Nats that may be open at the end.
+    :param warm_start: Go on from the present posterior and hyperparameters, as after another fit.
+    :param num_epochs: Number of passes over minibatches. Default 40.
+    :param lr: Adam's rate at the start, with minibatches. Default 0.1.
+    :param num_held_back: Number of minibatches before the hyperparameters move: while the posterior is near the prior,
+        all of the data look like noise to them. Default 12, but no more than a quarter of all, and none under
+        ``warm_start``. If it is the number of all, the hyperparameters stay.
+    :param patience: Stop minibatches when the smoothed ELBO has not changed by more than its noise and half a nat for
+        this number of epochs in which the hyperparameters moved; default never.
+    :param polish_passes: Largest number of passes of :func:`~gpytorch_gam.training.polish` after minibatches.
+    :param cuda_graph: Record a step with a minibatch once as a CUDA graph and replay it, for a model on a GPU whose
+        batches are so small that the processor is what takes the time.
+    :param max_bins: Largest number of bins of a column, see :func:`~gpytorch_gam.training.fit_discretized`.
+    :param bins: Bins made before, used instead of ``max_bins``.
+    :param callback: Called with an :class:`Epoch` after each pass over minibatches, or each step of the
+        hyperparameters.
+    :param progress: Print which method was chosen, and show a progress bar of minibatches, which needs tqdm.
+    :param process_group: Processes that call this together, each with its own rows. All start from the model and the
+        likelihood of the first process, and end with the same. Minibatches need as many batches in each: a
+        ``DataLoader`` with a ``DistributedSampler``, whose ``set_epoch`` a callback may call.
+    :return: What was found.
+    :raises TypeError: If an argument is of another kind.
+    :raises ValueError: If an argument is out of range, belongs to another method than the given one, or the data cannot
+        be read.
+    :raises NotImplementedError: If the given method cannot be used with the model; the message says what can.
     :raises ImportError: If a progress bar is wanted and tqdm is not installed.
 
     Example:
-        >>> loader = DataLoader(TensorDataset(x, y), batch_size=500, shuffle=True)
-        >>> history = fit(model, likelihood, loader, num_epochs=40)
+        >>> result = fit(model, likelihood, (x, y))
+        >>> print(result)
     """
-    checks.batches(batches)
+    started = time.perf_counter()
     checks.likelihood(likelihood)
-    check_number_of_predictors(validated_strategy(model, StructuredDistribution, True), likelihood)
-    checks.integer("num_epochs", num_epochs, least=1)
-    num_data = number_of_rows(batches, num_data, Processes(process_group))
-    if num_epochs > 1 and iter(batches) is batches:
-        raise ValueError("batches can be gone through only once: pass a DataLoader or a list, not a generator")
-    checks.integer("patience", 1 if patience is None else patience, least=1)
-    checks.integer("num_held_back", 0 if num_held_back is None else num_held_back, least=0)
-    checks.integer("polish_passes", polish_passes, least=0)
-    checks.number("lr", lr, above=0)
+    strategy = validated_strategy(model, (*StructuredDistribution, CholeskyVariationalDistribution), True)
+    check_number_of_predictors(strategy, likelihood)
+    options = MinibatchOptions(num_epochs, lr, num_held_back, patience, polish_passes, cuda_graph)
+    checks.choice("method", method, METHODS)
+    checks.number("tolerance", tolerance, above=0)
     checks.function("callback", callback)
-    for name, value in (("warm_start", warm_start), ("progress", progress), ("cuda_graph", cuda_graph)):
+    for name, value in (("warm_start", warm_start), ("progress", progress)):
         checks.flag(name, value)
-    if lr > _LARGEST_RATE:
-        warnings.warn(
-            f"lr={lr:g}: Adam moves the logarithm of a hyperparameter by up to that in each step, too far to find any: "
-            "rates from 0.01 to 0.3 are usual",
-            TrainingLoopWarning,
-            stacklevel=2,
-        )
-    batches = with_noise_by_row(likelihood, batches)
-    if num_held_back is None:
-        num_held_back = 0 if warm_start else _default_held_back(batches, num_epochs)
-    loop = _Loop(model, likelihood, num_data, lr, num_held_back, warm_start, process_group, cuda_graph)
-    with_bar = progress and loop.processes.leads
-    epochs = _progress_bar(range(1, num_epochs + 1)) if with_bar else range(1, num_epochs + 1)
-    history: list[Epoch] = []
-    try:
-        batches, seen = _with_first(batches)
-        loop.start(seen, warm_start)
-        for number in epochs:
-            loop.set_rate(number - 1, num_epochs)
-            with gradients_on():
-                elbo = loop.run(batches)
-            history.append(Epoch(number, elbo, 0.5 * (elbo + (history[-1].smoothed_elbo if history else elbo))))
-            if loop.processes.leads and _has_diverged(history) and not _has_diverged(history[:-1]):
-                warnings.warn(
-                    f"the ELBO has fallen from {history[0].elbo:.3g} to {elbo:.3g} nats: the posterior is far from the "
-                    f"data. Start from narrower priors or a mean module near them, lower lr={lr:g}, or take larger "
-                    "batches",
-                    TrainingLoopWarning,
-                    stacklevel=2,
-                )
-            if callback is not None:
-                callback(history[-1])
-            if patience is not None and _has_stalled(history[loop.num_still_epochs :], patience):
-                break
-    finally:
-        loop.finish()
-    with gradients_on():
-        maximum = loop.converge(batches)
-    bound = None if maximum is None else maximum.bound
-    if polish_passes:
-        bound = polish(model, likelihood, batches, max_passes=polish_passes, process_group=process_group)[-1]
-    if bound is not None:
-        history.append(Epoch(len(history) + 1, bound, bound))
-    if not loop.processes.leads or not loop.has_moved:
-        return history
-    warn_of_few_points(model, likelihood, seen, num_data)
-    if maximum is not None:
-        warn_if_open(maximum.open)
-    else:
-        with gradients_on():
-            gains = open_gains(model, likelihood, loop.gradient, num_data)
-        warn_if_open(sum(gain.nats for gain in gains), [gain.name for gain in gains[:_NUM_NAMED]])
-    return history
-
-
-class _Loop:
-    """The objective, both optimisers and the state of a training loop."""
-
-    def __init__(
-        self,
-        model: gpytorch.models.ApproximateGP,
-        likelihood: gpytorch.likelihoods.Likelihood,
-        num_data: int,
-        lr: float,
-        num_held_back: int,
-        warm_start: bool,
-        process_group: ProcessGroup | None,
-        cuda_graph: bool,
-    ) -> None:
-        self.mll = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=num_data)
-        if cuda_graph and process_group is not None:
-            raise ValueError("cuda_graph=True is for one process: leave out process_group, or the graph")
-        self.evaluate = GraphedStep(self.mll) if cuda_graph else self._evaluate
-        self.natural = NaturalGradient(model, num_data=num_data, warm_start=warm_start, process_group=process_group)
-        self.process_group, self.processes = process_group, Processes(process_group)
-        self.hyperparameters = [p for p in (*model.hyperparameters(), *likelihood.parameters()) if p.requires_grad]
-        # None for a model whose hyperparameters are all fixed, which trains its posterior alone.
-        self.adam: Adam | None = None
-        self.coordinates = Coordinates(self.hyperparameters, [model, likelihood])
-        self.lr = lr
-        self.num_held_back = num_held_back
-        self.num_steps = 0
-        self.num_still_epochs = 0  # epochs in which no hyperparameter moved
-        self.has_counted = False
-        self.limits_moves = False
-        self.gradient = MeanGradient(self.hyperparameters)
-
-    def start(self, batches: Iterable[Any], keeps_values: bool) -> None:
-        """Set the starting values, unless present ones are kept, and find the units in which hyperparameters move."""
-        model, likelihood = self.mll.model, self.mll.likelihood
-        strategy = model.variational_strategy
-        null = null_model_of(strategy, likelihood, batches, self.processes)
-        if null is not None and not keeps_values:
-            start_from_null_model(strategy, likelihood, null)
-        start_from_first(self.processes, strategy, [model, likelihood])
-        if null is not None and not keeps_values and not is_gaussian(likelihood):
-            # That of the null model is narrow, and widens by a factor a step as the data allow. Under a log link, rows
-            # that a first batch does not have would be seen under the prior otherwise.
-            self.natural.begin_at(_FIRST_STEP)
-        if self.hyperparameters:
-            units = {} if null is None else units_of_means(strategy, null)
-            self.coordinates = Coordinates(self.hyperparameters, [model, likelihood], units)
-            self.adam = Adam(self.hyperparameters, self.coordinates, self.lr)
-
-    @property
-    def has_moved(self) -> bool:
-        """Whether the hyperparameters have taken a step."""
-        return self.adam is not None and self.num_steps > self.num_held_back
-
-    def set_rate(self, num_done: int, num_epochs: int) -> None:
-        """Lower Adam's rate along a cosine that begins when the hyperparameters are released."""
-        if self.adam is not None:
-            share = (num_done - self.num_still_epochs) / (num_epochs - self.num_still_epochs)
-            self.adam.param_groups[0]["lr"] = 0.5 * self.lr * (1.0 + math.cos(math.pi * share))
-
-    def run(self, batches: Iterable[Any]) -> float:
-        """One pass over the data; returns the mean of the batches' ELBOs, weighted by their rows, in nats."""
-        self._check_lengths(batches)
-        self.mll.train()
-        self.gradient = MeanGradient(self.hyperparameters)
-        self.limits_moves = not is_gaussian(self.mll.likelihood)
-        device = self.mll.model.variational_strategy.predictor.device
-        total, num_rows, largest = torch.zeros((), dtype=torch.float64, device=device), 0, 0
-        for batch in batches:
-            rows = self._checked(batch)
-            total, num_rows = total + len(rows.y) * self._step(rows).to(total), num_rows + len(rows.y)
-            largest = max(largest, len(rows.y))
-        if not num_rows:
-            raise ValueError(
-                "batches is empty: there is no data to fit (a loader with drop_last gives nothing if its batches are "
-                "larger than the data)"
-            )
-        sums = self.processes.sum([total, total.new_tensor([num_rows, largest])])
-        num_rows, largest = map(int, sums[1].tolist())
-        if self.processes.leads and not self.has_counted:
-            warn_of_other_rows(batches, num_rows, self.mll.num_data, tolerance=largest)
-        self.has_counted = True
-        self.num_still_epochs += not self.has_moved
-        return sums[0].item() / num_rows * self.mll.num_data
-
-    def _checked(self, batch: Any) -> Rows:
-        rows = checked_rows(self.mll.model.variational_strategy, self.mll.likelihood, batch)
-        if len(rows.y) > self.mll.num_data:
-            raise ValueError(
-                f"num_data is {self.mll.num_data}, but a batch has {len(rows.y)} rows: num_data is the number of rows "
-                "of all the data, not that of the batches"
-            )
-        return rows
-
-    def _check_lengths(self, batches: Iterable[Any]) -> None:
-        if isinstance(batches, Sized):
-            device = self.mll.model.variational_strategy.predictor.device
-            self.processes.require_equal({"numbers of batches": len(batches)}, device)
-
-    def _limit_moves(self, rows: Rows) -> None:
-        """Let the natural gradient know how fast the likelihood's curvature changes, once an epoch."""
-        steepness = curvature_steepness(self.mll.model.variational_strategy, self.mll.likelihood, rows)
-        self.processes.broadcast([steepness])
-        self.natural.steepness, self.limits_moves = steepness, False
-
-    def _step(self, rows: Rows) -> Tensor:
-        if self.limits_moves:
-            self._limit_moves(rows)
-        if self.adam is not None and self.num_steps == self.num_held_back > 0:
-            self._release_likelihood(rows)
-        if self._is_checked(rows):
-            loss = self.natural.step(lambda: self.evaluate(rows))
+    processes = Processes(process_group)
+    bin_options = [name for name, value in (("max_bins", max_bins), ("bins", bins)) if value is not None]
+    method, given = _method_of_options(method, options.given(), bin_options)
+    with _collected_warnings() as messages:
+        options.check()
+        batches = with_noise_by_row(likelihood, as_batches(data))
+        num_rows = _number_of_rows(batches, num_data, processes, method)
+        choice = _chosen(method, given, model, likelihood, batches, num_rows)
+        if progress and processes.leads:
+            print(f"fit by {choice.method}: {choice.reason}")
+        off: tuple[str, ...] = ()
+        if choice.method == "rows":
+            outcome, off = _fit_rows(model, likelihood, batches, warm_start, tolerance, callback, processes)
+        elif choice.method == "bins":
+            outcome = _fit_bins(model, likelihood, batches, max_bins, bins, tolerance, callback)
         else:
-            loss = self.evaluate(rows)
-            self.natural.step()
-        if self.adam is not None and self.num_steps >= self.num_held_back:
-            self.gradient.add(len(rows.y))
-            self.adam.step()
-        self.num_steps += 1
-        return -loss
-
-    def _release_likelihood(self, rows: Rows) -> None:
-        """Fit the likelihood's parameters before Adam moves them: near the prior, noise and shape were unknown."""
-        fit_likelihood(self.mll.model, self.mll.likelihood, rows, self.mll.num_data, self.process_group)
-
-    def _is_checked(self, rows: Rows) -> bool:
-        """
-        Whether a step is checked against the loss of its rows: with all rows its size does not fall, and far from the
-        optimum curvatures can be off by the factor of an exponential.
-        """
-        if is_gaussian(self.mll.likelihood):
-            return False  # its curvatures are the same everywhere
-        return self.num_steps < _NUM_CHECKED or len(rows.y) >= self.mll.num_data
-
-    def _evaluate(self, rows: Rows) -> Tensor:
-        """Minus the ELBO per row; its gradients are left in the parameters."""
-        if self.adam is not None:
-            self.adam.zero_grad()
-        loss = -self.mll(self.mll.model(rows.x), rows.y, **rows.row_arguments)
-        if loss.dim():
-            raise ValueError(
-                f"the objective has shape {tuple(loss.shape)} and is no number: {type(self.mll.likelihood).__name__} "
-                f"must give one expected log-probability a row for responses of shape {tuple(rows.y.shape)}"
+            outcome = fit_minibatches(
+                model,
+                likelihood,
+                as_minibatches(batches, is_chosen=isinstance(data, list) or data is batches),
+                num_rows,
+                options,
+                warm_start=warm_start,
+                tolerance=tolerance,
+                callback=callback,
+                progress=progress,
+                process_group=process_group,
             )
-        row_weighted(loss, len(rows.y), self.process_group).backward()
-        average_gradients(self.hyperparameters, self.process_group)
-        return loss.detach()
-
-    def finish(self) -> None:
-        self.natural.remove()
-        self.mll.eval()
-
-    def converge(self, batches: Iterable[Any]) -> Maximum | None:
-        """Bring small data's hyperparameters to a stationary point; None for large data or passes of other rows."""
-        model, likelihood = self.mll.model, self.mll.likelihood
-        strategy = model.variational_strategy
-        num_inducing = strategy.predictor.num_inducing_total
-        is_small = num_inducing <= DENSE_LIMIT and self.mll.num_data * num_inducing <= _MAX_FEATURES
-        if not (self.has_moved and is_small):
-            return None
-        try:
-            parts = list(every_row(batches))
-        except ValueError:  # each pass draws other rows
-            return None
-        rows = concatenated([checked_rows(strategy, likelihood, batch) for batch in parts])
-        profile = ProfileBound(model, likelihood, rows, self.hyperparameters, self.coordinates, self.process_group)
-        if profile.num_data != self.mll.num_data:
-            return None
-        with modes_kept(model, likelihood), suppress(ObjectiveError):
-            return profile.maximise()
-        return None
+        shortfalls: dict[str, float] = {}
+        if processes.leads and outcome.has_moved:
+            if iter(batches) is not batches:
+                shortfalls = warn_of_few_points(model, likelihood, batches, num_rows)
+            _warn_if_open(outcome, tolerance)
+    return FitResult(
+        method=choice.method,
+        reason=choice.reason,
+        bound=outcome.bound,
+        history=outcome.history,
+        gradient=outcome.gradient,
+        open=outcome.open,
+        converged=outcome.open <= tolerance,
+        stopped=outcome.stopped,
+        passes=outcome.passes,
+        evaluations=outcome.evaluations,
+        seconds=time.perf_counter() - started,
+        shortfalls=shortfalls,
+        at_bounds=at_bounds(model, likelihood),
+        switched_off=off,
+        messages=tuple(messages),
+    )
 
 
-def _with_first(batches: Iterable[Any]) -> tuple[Iterable[Any], Iterable[Any]]:
-    """The batches, and those of them that can be inspected before training: the first one if they are a generator."""
-    if not isinstance(batches, Iterator):
-        return batches, batches
-    first = list(itertools.islice(batches, 1))
-    return itertools.chain(first, batches), first
+def _method_of_options(method: str, minibatches: list[str], bins: list[str]) -> tuple[str, list[str]]:
+    """The method to which the given options belong, and these; a ValueError if they belong to different ones."""
+    owners = {"minibatches": minibatches, "bins": bins}
+    for owner, names in owners.items():
+        if names and method not in ("auto", owner):
+            raise ValueError(f"{', '.join(names)} belongs to method={owner!r}, but method is {method!r}")
+    if minibatches and bins:
+        raise ValueError(f"{minibatches[0]} belongs to method='minibatches', and {bins[0]} to method='bins'")
+    found = next((owner for owner, names in owners.items() if names), method)
+    return found, minibatches or bins
 
 
-def _default_held_back(batches: Iterable[Any], num_epochs: int) -> int:
-    """The default number of steps before the hyperparameters move: 12, but at most a quarter of all steps."""
-    return min(_NUM_HELD_BACK, num_epochs * len(batches) // 4) if isinstance(batches, Sized) else _NUM_HELD_BACK
-
-
-def _has_stalled(history: list[Epoch], patience: int) -> bool:
-    """
-    Whether the smoothed ELBO stayed within twice its noise or half a nat over ``patience`` epochs with moving
-    hyperparameters. A fall counts as change: too long a step of the hyperparameters makes it fall for a while.
-    """
-    if len(history) <= max(patience, 2):
-        return False
-    recent = [epoch.smoothed_elbo for epoch in history[-1 - patience :]]
-    elbos = torch.tensor([epoch.elbo for epoch in history[-2 * max(patience, 2) :]], dtype=torch.float64)
-    # Second differences remove a linear trend; those of independent noise have six times its variance.
-    noise = elbos.diff(n=2).abs().median().item() / (_MEDIAN_OF_NORMAL * math.sqrt(6.0))
-    return max(recent) - min(recent) <= max(_NOTABLE_NATS, 2.0 * noise)
-
-
-def _has_diverged(history: list[Epoch]) -> bool:
-    """Whether the ELBO has become much worse than its range at the beginning."""
-    return len(history) > 1 and not history[-1].elbo > history[0].elbo - 10.0 * abs(history[0].elbo) - 1000.0
-
-
-def _progress_bar(epochs: range) -> Any:
+def _number_of_rows(batches: Iterable[Any], num_data: int | None, processes: Processes, method: str) -> int:
     try:
-        tqdm = importlib.import_module("tqdm").tqdm
-    except ImportError as error:
-        raise ImportError("progress=True needs tqdm: pip install tqdm") from error
-    return tqdm(epochs, desc="epochs")
+        return number_of_rows(batches, num_data, processes)
+    except ValueError:
+        if num_data is not None or method == "minibatches" or iter(batches) is batches:
+            raise
+    own = sum(len(batch[1]) for batch in batches)
+    return sum(count for (count,) in processes.gather([own], torch.device("cpu")))
+
+
+def _chosen(
+    method: str,
+    given: list[str],
+    model: gpytorch.models.ApproximateGP,
+    likelihood: Likelihood,
+    batches: Iterable[Any],
+    num_rows: int,
+) -> Choice:
+    """The method; a NotImplementedError if it was given and cannot be used."""
+    if method == "auto":
+        return choose(model, likelihood, batches, num_rows)
+    obstacles = {
+        "rows": lambda: why_not_rows(model, likelihood, batches, num_rows),
+        "bins": lambda: why_not_bins(model, likelihood, batches),
+        "minibatches": lambda: why_not_minibatches(model.variational_strategy),
+    }
+    obstacle = obstacles[method]()
+    if obstacle is not None:
+        others = [other for other, why in obstacles.items() if other != method and why() is None]
+        remedy = f"use method={others[0]!r}" if others else "no other method can be used, either"
+        raise NotImplementedError(f"method={method!r} cannot be used: {obstacle}; {remedy}")
+    return Choice(method, f"{', '.join(given)} belongs to it" if given else "it was asked for")
+
+
+def _fit_rows(
+    model: gpytorch.models.ApproximateGP,
+    likelihood: Likelihood,
+    batches: Iterable[Any],
+    warm_start: bool,
+    tolerance: float,
+    callback: Callable[[Epoch], Any] | None,
+    processes: Processes,
+) -> tuple[Outcome, tuple[str, ...]]:
+    """The fit by rows, and the names of the components that it has switched off."""
+    strategy = model.variational_strategy
+    try:
+        with torch.inference_mode(False), modes_kept(model, likelihood):
+            model.train()
+            likelihood.train()
+            rows = rows_in_memory(strategy, likelihood, every_row(batches))
+            with torch.no_grad():
+                strategy._initialize_once()
+                null = null_model_of(strategy, likelihood, [rows], processes)
+                if null is not None and not warm_start:
+                    start_from_null_model(strategy, likelihood, null)
+                start_from_first(processes, strategy, [model, likelihood])
+            found = RowFit(model, likelihood, rows, processes, null)
+            return found.run(tolerance, callback), found.switched_off()
+    finally:
+        model.eval()
+        likelihood.eval()
+
+
+def _fit_bins(
+    model: gpytorch.models.ApproximateGP,
+    likelihood: Likelihood,
+    batches: Iterable[Any],
+    max_bins: int | Sequence[int] | None,
+    bins: ColumnBins | None,
+    tolerance: float,
+    callback: Callable[[Epoch], Any] | None,
+) -> Outcome:
+    history: list[Epoch] = []
+
+    def note(value: float) -> None:
+        history.append(Epoch.after(history, value))
+        if callback is not None:
+            callback(history[-1])
+
+    max_bins = MAX_BINS if max_bins is None else max_bins
+    found = run_bins(model, likelihood, batches, max_bins=max_bins, bins=bins, tolerance=tolerance, callback=note)
+    return Outcome(
+        history=history,
+        bound=found.bound,
+        gradient=found.gradient,
+        open=found.open,
+        stopped=found.stopped,
+        passes=found.passes,
+        evaluations=found.evaluations,
+    )
+
+
+def _warn_if_open(outcome: Outcome, tolerance: float) -> None:
+    """Warn of notable nats that are left."""
+    rounding = 1e-9 * abs(outcome.bound) if math.isfinite(outcome.bound) else 0.0
+    if outcome.open <= max(outcome.notable or tolerance, rounding):
+        return
+    most = f", most of all with {', '.join(outcome.open_names)}" if outcome.open_names else ""
+    warnings.warn(
+        f"the fit has not arrived: the bound promises to rise by {outcome.open:.3g} nats or more{most} (it ended "
+        f"because {outcome.stopped}). {outcome.remedy}",
+        ConvergenceWarning,
+        stacklevel=3,
+    )
+
+
+@contextmanager
+def _collected_warnings() -> Iterator[list[str]]:
+    """The texts of the warnings given inside, which are given to the caller of :func:`fit` at the end."""
+    messages: list[str] = []
+    caught: list[warnings.WarningMessage] = []
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield messages
+    finally:
+        for warning in caught:
+            if warning.category.__module__.startswith("gpytorch_gam"):
+                messages.append(str(warning.message))
+            warnings.warn(warning.message, warning.category, stacklevel=4)

@@ -93,9 +93,11 @@ def _shortfall_of_batches(
 
 def warn_of_few_points(
     model: gpytorch.models.ApproximateGP, likelihood: Likelihood, batches: Iterable[Any], num_data: int
-) -> None:
-    """Warn if components would gain notably from more inducing points, judged from some of the batches."""
-    warn_of_shortfall(_shortfall_of_batches(model.variational_strategy, likelihood, batches, num_data))
+) -> dict[str, float]:
+    """The :func:`inducing_shortfall`; a warning if components would gain notably from more inducing points."""
+    found = _shortfall_of_batches(model.variational_strategy, likelihood, batches, num_data)
+    warn_of_shortfall(found)
+    return found
 
 
 def warn_of_shortfall(found: Mapping[str, float]) -> None:

@@ -464,7 +464,7 @@ def test_models_train_on_them(tmp_path: Path) -> None:
     batches = MemoryMappedBatches(
         tmp_path / "x.npy", tmp_path / "y.npy", 100, dtype=torch.float64, buffer_rows=200, prefetch=True
     )
-    history = fit(model, likelihood, batches, num_epochs=2, num_held_back=2)
+    history = fit(model, likelihood, batches, num_epochs=2, num_held_back=2).history
     assert history[1].elbo > history[0].elbo
     objective = CollapsedELBO(likelihood, model)
     best = objective.optimum(x, y).bound.item()

@@ -450,7 +450,7 @@ def test_models_train_on_them(tmp_path: Path) -> None:
     table = pyarrow.table({"a": x[:, 0].numpy(), "b": x[:, 1].numpy(), "y": y.numpy()})
     parquet.write_table(table, tmp_path / "data.parquet", row_group_size=150)
     batches = ParquetBatches(tmp_path, ["a", "b"], "y", 100, dtype=torch.float64, buffer_rows=200, prefetch=True)
-    history = fit(model, likelihood, batches, num_epochs=2, num_held_back=2)
+    history = fit(model, likelihood, batches, num_epochs=2, num_held_back=2).history
     assert history[1].elbo > history[0].elbo
     objective = CollapsedELBO(likelihood, model)
     best = objective.optimum(x, y).bound.item()

@@ -320,7 +320,7 @@ def test_recorded_steps_train_like_eager_ones() -> None:
     for cuda_graph in (False, True):
         torch.manual_seed(1)
         likelihood = RowwiseLikelihood(gpytorch.likelihoods.GaussianLikelihood()).cuda()
-        history = fit(copy.deepcopy(model), likelihood, batches, 1000, num_epochs=6, cuda_graph=cuda_graph)
+        history = fit(copy.deepcopy(model), likelihood, batches, 1000, num_epochs=6, cuda_graph=cuda_graph).history
         found.append([epoch.elbo for epoch in history])
     assert found[1] == pytest.approx(found[0], rel=1e-2)
 

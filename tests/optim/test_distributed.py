@@ -220,7 +220,7 @@ def fitted(group: Group) -> Any:
     parts = [rows if group is None else rows.split(UNEVEN)[rank_of(group)] for rows in steps]
     batches = [(x[rows], y[rows]) for rows in parts]
     options = {"num_epochs": 4, "num_held_back": 0, "polish_passes": 2}
-    history = fit(loss.model, loss.likelihood, batches, num_data=360, process_group=group, **options)
+    history = fit(loss.model, loss.likelihood, batches, num_data=360, process_group=group, **options).history
     return {"history": history, "posterior": precision_and_mean(loss.model), "bits": loss.state_dict()}
 
 
@@ -279,7 +279,9 @@ def errors(group: Group) -> dict[str, tuple[str, str]]:
     found["step"] = error_of(trainer.natural.step)
 
     unequal = [(x, y)] * (1 + rank)
-    found["lengths"] = error_of(lambda: fit(loss.model, loss.likelihood, unequal, num_data=400, process_group=group))
+    found["lengths"] = error_of(
+        lambda: fit(loss.model, loss.likelihood, unequal, num_data=400, process_group=group).history
+    )
     for name, batches in (("infinite", [(x, bad)]), ("empty", [] if rank == 0 else [(x, y)])):
         found[name] = error_of(functools.partial(polish, loss.model, loss.likelihood, batches, process_group=group))
     return found
@@ -479,7 +481,7 @@ def test_what_is_no_group_is_an_error() -> None:
         lambda: NaturalGradient(loss.model, num_data=NUM_ROWS, process_group="world"),
         lambda: row_weighted(loss(x, y), NUM_ROWS, 2),
         lambda: average_gradients(loss.parameters(), distributed.GroupMember.NON_GROUP_MEMBER),
-        lambda: fit(loss.model, loss.likelihood, [(x, y)], NUM_ROWS, process_group="world"),
+        lambda: fit(loss.model, loss.likelihood, [(x, y)], NUM_ROWS, process_group="world").history,
         lambda: polish(loss.model, loss.likelihood, [(x, y)], process_group="world"),
     ):
         with pytest.raises(TypeError, match=r"process_group must be None or a torch.distributed.ProcessGroup"):

@@ -247,7 +247,7 @@ def test_location_and_scale_are_learnt_and_intervals_cover_everywhere() -> None:
     x, y = location_scale_problem(1000)
     model, likelihood = make_model(rank=12), GaussianLocationScaleLikelihood()
     loader = DataLoader(RowDataset(x, y), batch_size=250, shuffle=True)
-    history = fit(model, likelihood, loader, num_epochs=6, polish_passes=20)
+    history = fit(model, likelihood, loader, num_epochs=6, polish_passes=20).history
     assert math.isfinite(history[-1].elbo)
 
     grid = torch.linspace(0.0, 6.0, 101, dtype=torch.float64).unsqueeze(-1)
@@ -299,7 +299,7 @@ def test_row_wise_arguments_reach_the_likelihood_in_fit_and_polish() -> None:
         torch.testing.assert_close(started(x).mean, model(x).mean, rtol=1e-6, atol=1e-6)
         found.append((polish(model, likelihood, [batch])[-1], model(x).mean, model(x).variance))
         fitted = make_model(rank=4, num_predictors=1)
-        history = fit(fitted, likelihood, [batch], num_epochs=3, num_held_back=3)
+        history = fit(fitted, likelihood, [batch], num_epochs=3, num_held_back=3).history
         found[-1] += (history[-1].elbo,)
     for first, second in zip(*found, strict=True):
         torch.testing.assert_close(torch.as_tensor(first), torch.as_tensor(second), rtol=1e-6, atol=1e-6)
@@ -337,7 +337,7 @@ def test_arguments_that_gpytorch_would_ignore_are_refused() -> None:
     batch = (x, y, {"weights": torch.ones(10).double()})
     message = r"GaussianLikelihood does not read weights: wrap it, RowwiseLikelihood\(GaussianLikelihood"
     for run in (
-        lambda: fit(model, likelihood, [batch], num_data=10, num_epochs=1),
+        lambda: fit(model, likelihood, [batch], num_data=10, num_epochs=1).history,
         lambda: polish(model, likelihood, [batch]),
         lambda: initialize_posterior(model, likelihood, x, y, **batch[2]),
         lambda: HyperparameterUncertainty(model, likelihood, [batch]),
@@ -358,7 +358,7 @@ def test_likelihoods_of_another_number_of_predictors_are_refused(wrapped: bool) 
     model, single = make_model(num_predictors=2), GaussianLikelihood().double()
     single = RowwiseLikelihood(single) if wrapped else single
     for run in (
-        lambda: fit(model, single, [(x, y)], num_data=10, num_epochs=1),
+        lambda: fit(model, single, [(x, y)], num_data=10, num_epochs=1).history,
         lambda: polish(model, single, [(x, y)]),
         lambda: initialize_posterior(model, single, x, y),
     ):
@@ -389,7 +389,9 @@ def test_all_rows_at_once_do_not_lead_away_from_the_optimum() -> None:
     natural.remove()
     assert -120 * loss.item() > best - 1.0
     fitted = make_model(rank=8)
-    elbos = [epoch.elbo for epoch in fit(fitted, likelihood, [(x, y)], num_data=120, num_epochs=40, num_held_back=40)]
+    elbos = [
+        epoch.elbo for epoch in fit(fitted, likelihood, [(x, y)], num_data=120, num_epochs=40, num_held_back=40).history
+    ]
     assert elbos[-1] > best - 1.0
     assert all(after > before - 1e-3 for before, after in itertools.pairwise(elbos))
 
@@ -401,6 +403,6 @@ def test_all_rows_at_once_settle_with_a_likelihood_that_has_a_kink() -> None:
     likelihood = QuantileLikelihood(0.9).double()
     likelihood.scale = 0.02
     model = make_model(rank=4, num_predictors=1)
-    history = fit(model, likelihood, [(x, y)], num_data=150, num_epochs=40, num_held_back=40)
+    history = fit(model, likelihood, [(x, y)], num_data=150, num_epochs=40, num_held_back=40).history
     elbos = [epoch.elbo for epoch in history]
     assert max(elbos[-4:]) - min(elbos[-4:]) < 2.0

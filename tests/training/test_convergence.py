@@ -19,7 +19,7 @@ from gpytorch_gam.terms import constant, smooth
 from gpytorch_gam.training import Epoch, fit, fitting
 from gpytorch_gam.training._convergence import MeanGradient, open_gains
 from gpytorch_gam.training._profile_bound import ProfileBound
-from gpytorch_gam.training.fitting import _has_stalled
+from gpytorch_gam.training._minibatches import _has_stalled
 from gpytorch_gam.training.polishing import polish
 from gpytorch_gam.warnings import ConvergenceWarning
 
@@ -61,7 +61,7 @@ def test_small_data_end_at_the_same_maximum_after_any_number_of_epochs() -> None
     found = []
     for num_epochs, options in ((3, {}), (20, {}), (60, {"patience": 3})):
         model, likelihood = make_model(x)
-        history = fit(model, likelihood, [(x, y)], num_epochs=num_epochs, **options)
+        history = fit(model, likelihood, [(x, y)], num_epochs=num_epochs, **options).history
         assert history[-1].elbo == pytest.approx(polish(model, likelihood, [(x, y)])[0], abs=1e-6)
         found.append((history[-1].elbo, likelihood.noise.item()))
     best = max(bound for bound, _ in found)
@@ -82,9 +82,9 @@ def test_small_data_end_at_the_same_maximum_after_any_number_of_epochs() -> None
 def test_minibatches_of_small_data_end_there_as_well() -> None:
     x, y = make_data()
     model, likelihood = make_model(x)
-    history = fit(model, likelihood, DataLoader(TensorDataset(x, y), 60, shuffle=True), num_epochs=2)
+    history = fit(model, likelihood, DataLoader(TensorDataset(x, y), 60, shuffle=True), num_epochs=2).history
     alone, noise = make_model(x)
-    assert history[-1].elbo == pytest.approx(fit(alone, noise, [(x, y)], num_epochs=2)[-1].elbo, abs=0.5)
+    assert history[-1].elbo == pytest.approx(fit(alone, noise, [(x, y)], num_epochs=2).history[-1].elbo, abs=0.5)
 
 
 def test_parameters_of_other_likelihoods_arrive() -> None:
@@ -94,7 +94,7 @@ def test_parameters_of_other_likelihoods_arrive() -> None:
     for start in (2.5, 10.0):
         model, likelihood = make_model(x)[0], StudentTLikelihood().double()
         likelihood.deg_free = start
-        bounds.append(fit(model, likelihood, [(x, y)], num_epochs=3)[-1].elbo)
+        bounds.append(fit(model, likelihood, [(x, y)], num_epochs=3).history[-1].elbo)
         assert 2.0 < likelihood.deg_free.item() < 6.0
     assert bounds[0] == pytest.approx(bounds[1], abs=0.5)
 
@@ -103,7 +103,7 @@ def test_hyperparameters_that_are_held_back_all_the_time_stay() -> None:
     x, y = make_data()
     model, likelihood = make_model(x)
     likelihood.noise = 0.5
-    history = fit(model, likelihood, [(x, y)], num_epochs=3, num_held_back=3)
+    history = fit(model, likelihood, [(x, y)], num_epochs=3, num_held_back=3).history
     assert len(history) == 3
     assert likelihood.noise.item() == pytest.approx(0.5)
 

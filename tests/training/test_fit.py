@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 from gpytorch_gam import AdditiveGP
 from gpytorch_gam.mlls import CollapsedELBO
 from gpytorch_gam.training import Epoch, fit, fitting, polish
-from gpytorch_gam.training.fitting import _has_diverged
+from gpytorch_gam.training._minibatches import _has_diverged
 from tests.problems import fit_problem
 
 
@@ -23,7 +23,7 @@ def make_loader(x: torch.Tensor, y: torch.Tensor) -> DataLoader:
 
 def test_fit_learns_posterior_and_hyperparameters() -> None:
     model, likelihood, x, y = fit_problem()
-    history = fit(model, likelihood, make_loader(x, y), num_epochs=10, lr=0.1)
+    history = fit(model, likelihood, make_loader(x, y), num_epochs=10, lr=0.1).history
     assert [epoch.number for epoch in history] == list(range(1, 12))  # and the optimum of all rows
     assert history[-1].smoothed_elbo > history[0].elbo + 50
     assert not model.training
@@ -40,7 +40,7 @@ def test_fixed_hyperparameters_stay_and_full_batches_need_no_loader() -> None:
     for parameter in (*model.hyperparameters(), *likelihood.parameters()):
         parameter.requires_grad_(False)
     before = [p.clone() for p in model.hyperparameters()]
-    history = fit(model, likelihood, [(x, y)], num_data=len(y), num_epochs=3)
+    history = fit(model, likelihood, [(x, y)], num_data=len(y), num_epochs=3).history
     assert all(torch.equal(a, b) for a, b in zip(before, model.hyperparameters(), strict=True))
     best = CollapsedELBO(likelihood, model).optimum(x, y).bound.item()
     assert history[-1].elbo == pytest.approx(best, abs=2.0)  # what rank 4 leaves
@@ -49,15 +49,17 @@ def test_fixed_hyperparameters_stay_and_full_batches_need_no_loader() -> None:
 def test_patience_stops_and_the_callback_hears_of_every_epoch() -> None:
     model, likelihood, x, y = fit_problem()
     heard: list[Epoch] = []
-    history = fit(model, likelihood, make_loader(x, y), num_epochs=500, lr=0.1, patience=3, callback=heard.append)
+    history = fit(
+        model, likelihood, make_loader(x, y), num_epochs=500, lr=0.1, patience=3, callback=heard.append
+    ).history
     assert heard == history[:-1]
     assert 4 <= len(history) < 100
 
 
 def test_a_second_fit_goes_on_from_the_first() -> None:
     model, likelihood, x, y = fit_problem()
-    first = fit(model, likelihood, make_loader(x, y), num_epochs=5, lr=0.1)
-    second = fit(model, likelihood, make_loader(x, y), num_epochs=1, lr=0.01, warm_start=True)
+    first = fit(model, likelihood, make_loader(x, y), num_epochs=5, lr=0.1).history
+    second = fit(model, likelihood, make_loader(x, y), num_epochs=1, lr=0.01, warm_start=True).history
     assert second[0].elbo > first[-1].elbo - 10.0
 
 
@@ -71,7 +73,7 @@ def test_an_interrupted_fit_leaves_the_model_usable() -> None:
         fit(model, likelihood, make_loader(x, y), callback=interrupt)
     assert not model.training
     assert model.variational_strategy.training_hooks is None
-    assert fit(model, likelihood, make_loader(x, y), num_epochs=1)
+    assert fit(model, likelihood, make_loader(x, y), num_epochs=1).history
 
 
 def test_errors_name_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +99,7 @@ def test_polishing_at_the_end_is_exact_and_keeps_all_rows(rank: int | str) -> No
     model = AdditiveGP(model.predictor, "block_low_rank", rank).double()
     loader = DataLoader(TensorDataset(x, y), batch_size=110, shuffle=True, drop_last=True)  # 50 rows are dropped
     heard: list[Epoch] = []
-    history = fit(model, likelihood, loader, num_epochs=4, lr=0.1, polish_passes=3, callback=heard.append)
+    history = fit(model, likelihood, loader, num_epochs=4, lr=0.1, polish_passes=3, callback=heard.append).history
     assert not model.training
     assert heard == history[:-1]
     assert history[-1].number == 5
@@ -111,7 +113,7 @@ def test_polishing_sees_the_rows_of_a_sampler_only() -> None:
     model, likelihood, x, y = fit_problem()
     y[300:] += 100.0  # held out
     loader = DataLoader(TensorDataset(x, y), batch_size=110, sampler=SubsetRandomSampler(range(300)), drop_last=True)
-    history = fit(model, likelihood, loader, num_data=300, num_epochs=4, lr=0.1, polish_passes=2)
+    history = fit(model, likelihood, loader, num_data=300, num_epochs=4, lr=0.1, polish_passes=2).history
     assert history[-1].elbo == pytest.approx(bound_of(model, likelihood, x[:300], y[:300]), rel=1e-8)
 
 
@@ -146,7 +148,7 @@ def test_rows_count_alike_in_the_elbo_of_an_epoch() -> None:
     expected = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=len(y)).train()
     with torch.no_grad():
         first = [(expected(model(part), rows) * len(rows)).item() for part, rows in halves]
-    history = fit(model, likelihood, halves, num_data=len(y), num_epochs=1, warm_start=True)
+    history = fit(model, likelihood, halves, num_data=len(y), num_epochs=1, warm_start=True).history
     # The second batch comes after a small step on the first.
     assert history[0].elbo == pytest.approx(sum(first), abs=0.05 * abs(sum(first)))
 

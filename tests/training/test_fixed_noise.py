@@ -67,7 +67,7 @@ def test_the_noises_of_the_likelihood_are_those_of_one_batch_in_memory(data: tup
 
 
 ENTRIES: dict[str, Callable[[AdditiveGP, Likelihood, object], object]] = {
-    "fit": lambda model, likelihood, batches: fit(model, likelihood, batches, num_data=NUM_ROWS),
+    "fit": lambda model, likelihood, batches: fit(model, likelihood, batches, num_data=NUM_ROWS).history,
     "polish": polish,
     "uncertainty": HyperparameterUncertainty,
     "discretized": fit_discretized,
@@ -90,7 +90,7 @@ def test_another_number_of_noises_is_refused(data: tuple[torch.Tensor, ...]) -> 
     likelihood = FixedNoiseGaussianLikelihood(noise[:50])
     message = r"holds noises of shape \(50,\), but there are 60 rows"
     for run in (
-        lambda: fit(model, likelihood, [(x, y)]),
+        lambda: fit(model, likelihood, [(x, y)]).history,
         lambda: polish(model, likelihood, [(x, y)]),
         lambda: initialize_posterior(model, likelihood, x, y),
         lambda: HyperparameterUncertainty(model, likelihood, [(x, y)]),

@@ -62,7 +62,9 @@ def added_variance(model: AdditiveGP, likelihood: GaussianLikelihood, x: torch.T
 
 
 TRAINED: dict[str, Callable[..., torch.Tensor]] = {
-    "fit": mean_after(lambda model, likelihood, *data: fit(model, likelihood, [data], num_epochs=2, num_held_back=1)),
+    "fit": mean_after(
+        lambda model, likelihood, *data: fit(model, likelihood, [data], num_epochs=2, num_held_back=1).history
+    ),
     "polish": mean_after(lambda model, likelihood, *data: polish(model, likelihood, [data])),
     "initialize": mean_after(initialize_posterior),
     "discretized": mean_after(lambda model, likelihood, *data: fit_discretized(model, likelihood, [data])),

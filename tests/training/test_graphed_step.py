@@ -128,7 +128,7 @@ def test_fit_with_recorded_steps_equals_fit(num_recordings: list[int], names: tu
     for objective, cuda_graph in zip(objectives, (False, True), strict=True):
         torch.manual_seed(1)
         likelihood = RowwiseLikelihood(objective.likelihood)
-        histories.append(fit(objective.model, likelihood, batches, 60, num_epochs=8, cuda_graph=cuda_graph))
+        histories.append(fit(objective.model, likelihood, batches, 60, num_epochs=8, cuda_graph=cuda_graph).history)
     assert len(num_recordings) == 2
     torch.testing.assert_close(*(torch.tensor([epoch.elbo for epoch in history]) for history in histories))
     for left, right in zip(objectives[0].parameters(), objectives[1].parameters(), strict=True):

@@ -17,7 +17,7 @@ from gpytorch_gam.training import fit, fit_discretized, initialize_posterior, po
 X = torch.linspace(0.0, 1.0, 60).double().unsqueeze(-1)
 
 FITS: dict[str, Callable[..., object]] = {
-    "fit": lambda model, likelihood, y: fit(model, likelihood, [(X, y)], num_data=60, num_epochs=1),
+    "fit": lambda model, likelihood, y: fit(model, likelihood, [(X, y)], num_data=60, num_epochs=1).history,
     "polish": lambda model, likelihood, y: polish(model, likelihood, [(X, y)]),
     "fit_discretized": lambda model, likelihood, y: fit_discretized(model, likelihood, [(X, y)]),
     "initialize_posterior": lambda model, likelihood, y: initialize_posterior(model, likelihood, X, y),
@@ -74,7 +74,7 @@ def test_a_likelihood_of_ones_own_takes_what_it_takes() -> None:
         ) -> torch.distributions.Distribution:
             return torch.distributions.Exponential((-function_samples).exp())
 
-    assert fit(make_model(), Rates(), [(X, repeated(0.5, 1.5))], num_data=60, num_epochs=1)
+    assert fit(make_model(), Rates(), [(X, repeated(0.5, 1.5))], num_data=60, num_epochs=1).history
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.bool])

@@ -63,7 +63,7 @@ def exact_moments(model: AdditiveGP, x: Tensor, y: Tensor, noise: Tensor) -> tup
 TRAIN: dict[str, Callable[[AdditiveGP, MultitaskGaussianLikelihood, Tensor, Tensor], object]] = {
     "polish": lambda model, likelihood, x, y: polish(model, likelihood, [(x[:20], y[:20]), (x[20:], y[20:])]),
     "initialize": initialize_posterior,
-    "fit": lambda model, likelihood, x, y: fit(model, likelihood, [(x, y)], num_epochs=2, polish_passes=1),
+    "fit": lambda model, likelihood, x, y: fit(model, likelihood, [(x, y)], num_epochs=2, polish_passes=1).history,
 }
 
 
@@ -118,7 +118,7 @@ def test_responses_of_another_shape_are_refused(data: Data, shape: tuple[int, ..
 def test_a_column_of_responses_is_refused_with_the_remedy(data: Data) -> None:
     x, y = data
     model = AdditiveGP(AdditivePredictor(smooth(0, x), constant())).double()
-    for train in (lambda *args: fit(*args), lambda *args: polish(*args)):
+    for train in (lambda *args: fit(*args).history, lambda *args: polish(*args)):
         with pytest.raises(ValueError, match=r"got \(50, 1\): pass y.squeeze\(-1\)"):
             train(model, GaussianLikelihood().double(), [(x, y[:, :1])])
 
@@ -159,7 +159,7 @@ def test_models_inside_the_wrappers_are_refused_with_what_takes_them(data: Data,
 
     model = Wrapped()
     for entry in (
-        lambda: fit(model, make_likelihood(), [(x, y)]),
+        lambda: fit(model, make_likelihood(), [(x, y)]).history,
         lambda: polish(model, make_likelihood(), [(x, y)]),
         lambda: initialize_posterior(model, make_likelihood(), x, y),
         lambda: NaturalGradient(model, num_data=NUM_ROWS),

@@ -38,7 +38,7 @@ from .fit_statistics import FitStatistics
 
 # Numbers of bins of a column read alone, of each of two read together, and of each of more. The rounding error is far
 # below the posterior's uncertainty, and tables of pairs of them stay in the cache.
-_MAX_BINS = (256, 64, 16)
+MAX_BINS = (256, 64, 16)
 
 # Largest number of steps of the hyperparameters with a Gaussian likelihood.
 _GAUSSIAN_STEPS = 200
@@ -57,7 +57,7 @@ _MAX_INDUCING = 4096
 _LARGEST_ERROR, _LARGE_ERROR, _SMALL_VARIANCE = 1.0, 0.5, 1e-3
 
 # What works where bins do not.
-_INSTEAD = "use fit and polish"
+_INSTEAD = "use fit with method='rows' or method='minibatches'"
 
 # Number of inducing variables up to which matrices are too small to profit from torch's threads.
 _SMALL = 512
@@ -68,7 +68,7 @@ def fit_discretized(
     likelihood: Likelihood,
     batches: Iterable[Any] | FitStatistics,
     *,
-    max_bins: int | Sequence[int] = _MAX_BINS,
+    max_bins: int | Sequence[int] = MAX_BINS,
     bins: ColumnBins | None = None,
     max_passes: int = 50,
     tolerance: float = 0.1,
@@ -186,7 +186,7 @@ def run_bins(
     likelihood: Likelihood,
     batches: Iterable[Any] | FitStatistics,
     *,
-    max_bins: int | Sequence[int] = _MAX_BINS,
+    max_bins: int | Sequence[int] = MAX_BINS,
     bins: ColumnBins | None = None,
     max_passes: int = 50,
     tolerance: float = 0.1,
@@ -202,7 +202,7 @@ def run_bins(
     strategy = validated_strategy(
         model, (*StructuredDistribution, CholeskyVariationalDistribution), several_predictors=True
     )
-    _check_supported(strategy, likelihood)
+    check_supported(strategy, likelihood)
     statistics: FitStatistics | None = None
     if isinstance(batches, FitStatistics):
         _check_statistics(batches, strategy, likelihood, bins)
@@ -256,7 +256,8 @@ def _check_forward(strategy: AdditiveVariationalStrategy, batches: Iterable[Any]
         return
 
 
-def _check_supported(strategy: AdditiveVariationalStrategy, likelihood: Likelihood) -> None:
+def check_supported(strategy: AdditiveVariationalStrategy, likelihood: Likelihood) -> None:
+    """Raise a NotImplementedError or a ValueError for models that bins do not serve."""
     predictor = strategy.predictor
     if predictor.num_predictors != 1:
         raise NotImplementedError(
