@@ -18,8 +18,8 @@ from gpytorch_gam.optim.rows.stream import Rows
 from gpytorch_gam.terms import constant, smooth
 from gpytorch_gam.training import Epoch, fit, fitting
 from gpytorch_gam.training._convergence import MeanGradient, open_gains
-from gpytorch_gam.training._profile_bound import ProfileBound
 from gpytorch_gam.training._minibatches import _has_stalled
+from gpytorch_gam.training._profile_bound import ProfileBound
 from gpytorch_gam.training.polishing import polish
 from gpytorch_gam.warnings import ConvergenceWarning
 
