@@ -173,7 +173,7 @@ class DiscretizedData:
         self._codes, self.responses = codes, responses
         self._taken, self.arguments = dict(taken or {}), dict(arguments or {})
         self.offset, self.weights = self._taken.get("offset"), self._taken.get("weights")
-        self._num_threads = num_threads
+        self.num_threads = num_threads
 
     @classmethod
     def from_batches(
@@ -230,7 +230,7 @@ class DiscretizedData:
         :math:`\lambda_n r_n`, float64 ``(n,)``, and the total of :math:`\lambda_n r_n^2`, ``()``.
         """
         sums = TableSums([len(places) for places in self.places], targets.device)
-        sums.add(self._codes, weights, targets, squares, self._num_threads)
+        sums.add(self._codes, weights, targets, squares, self.num_threads)
         return sums.tables(self.places)
 
     def moments(self, tables: MomentTables) -> tuple[Tensor, Tensor]:
@@ -263,13 +263,9 @@ class DiscretizedData:
             return found
         return ExpectedGradients(*(self.weights[rows] * part for part in found))
 
-    def sum_weighted(self, values: Tensor, rows: slice) -> Tensor:
-        """The sum of some rows' values, multiplied by their weights."""
-        return values.sum() if self.weights is None else self.weights[rows] @ values
-
     def map_rows(self, function: Callable[[slice], Any]) -> list[Any]:
         """Apply a function to chunks of rows, in threads."""
-        return in_threads([functools.partial(function, rows) for rows in chunks(len(self))], self._num_threads)
+        return in_threads([functools.partial(function, rows) for rows in chunks(len(self))], self.num_threads)
 
 
 def rows_for(likelihood: Likelihood, strategy: AdditiveVariationalStrategy, batches: Iterable[Any]) -> Iterator[Rows]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from contextlib import suppress
 
@@ -15,8 +16,9 @@ from gpytorch_gam.parameters.log_scale import Coordinates
 
 from .._quasi_newton import ObjectiveError, QuasiNewton
 from ..bound_gradients import linear_function, log_prior
-from ._data import DiscretizedData
+from ._chunks import chunks, in_threads
 from ._problem import largest
+from ._tabulated_gradients import WeightedRows
 
 # Minus the second derivative of a row's log-likelihood that is assumed at the start: small, because rows have little
 # information on tails.
@@ -32,12 +34,12 @@ class LikelihoodAscent:
     posterior stays, so that the kernels are not needed. ``limits`` bound the parameters' magnitudes.
     """
 
-    def __init__(self, likelihood: Likelihood, data: DiscretizedData, limits: dict[int, float]) -> None:
-        self._likelihood, self._data = likelihood, data
+    def __init__(self, likelihood: Likelihood, num_rows: float, limits: dict[int, float], num_threads: int = 1) -> None:
+        self._likelihood, self._num_threads = likelihood, num_threads
         self.parameters = [parameter for parameter in likelihood.parameters() if parameter.requires_grad]
         self._ascent = QuasiNewton(
             self.parameters,
-            [max(_CURVATURE * data.num_rows, 1.0)] * len(self.parameters),
+            [max(_CURVATURE * num_rows, 1.0)] * len(self.parameters),
             Coordinates(self.parameters, [likelihood]),
             [limits.get(id(parameter), math.inf) for parameter in self.parameters],
         )
@@ -52,27 +54,24 @@ class LikelihoodAscent:
         """The largest derivative where the last move ended."""
         return largest(self._ascent.gradient)
 
-    def maximise(self, mean: Tensor, variance: Tensor, nats: float) -> None:
-        """Move until a step promises less than ``nats``, at moments ``(n,)`` of the predictor with its offset."""
-        if self.parameters:
-            with suppress(ObjectiveError):
-                self._ascent.maximise(lambda: self._objective(mean, variance), nats, _MAX_STEPS)
+    def maximise(self, rows: WeightedRows, nats: float) -> None:
+        """Move until a step promises less than ``nats``, at moments of the predictor with its offset."""
+        with suppress(ObjectiveError):
+            self._ascent.maximise(lambda: self._objective(rows), nats, _MAX_STEPS)
 
-    def _objective(self, mean: Tensor, variance: Tensor) -> Tensor:
+    def _objective(self, rows: WeightedRows) -> Tensor:
         """The expected log-likelihood, differentiable once: a chunk of rows has a graph at a time."""
-        dtype = self.parameters[0].dtype
-
-        def differentiate(rows: slice) -> tuple[Tensor, ...]:
-            with torch.enable_grad():
-                predictors = MultivariateNormal(mean[rows].to(dtype), DiagLinearOperator(variance[rows].to(dtype)))
-                arguments = {name: value[rows] for name, value in self._data.arguments.items()}
-                expected = self._likelihood.expected_log_prob(self._data.responses[rows], predictors, **arguments)
-                total = self._data.sum_weighted(expected.double(), rows)
-                found = torch.autograd.grad(total, self.parameters, allow_unused=True)
-            pairs = zip(found, self.parameters, strict=True)
-            return total.detach(), *(torch.zeros_like(p) if g is None else g for g, p in pairs)
-
-        total, *gradients = (
-            torch.stack(parts).sum(0) for parts in zip(*self._data.map_rows(differentiate), strict=True)
-        )
+        jobs = [functools.partial(self._differentiate, rows.chunk(part)) for part in chunks(len(rows.mean))]
+        found = zip(*in_threads(jobs, self._num_threads), strict=True)
+        total, *gradients = (torch.stack(parts).sum(0) for parts in found)
         return linear_function(total, gradients, self.parameters) + log_prior(self._likelihood)
+
+    def _differentiate(self, rows: WeightedRows) -> tuple[Tensor, ...]:
+        dtype = self.parameters[0].dtype
+        with torch.enable_grad():
+            predictors = MultivariateNormal(rows.mean.to(dtype), DiagLinearOperator(rows.variance.to(dtype)))
+            expected = self._likelihood.expected_log_prob(rows.responses, predictors, **rows.arguments).double()
+            total = expected.sum() if rows.weights is None else rows.weights @ expected
+            found = torch.autograd.grad(total, self.parameters, allow_unused=True)
+        pairs = zip(found, self.parameters, strict=True)
+        return total.detach(), *(torch.zeros_like(p) if g is None else g for g, p in pairs)

@@ -20,7 +20,7 @@ from ._data import BinTables, DiscretizedData
 from ._likelihood_ascent import LikelihoodAscent
 from ._problem import DiscretizedProblem
 from ._statistics import BinStatistics
-from ._tabulated_gradients import distinct_responses, tabulated
+from ._tabulated_gradients import WeightedRows, distinct_responses, tabulated
 
 # Stop when the predicted gain of a step is below this fraction of `tolerance`: gains left in many directions add up.
 SHARE_OF_TOLERANCE = 0.3
@@ -79,7 +79,7 @@ class SiteFit:
         self._problem, self._data = problem, data
         # Without row-wise arguments, rows with equal responses have equal log-likelihoods, which can be tabulated.
         self._responses = None if data.arguments else distinct_responses(data.responses)
-        self._likelihood_ascent = LikelihoodAscent(problem.likelihood, data, problem.limits)
+        self._likelihood_ascent = LikelihoodAscent(problem.likelihood, data.num_rows, problem.limits, data.num_threads)
         self._state: _State | None = None
         #: Predicted gain of a further pass in nats, after :meth:`run`, as all that follows.
         self.open = math.inf
@@ -247,8 +247,8 @@ class SiteFit:
         tables, divergence = problem.moments(data, optimum)
         mean, variance = data.moments(tables)
         mean += problem.constant()
-        if nats is not None:
-            self._likelihood_ascent.maximise(mean if data.offset is None else mean + data.offset, variance, nats)
+        if nats is not None and self._likelihood_ascent.parameters:
+            self._likelihood_ascent.maximise(self._weighted_rows(mean, variance), nats)
         curvatures, targets = torch.empty_like(mean), torch.empty_like(mean)
         derivatives = self._derivatives(mean, variance)
 
@@ -277,6 +277,17 @@ class SiteFit:
             if table is not None:
                 return lambda rows: data.weighted(table(codes[rows], total[rows], variance[rows]), rows)
         return lambda rows: data.gradients(likelihood, total[rows], variance[rows], rows, dtype)
+
+    def _weighted_rows(self, mean: Tensor, variance: Tensor) -> WeightedRows:
+        """The rows with these moments, without offset; where they can be tabulated, at the knots of the table."""
+        data = self._data
+        total = mean if data.offset is None else mean + data.offset
+        if self._responses is not None:
+            distinct, codes = self._responses
+            table = tabulated(self._problem.likelihood, distinct, codes, total, variance)
+            if table is not None:
+                return table.spread(codes, total, variance, data.weights)
+        return WeightedRows(data.responses, total, variance, data.weights, data.arguments)
 
 
 def _shortening(gain: float, promised: float) -> float:

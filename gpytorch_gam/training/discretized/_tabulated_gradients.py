@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 from gpytorch.likelihoods import Likelihood
@@ -47,15 +49,11 @@ class TabulatedGradients:
         )
         # Each function has a row of its own in the table, so that all loops run along the rows of the data.
         self._table = torch.stack(found).movedim(-1, 1).reshape(3 * grid[1], -1).contiguous()  # (3 variances, K means)
+        self._responses, self._means, self._variances = responses, knots, self._middle + self._half * self._nodes
 
     def __call__(self, codes: Tensor, mean: Tensor, variance: Tensor) -> ExpectedGradients:
         """The derivatives of rows, given the indices of their responses, means and variances, each ``(n,)``."""
-        position = (mean - self._low) / self._step
-        first = (position.floor() - (_STENCIL // 2 - 1)).clamp(0, self._num_means - _STENCIL)
-        steps = torch.arange(_STENCIL).to(mean)
-        by_mean = lagrange_weights(position - first, steps)  # (stencil, n)
-        by_variance = lagrange_weights((variance - self._middle) / self._half, self._nodes)  # (variances, n)
-        rows = codes.int() * self._num_means + first.int()
+        rows, by_mean, by_variance = self._places(codes, mean, variance)
         values = torch.zeros(len(self._table), len(mean)).to(mean)
         for offset, weights in enumerate(by_mean):
             places = rows + offset
@@ -63,6 +61,47 @@ class TabulatedGradients:
                 total.addcmul_(entries.index_select(0, places), weights)
         expected, gradients, curvatures = (values.view(3, -1, len(mean)) * by_variance).sum(1)
         return ExpectedGradients(expected, gradients, curvatures.clamp_min(0.0))
+
+    def _places(self, codes: Tensor, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows' first knots ``(n,)`` in int32, and weights of the knots over mean ``(stencil, n)`` and variance."""
+        position = (mean - self._low) / self._step
+        first = (position.floor() - (_STENCIL // 2 - 1)).clamp(0, self._num_means - _STENCIL)
+        by_mean = lagrange_weights(position - first, torch.arange(_STENCIL).to(mean))
+        by_variance = lagrange_weights((variance - self._middle) / self._half, self._nodes)
+        return codes.int() * self._num_means + first.int(), by_mean, by_variance
+
+    def spread(self, codes: Tensor, mean: Tensor, variance: Tensor, weights: Tensor | None) -> WeightedRows:
+        """The rows of :meth:`__call__`, with weights of their own, as weighted rows at the knots."""
+        places, by_mean, by_variance = self._places(codes, mean, variance)
+        by_mean = by_mean if weights is None else weights * by_mean
+        totals = mean.new_zeros(len(self._nodes), len(self._responses) * self._num_means)
+        for total, factors in zip(totals, by_variance, strict=True):
+            for offset, part in enumerate(by_mean):
+                total.index_add_(0, places + offset, factors * part)
+        grid = totals.view(len(self._nodes), len(self._responses), self._num_means)
+        which, response, knot = grid.nonzero(as_tuple=True)
+        return WeightedRows(
+            self._responses[response],
+            self._means[knot],
+            self._variances[which],
+            grid[which, response, knot],
+        )
+
+
+class WeightedRows(NamedTuple):
+    """Responses with moments of their predictor, each ``(n,)``, that count as many times as their weights say."""
+
+    responses: Tensor
+    mean: Tensor
+    variance: Tensor
+    weights: Tensor | None
+    arguments: Mapping[str, Tensor] = MappingProxyType({})
+
+    def chunk(self, rows: slice) -> WeightedRows:
+        """Some of the rows."""
+        weights = None if self.weights is None else self.weights[rows]
+        arguments = {name: value[rows] for name, value in self.arguments.items()}
+        return WeightedRows(self.responses[rows], self.mean[rows], self.variance[rows], weights, arguments)
 
 
 def tabulated(

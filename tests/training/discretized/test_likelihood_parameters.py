@@ -21,8 +21,8 @@ from gpytorch_gam.parameters.log_scale import Coordinates
 from gpytorch_gam.terms import constant, smooth
 from gpytorch_gam.training import fit_discretized
 from gpytorch_gam.training.discretized import discretized_fit
-from gpytorch_gam.training.discretized._data import DiscretizedData
 from gpytorch_gam.training.discretized._likelihood_ascent import LikelihoodAscent
+from gpytorch_gam.training.discretized._tabulated_gradients import WeightedRows, distinct_responses, tabulated
 from gpytorch_gam.training.discretized.discretized_fit import run_bins
 
 
@@ -88,14 +88,34 @@ def test_many_rows_begin_with_the_parameters_of_a_sample(monkeypatch: pytest.Mon
     assert bounds[0] == pytest.approx(bounds[1], abs=0.1)
 
 
+def gradients_of_rows(
+    likelihood: Likelihood, y: Tensor, mean: Tensor, variance: Tensor, weights: Tensor
+) -> list[Tensor]:
+    predictors = gpytorch.distributions.MultivariateNormal(mean, DiagLinearOperator(variance))
+    expected = weights @ likelihood.expected_log_prob(y, predictors)
+    return list(torch.autograd.grad(expected, list(likelihood.parameters())))
+
+
 def test_moves_at_fixed_moments_reach_the_maximum_over_chunks_of_rows() -> None:
     y, likelihood = respond("heavy tails", truth(make_inputs(40000)))
-    mean, variance = torch.zeros(40000).double(), 0.01 * torch.rand(40000).double()
-    LikelihoodAscent(likelihood, DiscretizedData([], [], y), {}).maximise(mean, variance, 1e-6)
-    predictors = gpytorch.distributions.MultivariateNormal(mean, DiagLinearOperator(variance))
-    expected = likelihood.expected_log_prob(y, predictors).sum()
-    for gradient in torch.autograd.grad(expected, list(likelihood.parameters())):
-        assert gradient.abs().max() < 1.0  # of 40000 rows
+    rows = WeightedRows(y, torch.zeros(40000).double(), 0.01 * torch.rand(40000).double(), torch.ones(40000).double())
+    LikelihoodAscent(likelihood, 40000, {}).maximise(rows, 1e-6)
+    for gradient in gradients_of_rows(likelihood, *rows[:4]):
+        assert gradient.abs().max() < 3.0  # of 40000 rows
+
+
+def test_tabulated_rows_have_the_same_maximum() -> None:
+    f = truth(make_inputs(30000))
+    y, likelihood = respond("ordered", f)
+    distinct, codes = distinct_responses(y)
+    mean, variance, weights = 0.8 * f, 0.01 + 0.01 * torch.rand(30000).double(), 0.5 + torch.rand(30000).double()
+    table = tabulated(likelihood, distinct, codes, mean, variance)
+    assert table is not None
+    knots = table.spread(codes, mean, variance, weights)
+    assert len(knots.mean) < 7000 and knots.weights.sum().item() == pytest.approx(weights.sum().item())
+    LikelihoodAscent(likelihood, 30000, {}).maximise(knots, 1e-6)
+    for gradient in gradients_of_rows(likelihood, y, mean, variance, weights):
+        assert gradient.abs().max() < 3.0
 
 
 @pytest.mark.parametrize("kind", ["counts", "gaussian"])
