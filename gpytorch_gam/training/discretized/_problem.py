@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple
 
 import gpytorch
@@ -183,37 +183,44 @@ class DiscretizedProblem:
         if not self._moved:
             return 0.0
         few = self._on_fewer_bins(statistics)
-        if begins and statistics.tables.num_rows > 4 * _FIRST_ROWS:
-            self._begin(statistics, few or statistics, steps)
-        if few is not None:
+        if few is not None or begins:
             before, values = self._bound(statistics), self._values()
-            with suppress(ObjectiveError):  # the approximation is not finite at the start, or the bound at its end
-                self._ascent.maximise(self._interpolated_objective(few), nats, steps)
+            with suppress(ObjectiveError):  # an approximation is not finite at its start, or the bound at its end
+                if begins:
+                    self._begin(few or statistics, steps)
+                if few is not None:
+                    self._ascent.maximise(self._interpolated_objective(few), nats, steps)
                 still_open = self._ascent.maximise(lambda: self._objective(statistics), nats, steps)
                 if not self._ascent.value < before:
                     return still_open
             self._return_to(values)
         return self._ascent.maximise(lambda: self._objective(statistics), nats, steps)
 
-    def _begin(self, statistics: BinStatistics, few: BinStatistics, steps: int) -> None:
-        """Move the hyperparameters to the optimum of the bound of a part of the rows, on fewer bins."""
+    def _begin(self, statistics: BinStatistics, steps: int) -> None:
+        """Move the noise, then, if rows are many, all hyperparameters on the bound of a part of them."""
+        self._move_noise(statistics, steps)
         num_rows = statistics.tables.num_rows
-        part = BinStatistics(self.strategy, self.terms, few.tables.scaled(_FIRST_ROWS / num_rows))
-        with self._kept_only_if_better(statistics):
-            self.scale_to(_FIRST_ROWS)
-            try:
-                self._ascent.maximise(self._interpolated_objective(part), _FIRST_NATS, steps)
-            finally:
-                self.scale_to(num_rows)
+        if num_rows <= 4 * _FIRST_ROWS:
+            return
+        part = BinStatistics(self.strategy, self.terms, statistics.tables.scaled(_FIRST_ROWS / num_rows))
+        self.scale_to(_FIRST_ROWS)
+        try:
+            self._ascent.maximise(self._interpolated_objective(part), _FIRST_NATS, steps)
+        finally:
+            self.scale_to(num_rows)
 
-    @contextmanager
-    def _kept_only_if_better(self, statistics: BinStatistics) -> Iterator[None]:
-        """Undo the moves made on an approximation of the bound if they lower the bound itself."""
-        before, values = self._bound(statistics), self._values()
-        with suppress(ObjectiveError):  # the approximation is not finite at the start
-            yield
-        if not self._bound(statistics) > before:
-            self._return_to(values)
+    def _move_noise(self, statistics: BinStatistics, steps: int) -> None:
+        """Move the likelihood's parameters alone, for which the kernels are evaluated once."""
+        own = [parameter for parameter in self._moved if any(parameter is p for p in self.likelihood.parameters())]
+        with torch.no_grad():
+            sums = statistics(self.constant())
+        ascent = QuasiNewton(
+            own,
+            [self._curvature(parameter, self._num_rows) for parameter in own],
+            Coordinates(own, [self.likelihood]),
+            [self.limits.get(id(parameter), math.inf) for parameter in own],
+        )
+        ascent.maximise(lambda: self._optimum(sums).bound + log_prior(self.likelihood), _FIRST_NATS, steps)
 
     def _values(self) -> list[Tensor]:
         return [parameter.detach().clone() for parameter in self._moved]

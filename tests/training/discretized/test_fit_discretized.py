@@ -505,21 +505,24 @@ def test_columns_with_long_tails_end_near_the_optimum(num_rows: int, max_bins: i
 
 
 def test_moves_that_lower_the_bound_are_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, x = AdditiveGP(make_predictor(), rank=4).double(), torch.rand(400, 3).double()
-    likelihood = GaussianLikelihood().double()
+    model, x = AdditiveGP(make_predictor(), rank=4).double(), torch.rand(1500, 3).double()
+    likelihood, calls = GaussianLikelihood().double(), []
 
-    def spoil(self: QuasiNewton, *_: object) -> None:
-        self._write(self._read() - 3.0)
+    def spoil(self: QuasiNewton, objective: Callable[[], Tensor], *_: object) -> float:
+        if not calls:
+            self._write(self._read() - 3.0)
+        calls.append(objective)
+        self.value = objective().item()
+        return 0.0
 
     monkeypatch.setattr(QuasiNewton, "maximise", spoil)
     before = [parameter.detach().clone() for parameter in model.hyperparameters()]
-    bins = ColumnBins.from_data(x, model.predictor)
+    bins = ColumnBins.from_data(x, model.predictor, max_bins=(256, 64))
     problem = DiscretizedProblem(model, likelihood, bins, len(x))
     data = DiscretizedData.from_batches([(x, torch.sin(6 * x[:, 0]))], bins, model.variational_strategy, likelihood)
     tables = data.tables(None, data.responses, data.responses.square().sum())._replace(num_rows=len(x))
-    statistics = BinStatistics(model.variational_strategy, problem.terms, tables)
-    with problem._kept_only_if_better(statistics):
-        problem._ascent.maximise()
+    problem.maximise(BinStatistics(model.variational_strategy, problem.terms, tables), 0.1, 5)
+    assert len(calls) == 3  # on fewer bins, on all, and on all again
     for parameter, value in zip(model.hyperparameters(), before, strict=True):
         assert torch.equal(parameter, value)
 
