@@ -158,15 +158,9 @@ class RowBound:
         return GaussianOptimum(posterior.mean, posterior.precision, posterior.mean.new_tensor(posterior.bound))
 
     def _view(self) -> _View:
-        strategy, predictor = self._strategy, self._strategy.predictor
-        reading = strategy.read(self._x)
-        inputs = reading.inputs.double()
-        features = predictor.features(inputs, strategy.inducing_choleskys())
-        prior = features.new_zeros(self._num_predictors, len(self._x))
-        for group in predictor.groups:
-            own = group.prior_variance(inputs).sum(-2)
-            prior = prior.index_add(0, torch.tensor([group.predictor_index], device=prior.device), own.unsqueeze(0))
-        return _View(features, prior, reading.means.double())
+        reading = self._strategy.read(self._x)
+        rows = self._strategy.at_rows(reading.inputs.double())
+        return _View(rows.features, rows.prior_variances, reading.means.double())
 
     # ------------------------------------------------------------------ a Gaussian likelihood
 
