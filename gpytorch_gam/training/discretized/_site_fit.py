@@ -118,6 +118,7 @@ class SiteFit:
         state = self._first_state(start)
         history: list[float] = []
         rate, may_move, proposal = 1.0, start is not None, None
+        has_repeated = False  # whether a pass was made only because the one before left something open
         for _ in range(max_passes):
             moves = may_move and rate == 1.0
             proposal = self._proposal(state, moves, tolerance) if proposal is None else proposal
@@ -145,8 +146,11 @@ class SiteFit:
             is_last = rate == 1.0 and self.open <= tolerance and (moves or not self._problem.hyperparameters)
             may_move = may_move or (rate == 1.0 and (foretold or gain <= tolerance))
             rate, proposal = min(1.0, 2.0 * rate), None
-            if is_last:  # unless the sites of this pass say otherwise
+            if is_last:  # unless the sites of this pass say otherwise, for the first time: tables have errors
+                achieved = self.open
                 self._measure(state)
+                self.open = achieved if has_repeated else self.open
+                has_repeated = True
                 if self.open <= tolerance:
                     self.stopped = "the bound is at a maximum"
                     break
