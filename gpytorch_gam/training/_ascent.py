@@ -1,4 +1,4 @@
-"""The ascent of a bound in the hyperparameters, which returns to terms that were switched off on its way."""
+"""The ascent of a bound in the hyperparameters, with jumps of components to where it is higher."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ import gpytorch
 import torch
 from gpytorch.constraints import Interval
 from gpytorch.kernels import Kernel, ScaleKernel
-from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
 
 from gpytorch_gam.components import AdditivePredictor
 from gpytorch_gam.parameters.log_scale import Coordinates
 
+from ._component_scan import ComponentScan, Place
 from ._quasi_newton import QuasiNewton
+from ._row_bound import RowBound
 
 # Largest number of searches, each with a fresh estimate of the curvature, and of returns to terms that are off.
-_MAX_ROUNDS, _MAX_RETURNS = 4, 3
+_MAX_ROUNDS, _MAX_RETURNS = 4, 8
 
 # A search ends where the next step is predicted to gain less than this share of the tolerance: gains left in many
 # directions add up.
@@ -32,9 +33,11 @@ _LARGEST_LOGIT = 9.0
 # data hardly see it, or below this share of the predictor's variance.
 _OFF_BY_ROWS, _OFF = 30.0, 1e-2
 
-# The variances, as multiples of the predictor's over the number of rows, at which the bound's derivative is examined
-# for terms that are off; and the lengthscales, as multiples of those at the start.
-_PROBED_VARIANCES, _PROBED_LENGTHSCALES = (0.3, 3.0), (0.25, 1.0, 4.0)
+# Lengthscales, as multiples of a reference, of which the best is looked for in each component, the number of changes of
+# components that are made before the next search, and the least variance relative to the predictor's. The reference is
+# this multiple of the smallest lengthscale allowed, which makes it the first one of the terms, or that at the start.
+_SCANNED_LENGTHSCALES, _ABOVE_SMALLEST = tuple(0.1 * 1.5**power for power in range(13)), 25.0
+_MAX_CHANGES, _LEAST_VARIANCE = 50, 1e-6
 
 # Distance of a value from a bound of its constraint, relative to the value, below which it counts as being there.
 _NEAR_BOUND = 0.01
@@ -51,14 +54,14 @@ class Arrival(NamedTuple):
 
 class Ascent:
     """
-    The ascent of an objective in ``parameters``, which move in ``coordinates``. ``curvatures`` are those of the start;
+    The ascent of a bound in ``parameters``, which move in ``coordinates``. ``curvatures`` are those of the start;
     ``num_rows`` is the number of rows of the data, and ``variances`` are those of each predictor between rows, if they
     are known, by which terms that are off are told.
     """
 
     def __init__(
         self,
-        objective: Callable[[], Tensor],
+        objective: RowBound,
         predictor: AdditivePredictor,
         parameters: Sequence[Tensor],
         coordinates: Coordinates,
@@ -71,7 +74,7 @@ class Ascent:
         self._num_rows, self._variances = num_rows, variances
         self._newton = QuasiNewton(parameters, curvatures, coordinates, limits)
         self._scales = list(scales_of_components(predictor))
-        self._starts = [[part.lengthscale.detach().clone() for part in scale.lengthscales] for scale in self._scales]
+        self._references = [[_reference(part) for part in scale.lengthscales] for scale in self._scales]
         self._best: tuple[float, list[Tensor]] = (-math.inf, self._read())
 
     @property
@@ -81,16 +84,17 @@ class Ascent:
 
     def run(self, tolerance: float, max_steps: int, callback: Callable[[float], Any] | None = None) -> Arrival:
         """
-        Climb until a further step is predicted to gain less than a share of ``tolerance`` nats, also from terms that
-        are off. If this is interrupted, :meth:`restore_best` goes to the best point seen.
+        Climb until a further step is predicted to gain less than a share of ``tolerance`` nats, and so is a change of
+        the lengthscales or the variance of one component. If this is interrupted, :meth:`restore_best` goes to the best
+        point seen.
         """
         arrival = self._climb(tolerance, max_steps, callback)
         for _ in range(_MAX_RETURNS):
-            if not self._wake(tolerance):
+            if not self._jump(_SHARE_OF_TOLERANCE * tolerance):
                 break
             before = arrival
             arrival = self._climb(tolerance, max_steps, callback)
-            if arrival.value <= before.value + tolerance:
+            if arrival.value <= before.value + _SHARE_OF_TOLERANCE * tolerance:
                 if arrival.value < before.value:
                     self.restore_best()
                     arrival = before
@@ -131,54 +135,45 @@ class Ascent:
         for parameter, value in zip(self._parameters, values, strict=True):
             parameter.copy_(value)
 
-    # ------------------------------------------------------------------ terms that are off
+    # ------------------------------------------------------------------ other maxima
 
-    def _wake(self, tolerance: float) -> bool:
+    def _jump(self, least_gain: float) -> bool:
         """
-        Give variance to the terms that are off and would raise the bound with some lengthscale; whether there are any.
-
-        With a variance v the bound rises as a v - c v^2 / 2, whose coefficients are those of its derivatives at two
-        small variances. The terms are examined all at once, because at these they do not compete.
+        Set lengthscales and variances of components to better ones that are not uphill from here, such as those of
+        terms that are off; whether there are any.
         """
         self.restore_best()
-        off = [index for index, scale in enumerate(self._scales) if self._is_off(scale)]
-        if not off:
+        view = self._objective.site_view()
+        if view is None or not self._scales:
             return False
-        origin = self._read()
-        gains, starts = dict.fromkeys(off, tolerance), {}
-        for factor in _PROBED_LENGTHSCALES:
-            slopes = [self._slopes(off, factor, multiple) for multiple in _PROBED_VARIANCES]
-            for index in off:
-                first, second = (part.get(index, math.nan) for part in slopes)
-                unit = self._unit(self._scales[index])
-                fall = (first - second) / ((_PROBED_VARIANCES[1] - _PROBED_VARIANCES[0]) * unit)
-                best = first / fall if fall > 0 else math.inf
-                best = min(best, self._variance(self._scales[index]) * _OFF + 100 * unit)
-                gain = 0.5 * first * best
-                if first > 0 and gain > gains[index]:
-                    gains[index], starts[index] = gain, (factor, best)
+        origin, units = self._read(), [self._variance(scale) for scale in self._scales]
+        trials = []
+        for factor in _SCANNED_LENGTHSCALES:
+            for index, unit in enumerate(units):
+                self._set(index, factor, unit)
+            trials.append(self._objective.trial())
         self._write(origin)
-        for index, (factor, variance) in starts.items():
-            self._set(index, factor, variance)
-        return bool(starts)
-
-    def _slopes(self, off: Sequence[int], factor: float, multiple: float) -> dict[int, float]:
-        """Derivatives of the objective in the variances of terms, at multiples of their lengthscale and unit."""
-        for index in off:
-            self._set(index, factor, multiple * self._unit(self._scales[index]))
-        raws = {id(self._scales[index].raw): self._scales[index].raw for index in off}
-        try:
-            with torch.enable_grad():
-                found = torch.autograd.grad(self._objective(), list(raws.values()), allow_unused=True)
-        except (torch.linalg.LinAlgError, NotPSDError, NanError):
-            return {}
-        by_raw = dict(zip(raws, found, strict=True))
-        slopes = {}
-        for index in off:
-            scale, gradient = self._scales[index], by_raw[id(self._scales[index].raw)]
-            if gradient is not None:
-                slopes[index] = gradient.flatten()[scale.entry].item() / scale.slope()
-        return slopes
+        places = places_of_components(self._predictor)
+        free = [places[scale.name] for scale in self._scales]
+        scan = ComponentScan(view, list(places.values()), trials, free, self._objective.processes)
+        own = {places[scale.name].number: index for index, scale in enumerate(self._scales)}
+        values: dict[int, tuple[int, float]] = {}
+        for _ in range(_MAX_CHANGES):
+            change = scan.best()
+            if change is None or change.gain <= least_gain:
+                break
+            scan.take(change)
+            index = own[change.place.number]
+            before = values.get(index, (-1, self._scales[index].value()))
+            trial, value = before if change.trial < 0 else (change.trial, units[index])
+            values[index] = trial, change.ratio * value
+        for index, (trial, value) in values.items():
+            value = max(value, _LEAST_VARIANCE * units[index])
+            if trial < 0:
+                self._scales[index].set(value)
+            else:
+                self._set(index, _SCANNED_LENGTHSCALES[trial], value)
+        return bool(values)
 
     def _variance(self, scale: Scale) -> float:
         """The variance of the predictor that a component belongs to."""
@@ -195,11 +190,11 @@ class Ascent:
         return tuple(scale.name for scale in self._scales if self._is_off(scale))
 
     def _set(self, index: int, factor: float, variance: float) -> None:
-        """Give a term a variance, and lengthscales that are a multiple of those at the start."""
+        """Give a term a variance, and lengthscales that are a multiple of their references."""
         scale = self._scales[index]
         scale.set(variance)
-        for part, start in zip(scale.lengthscales, self._starts[index], strict=True):
-            _set_lengthscale(part, scale.entry, factor * start)
+        for part, reference in zip(scale.lengthscales, self._references[index], strict=True):
+            _set_lengthscale(part, scale.entry, factor * reference)
 
 
 class Scale(NamedTuple):
@@ -233,6 +228,12 @@ class Scale(NamedTuple):
         return slope.flatten()[self.entry].item()
 
 
+def places_of_components(predictor: AdditivePredictor) -> dict[str, Place]:
+    """The places of all components by name, in the order of the inducing vector."""
+    names = [(name, group.predictor_index) for group in predictor.groups for name in group.names]
+    return {name: Place(predictor.inducing_slices[name], owner, i) for i, (name, owner) in enumerate(names)}
+
+
 def scales_of_components(predictor: AdditivePredictor) -> Iterator[Scale]:
     """The trained output scales, one a component, of kernels of the form that the terms have."""
     for group in predictor.groups:
@@ -251,6 +252,12 @@ def _has_own_lengthscale(kernel: torch.nn.Module, number: int) -> bool:
     return raw is not None and raw.requires_grad and raw.dim() > 0 and len(raw) == number
 
 
+def _reference(kernel: Kernel) -> Tensor:
+    """The lengthscale from which others are counted."""
+    lower = kernel.raw_lengthscale_constraint.lower_bound.expand_as(kernel.lengthscale)
+    return torch.where(lower > 0, _ABOVE_SMALLEST * lower, kernel.lengthscale.detach())
+
+
 @torch.no_grad()
 def _set_lengthscale(kernel: Kernel, entry: int, values: Tensor) -> None:
     """Set a component's lengthscale to that of ``values``, or as near as its constraint allows."""
@@ -266,9 +273,13 @@ def limits_of(parameters: Sequence[Tensor], *modules: gpytorch.Module) -> list[f
         id(parameter)
         for module in modules
         for _, parameter, constraint in module.named_parameters_and_constraints()
-        if type(constraint) is Interval and constraint.enforced
+        if isinstance(constraint, Interval) and constraint.enforced and _is_bounded(constraint)
     }
     return [_LARGEST_LOGIT if id(parameter) in logits else math.inf for parameter in parameters]
+
+
+def _is_bounded(constraint: Interval) -> bool:
+    return bool(torch.isfinite(constraint.lower_bound).all() and torch.isfinite(constraint.upper_bound).all())
 
 
 def at_bounds(model: gpytorch.models.ApproximateGP, likelihood: gpytorch.Module) -> tuple[str, ...]:

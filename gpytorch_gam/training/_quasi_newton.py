@@ -131,7 +131,10 @@ class QuasiNewton:
         return 0.5 * (self._direction(point) @ point.gradient).item()
 
     def _direction(self, point: _Point) -> Tensor:
-        direction = self._inverse @ point.gradient
+        # Coordinates at a limit that rise beyond it stay there.
+        is_held = (point.position.abs() >= self._limits) & (point.position * point.gradient > 0)
+        free = (~is_held).double()
+        direction = free * (self._inverse @ (free * point.gradient))
         if not self._has_learnt:
             return direction.clamp(-_FIRST, _FIRST)
         return direction * (_LONGEST / direction.abs().max().clamp_min(_LONGEST))

@@ -30,6 +30,7 @@ from gpytorch_gam.optim.rows.predictors import (
 )
 from gpytorch_gam.optim.rows.stream import Rows
 
+from ._component_scan import SiteView, Trial
 from .bound_gradients import linear_function, log_prior
 
 # Gain of a pass, in nats, below which the posterior counts as optimal, and the largest numbers of passes and halvings.
@@ -113,7 +114,9 @@ class RowBound:
         self, model: gpytorch.models.ApproximateGP, likelihood: Likelihood, rows: Rows, processes: Processes
     ) -> None:
         self._model, self._likelihood = model, likelihood
-        self._strategy, self._processes = model.variational_strategy, processes
+        self._strategy = model.variational_strategy
+        #: Those among which the rows are shared.
+        self.processes = processes
         self._segments = predictor_segments(self._strategy.predictor)
         self._num_predictors = self._strategy.predictor.num_predictors
         self._x = rows.x
@@ -142,7 +145,7 @@ class RowBound:
         if posterior is None:
             return view.features.sum() * torch.nan
         own = self._expected(view, posterior)
-        if not self._processes.is_alone:
+        if not self.processes.is_alone:
             own = self._of_all(own)
         return own - posterior.divergence + log_prior(self._model, self._likelihood)
 
@@ -161,6 +164,35 @@ class RowBound:
         reading = self._strategy.read(self._x)
         rows = self._strategy.at_rows(reading.inputs.double())
         return _View(rows.features, rows.prior_variances, reading.means.double())
+
+    @torch.no_grad()
+    def trial(self) -> Trial:
+        """The components at the rows."""
+        inputs = self._strategy.read(self._x).inputs.double()
+        groups = self._strategy.predictor.groups
+        variances = torch.cat([group.prior_variance(inputs).expand(-1, len(self._x)) for group in groups])
+        return Trial(self._strategy.predictor.features(inputs, self._strategy.inducing_choleskys()), variances)
+
+    @torch.no_grad()
+    def site_view(self) -> SiteView | None:
+        """The model at the rows, with the sites of the optimum in the place of the likelihood, None without one."""
+        view, trial = self._view(), self.trial()
+        if self._is_closed_form:
+            statistics = self._gaussian_statistics(view)
+            precisions = RowPrecisions.of_rows(self._y, self._arguments.get("weights"), self._arguments.get("noise"))[0]
+            weights = torch.ones_like(self._y) if precisions is None else precisions
+            if statistics.log_noise is None:
+                weights = weights / unwrapped(self._likelihood).noise.double().squeeze(-1)
+            residual = self._y - view.means.squeeze(0) - OFFSET.read(self._arguments.get("offset"), self._y)
+            return SiteView(*trial, weights.view(1, 1, -1), (weights * residual).unsqueeze(0))
+        posterior = self._settle(view)
+        if posterior is None:
+            return None
+        mean, _ = self._moments(view, posterior.mean, posterior.covariance)
+        sites = posterior.next_sites
+        curvatures = semidefinite_rows(sites.curvatures)
+        shift = (curvatures - sites.curvatures) * mean.unsqueeze(0) - curvatures * view.means.unsqueeze(0)
+        return SiteView(*trial, curvatures, sites.targets + shift.sum(1))
 
     # ------------------------------------------------------------------ a Gaussian likelihood
 
@@ -248,7 +280,7 @@ class RowBound:
         offsets = (sites.curvatures * view.means.unsqueeze(0)).sum(1)
         gram = weighted_gram(view.features, sites.curvatures, self._segments)
         projected = sum_over_rows(view.features, (sites.targets - offsets).unsqueeze(-1), self._segments).squeeze(-1)
-        gram, projected = self._processes.sum([gram, projected])
+        gram, projected = self.processes.sum([gram, projected])
         if not torch.isfinite(gram.sum() + projected.sum()):
             return None
         if self._num_predictors > 1 or bool((sites.curvatures < 0).any()):
@@ -261,7 +293,7 @@ class RowBound:
         covariance = torch.cholesky_inverse(cholesky)
         excess = covariance.diagonal().sum() - len(mean) + 2.0 * cholesky.diagonal().log().sum() + mean.square().sum()
         expected, next_sites = self._derivatives(view, *self._moments(view, mean, covariance))
-        total = self._processes.sum([excess.new_tensor(expected)])[0]
+        total = self.processes.sum([excess.new_tensor(expected)])[0]
         if next_sites is None or not torch.isfinite(total):
             return None
         bound = (total - 0.5 * excess).item()
@@ -318,5 +350,5 @@ class RowBound:
         ]
         found = torch.autograd.grad(own, parameters, allow_unused=True)
         gradients = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
-        total, *gradients = self._processes.sum([own.detach(), *gradients])
+        total, *gradients = self.processes.sum([own.detach(), *gradients])
         return linear_function(total, gradients, parameters)
