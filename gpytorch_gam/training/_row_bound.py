@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -36,6 +37,9 @@ from .bound_gradients import linear_function, log_prior
 # Gain of a pass, in nats, below which the posterior counts as optimal, and the largest numbers of passes and halvings.
 _GAIN, _MAX_PASSES, _MAX_HALVINGS = 1e-5, 50, 30
 
+# Halvings of a step before it forgets curvatures that are not semidefinite.
+_RAW_HALVINGS = 3
+
 # Number of passes that an extrapolation of the sites takes into account.
 _DEPTH = 5
 
@@ -63,6 +67,11 @@ class _Sites(NamedTuple):
     curvatures: Tensor  # Lambda_n, (P, P, n)
     targets: Tensor  # Lambda_n eta_n + g_n, (P, n)
 
+    def semidefinite(self, mean: Tensor) -> _Sites:
+        """The same derivatives at predictors ``(P, n)`` with semidefinite curvatures: all that holds far from there."""
+        curvatures = semidefinite_rows(self.curvatures)
+        return _Sites(curvatures, self.targets + ((curvatures - self.curvatures) * mean.unsqueeze(0)).sum(1))
+
     def towards(self, other: _Sites, share: float) -> _Sites:
         return _Sites(*(torch.lerp(own, new, share) for own, new in zip(self, other, strict=True)))
 
@@ -78,6 +87,7 @@ class _Posterior(NamedTuple):
     expected: float  # sum of the expected log-likelihoods of all rows, in nats
     bound: float  # in nats, without priors of the hyperparameters
     next_sites: _Sites
+    predictors: Tensor  # their means in the rows, (P, n)
 
 
 class _Acceleration:
@@ -130,7 +140,9 @@ class RowBound:
             and self._num_predictors == 1
             and processes.is_alone
         )
+        # Sites of the best posterior so far: where hyperparameters were bad, they may be far from those of others.
         self._sites: _Sites | None = None
+        self._best = -math.inf
         #: Number of passes over the rows so far.
         self.passes = 0
 
@@ -188,11 +200,9 @@ class RowBound:
         posterior = self._settle(view)
         if posterior is None:
             return None
-        mean, _ = self._moments(view, posterior.mean, posterior.covariance)
-        sites = posterior.next_sites
-        curvatures = semidefinite_rows(sites.curvatures)
-        shift = (curvatures - sites.curvatures) * mean.unsqueeze(0) - curvatures * view.means.unsqueeze(0)
-        return SiteView(*trial, curvatures, sites.targets + shift.sum(1))
+        sites = posterior.next_sites.semidefinite(posterior.predictors)
+        shift = (sites.curvatures * view.means.unsqueeze(0)).sum(1)
+        return SiteView(*trial, sites.curvatures, sites.targets - shift)
 
     # ------------------------------------------------------------------ a Gaussian likelihood
 
@@ -222,7 +232,7 @@ class RowBound:
     # ------------------------------------------------------------------ any likelihood
 
     def _settle(self, view: _View) -> _Posterior | None:
-        """The optimal posterior, from the sites of the last one; None if no bound is finite."""
+        """The optimal posterior, from the sites of the best one so far; None if no bound is finite."""
         present = self._first(view) if self._sites is None else self._posterior(view, self._sites)
         if present is None:
             return None
@@ -237,7 +247,8 @@ class RowBound:
                 break
             if share < 1:
                 acceleration = _Acceleration()
-        self._sites = present.sites
+        if present.bound >= self._best:
+            self._sites, self._best = present.sites, present.bound
         return present
 
     def _moved(self, view: _View, before: _Posterior, extrapolated: _Sites | None) -> tuple[_Posterior, float] | None:
@@ -250,12 +261,14 @@ class RowBound:
             after = self._posterior(view, extrapolated)
             if after is not None and after.bound >= lowest:
                 return after, 1.0
-        share = 1.0
-        for _ in range(_MAX_HALVINGS):
-            after = self._posterior(view, before.sites.towards(before.next_sites, share))
+        share, proposed = 1.0, before.next_sites
+        for halving in range(_MAX_HALVINGS):
+            after = self._posterior(view, before.sites.towards(proposed, share))
             if after is not None and after.bound >= lowest:
                 return after, share
             share /= 2
+            if halving == _RAW_HALVINGS:
+                proposed = before.next_sites.semidefinite(before.predictors)
         return None
 
     def _first(self, view: _View) -> _Posterior | None:
@@ -270,10 +283,8 @@ class RowBound:
         identity = torch.eye(self._num_predictors).to(mean).unsqueeze(-1)
         for each in (covariance, *(variance * identity.expand_as(covariance) for variance in _FIRST_VARIANCES)):
             _, sites = self._derivatives(view, mean, each)
-            if sites is not None:  # far from the optimum, only their semidefinite part says where that is
-                curvatures = semidefinite_rows(sites.curvatures)
-                excess = ((curvatures - sites.curvatures) * mean.unsqueeze(0)).sum(1)
-                yield _Sites(curvatures, sites.targets + excess)
+            if sites is not None:
+                yield sites.semidefinite(mean)
 
     def _posterior(self, view: _View, sites: _Sites) -> _Posterior | None:
         self.passes += 1
@@ -292,12 +303,13 @@ class RowBound:
         mean = torch.cholesky_solve(projected.unsqueeze(-1), cholesky).squeeze(-1)
         covariance = torch.cholesky_inverse(cholesky)
         excess = covariance.diagonal().sum() - len(mean) + 2.0 * cholesky.diagonal().log().sum() + mean.square().sum()
-        expected, next_sites = self._derivatives(view, *self._moments(view, mean, covariance))
+        moments = self._moments(view, mean, covariance)
+        expected, next_sites = self._derivatives(view, *moments)
         total = self.processes.sum([excess.new_tensor(expected)])[0]
         if next_sites is None or not torch.isfinite(total):
             return None
         bound = (total - 0.5 * excess).item()
-        return _Posterior(sites, mean, precision, covariance, 0.5 * excess, total.item(), bound, next_sites)
+        return _Posterior(sites, mean, precision, covariance, 0.5 * excess, total.item(), bound, next_sites, moments[0])
 
     def _moments(self, view: _View, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
         """Means ``(P, n)`` and covariances ``(P, P, n)`` of the predictors in each row."""
