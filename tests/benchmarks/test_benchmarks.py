@@ -27,6 +27,7 @@ MODULES = (
     "gpu_table",
     "report",
     "scaling",
+    "streaming",
     "vs_bam",
     "friedman_anova",
     "_style",
@@ -59,7 +60,7 @@ def run(load, tmp_path):
 @pytest.fixture
 def in_this_process(load, monkeypatch):
     """Measure here what has a process of its own, which takes longer to start than to work."""
-    for name in ("polish", "scaling"):
+    for name in ("polish", "scaling", "streaming"):
         monkeypatch.setattr(load(name), "in_new_process", lambda function, *arguments: function(*arguments))
 
 
@@ -334,6 +335,17 @@ def test_scaling_measures_steps_and_epochs_over_files(run, tmp_path):
     for record in records:
         assert_finite_positive([record["seconds"], record["rows_per_second"], record["noise"]])
     assert results["epochs"]["memory_ratio"] is None  # of sizes that were not asked for
+
+
+def test_streaming_fits_files(load, in_this_process, tmp_path, capsys):
+    pytest.importorskip("pyarrow")
+    path = tmp_path / "streaming.json"
+    load("streaming").main(["--quick", "--threads", "1", "--folder", str(tmp_path), "--json", str(path)])
+    results = json.loads(path.read_text())["results"]
+    assert [each["rows"] for each in results] == [2000, 300000]
+    assert results[1]["rmse"] < results[0]["rmse"] < 0.3
+    assert all(each["noise"] == pytest.approx(0.5, abs=0.05) for each in results)
+    assert "reading, s" in capsys.readouterr().out
 
 
 def test_scaling_writes_the_data_that_it_says(load, tmp_path):

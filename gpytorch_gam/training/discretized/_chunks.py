@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
+
+import torch
 
 #: Number of rows processed at a time: few enough to stay in the cache, and for torch not to use several threads.
 CHUNK_SIZE = 32000
@@ -22,3 +25,18 @@ def in_threads(jobs: Sequence[Callable[[], Any]], num_threads: int) -> list[Any]
         return [job() for job in jobs]
     with ThreadPoolExecutor(num_threads) as pool:
         return list(pool.map(lambda job: job(), jobs))
+
+
+@contextmanager
+def one_thread(is_wanted: bool = True) -> Iterator[int]:
+    """
+    Use one thread of torch, in the whole process, and give the number before: for small matrices, and for rows that
+    are shared by :func:`in_threads`, further threads mostly wait.
+    """
+    before = torch.get_num_threads()
+    if is_wanted:
+        torch.set_num_threads(1)
+    try:
+        yield before
+    finally:
+        torch.set_num_threads(before)

@@ -16,7 +16,7 @@ from gpytorch_gam.likelihoods.one_predictor_likelihood import OnePredictorLikeli
 from gpytorch_gam.likelihoods.row_argument import OFFSET, WEIGHTS, RowArgument
 from gpytorch_gam.optim.rows.stream import Rows
 
-from ._chunks import CHUNK_SIZE, chunks, in_threads
+from ._chunks import CHUNK_SIZE, chunks, in_threads, one_thread
 from .column_bins import ColumnBins
 
 # Number of rows of a block: enough for threads to share, and few beside those of a file.
@@ -52,8 +52,9 @@ class RowReader:
     def blocks(self, batches: Iterable[Rows]) -> Iterator[IndexedRows]:
         """The rows of all batches, in blocks."""
         for rows in _blocks(batches):
-            codes = self._index(rows.x)
-            self._locate(rows.x, codes)
+            with one_thread():
+                codes = self._index(rows.x)
+                self._locate(rows.x, codes)
             yield IndexedRows(codes, rows.y, *self._arguments(rows))
 
     def places(self, device: torch.device) -> list[Tensor]:

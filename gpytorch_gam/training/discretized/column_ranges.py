@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 from collections.abc import Iterable, Sequence
@@ -12,6 +13,7 @@ from torch import Tensor
 from gpytorch_gam import _checks as checks
 from gpytorch_gam.components.additive_predictor import AdditivePredictor
 
+from ._chunks import CHUNK_SIZE, chunks, in_threads, one_thread
 from ._coordinates import (
     Coordinate,
     category_columns,
@@ -85,8 +87,9 @@ class ColumnRanges:
                 for column in dict.fromkeys(column for term in columns for column in term):
                     most = sys.maxsize if column in categories else max(numbers)
                     summaries[column] = ColumnSummary(most, index_of(column) in optional)
-            for column, summary in summaries.items():
-                summary.add(read(x, column), index_of(column))
+            with one_thread() as num_threads:
+                jobs = [functools.partial(_add, summary, x, column) for column, summary in summaries.items()]
+                in_threads(jobs, num_threads if len(x) >= CHUNK_SIZE else 1)
         if columns is None:
             raise ValueError("there are no rows to take bins from")
         return cls(columns, numbers, summaries)
@@ -143,13 +146,13 @@ class ColumnSummary:
 
     def add(self, values: Tensor, name: int) -> None:
         """Add rows ``(n,)`` of the column with this index."""
-        smallest, largest = (bound.item() for bound in torch.aminmax(values))
+        smallest, largest = _bounds(values)
         if self._allows_missing and math.isnan(smallest):
             self._has_missing = True
             values = values[~values.isnan()]
             if not len(values):
                 return
-            smallest, largest = (bound.item() for bound in torch.aminmax(values))
+            smallest, largest = _bounds(values)
         if not (smallest > float("-inf") and largest < float("inf")):
             count = int((~torch.isfinite(values)).sum())
             remedy = "" if self._allows_missing else ', or give the components that read it missing="marginal"'
@@ -192,6 +195,16 @@ class ColumnSummary:
         if self._has_few and len(self._distinct) <= max_bins:
             return Margin(self._distinct, 0.0).with_missing(self._has_missing)
         return Margin.regular(self.low, self.high, max_bins, self._distinct).with_missing(self._has_missing)
+
+
+def _add(summary: ColumnSummary, x: Tensor, column: Coordinate) -> None:
+    summary.add(read(x, column), index_of(column))
+
+
+def _bounds(values: Tensor) -> tuple[float, float]:
+    """The smallest and the largest of ``(n,)``, NaN if there is one."""
+    low, high = zip(*(torch.aminmax(values[rows]) for rows in chunks(len(values))), strict=True)
+    return torch.stack(low).amin().item(), torch.stack(high).amax().item()
 
 
 def validated_max_bins(max_bins: int | Sequence[int]) -> tuple[int, ...]:

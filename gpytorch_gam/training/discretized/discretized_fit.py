@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import gpytorch
@@ -29,6 +28,7 @@ from gpytorch_gam.warnings import ConvergenceWarning, DiscretizationWarning
 
 from ..shortfall import warn_of_few_points, warn_of_shortfall
 from ._bin_shortfall import shortfall_at_bins
+from ._chunks import one_thread
 from ._data import DiscretizedData, check_sizes, rows_for, sampled
 from ._problem import DiscretizedProblem, is_closed_form
 from ._site_fit import ROUNDING, SHARE_OF_TOLERANCE, SiteFit
@@ -233,18 +233,6 @@ def run_bins(
     return found
 
 
-@contextmanager
-def _one_thread(is_wanted: bool) -> Iterator[None]:
-    """Use one thread of torch, in the whole process: for small matrices threads mostly wait. Rows use threads still."""
-    before = torch.get_num_threads()
-    if is_wanted:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def _check_forward(strategy: AdditiveVariationalStrategy, batches: Iterable[Any]) -> None:
     """Refuse a model whose predictor reads other inputs than x, whose columns are discretised."""
     for x, *_ in batches:
@@ -376,7 +364,7 @@ def _fit_gaussian(
 ) -> tuple[GaussianOptimum, BinsFit]:
     """The fit from sums over the rows."""
     strategy = model.variational_strategy
-    with _one_thread(strategy.predictor.num_inducing_total <= _SMALL):
+    with one_thread(strategy.predictor.num_inducing_total <= _SMALL):
         null = sums.null_model(likelihood, _constant(strategy))
         problem = DiscretizedProblem(model, likelihood, sums.bins, sums.total_weight, null)
         statistics = BinStatistics(strategy, problem.terms, sums.tables(strategy.predictor.device))
@@ -415,7 +403,7 @@ def _fit_sites(
         mean, num_threads = _fixed_mean(strategy), torch.get_num_threads()
         data = DiscretizedData.from_batches(batches, bins, strategy, likelihood, mean, num_threads)
     check_response_values(likelihood, data.responses.cpu())
-    with _one_thread(strategy.predictor.num_inducing_total <= _SMALL):
+    with one_thread(strategy.predictor.num_inducing_total <= _SMALL):
         null = _null_model(strategy, likelihood, data)
         problem = DiscretizedProblem(model, likelihood, bins, data.num_rows, null)
         start = _fit_sample(problem, batches, bins, data) if len(data) > 4 * _SAMPLE_SIZE else None

@@ -17,6 +17,7 @@ from gpytorch_gam.mlls.collapsed_elbo import RowPrecisions
 from gpytorch_gam.optim.rows.likelihood_check import unwrapped
 from gpytorch_gam.optim.rows.stream import Rows, checked_rows
 
+from ._chunks import one_thread
 from ._coordinates import Coordinate
 from ._data import BinTables, TableSums, check_sizes
 from ._indexed_rows import Centres, IndexedRows, RowReader
@@ -101,7 +102,8 @@ class FitStatistics:
         for block in reader.blocks(rows):
             if found is None:
                 found = cls(bins, {*block.taken, *block.arguments}, block.responses.device)
-            found._add(block, num_threads)
+            with one_thread():
+                found._add(block, num_threads)
         if found is None:
             raise ValueError("batches is empty: there is no data to fit, or it can be gone through only once")
         found._centres = reader.centres
