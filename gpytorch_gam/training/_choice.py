@@ -46,12 +46,17 @@ class Choice(NamedTuple):
 
 
 def choose(
-    model: gpytorch.models.ApproximateGP, likelihood: Likelihood, batches: Iterable[Any], num_data: int
+    model: gpytorch.models.ApproximateGP,
+    likelihood: Likelihood,
+    batches: Iterable[Any],
+    num_data: int,
+    is_alone: bool = True,
 ) -> Choice:
     """The method for ``method="auto"``."""
     predictor = model.variational_strategy.predictor
     size = f"{num_data} rows of {predictor.num_inducing_total} features"
-    not_rows, not_bins = why_not_rows(model, likelihood, batches, num_data), why_not_bins(model, likelihood, batches)
+    not_rows = why_not_rows(model, likelihood, batches, num_data)
+    not_bins = why_not_bins(model, likelihood, batches, is_alone)
     seconds = _seconds_of_rows(likelihood, num_data, predictor.num_inducing_total)
     if not_rows is None and (seconds <= _PATIENCE or not_bins is not None):
         return Choice("rows", f"{size} are few enough for the exact bound")
@@ -83,8 +88,12 @@ def why_not_rows(
     return _why_no_passes(likelihood, batches)
 
 
-def why_not_bins(model: gpytorch.models.ApproximateGP, likelihood: Likelihood, batches: Iterable[Any]) -> str | None:
-    """The reason for which bins cannot be used, or None."""
+def why_not_bins(
+    model: gpytorch.models.ApproximateGP, likelihood: Likelihood, batches: Iterable[Any], is_alone: bool = True
+) -> str | None:
+    """The reason for which bins cannot be used, or None; without a group of processes one ``is_alone``."""
+    if not is_alone:
+        return "bins are made by one process, without process_group (add FitStatistics of several)"
     try:
         check_supported(model.variational_strategy, likelihood)
     except (NotImplementedError, ValueError) as error:

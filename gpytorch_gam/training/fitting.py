@@ -27,9 +27,11 @@ from ._data_sources import as_batches, as_minibatches
 from ._minibatches import MinibatchOptions, fit_minibatches
 from ._row_count import number_of_rows
 from ._row_fit import RowFit, rows_in_memory
+from .discretized.bin_shortfall import shortfall_at_bins
 from .discretized.discretized_fit import MAX_BINS, run_bins
+from .discretized.fit_statistics import FitStatistics
 from .fit_result import Epoch, FitResult, Outcome
-from .shortfall import warn_of_few_points
+from .shortfall import warn_of_few_points, warn_of_shortfall
 from .starting_values import null_model_of, start_from_null_model
 
 if TYPE_CHECKING:
@@ -96,7 +98,8 @@ def fit(
     :param data: ``(x, y)`` with inputs ``(n, D)`` and responses ``(n)``; or ``(x, y, arguments)``, where the last maps
         names to row-wise arguments of the likelihood, such as ``{"exposure": e, "weights": w}``; a dataset, such as a
         :class:`~gpytorch_gam.data.RowDataset`; or batches of these: a ``DataLoader``, a list of them, or batches from
-        files. Responses are ``(n, T)`` for ``MultitaskGaussianLikelihood`` and models of T predictors.
+        files. Responses are ``(n, T)`` for ``MultitaskGaussianLikelihood`` and models of T predictors. With a Gaussian
+        likelihood also sums over the rows, :class:`~gpytorch_gam.training.FitStatistics`.
     :param num_data: Number of rows of all the data, where batches do not tell it; minibatches need it.
     :param method: ``"auto"``, ``"rows"``, ``"bins"`` or ``"minibatches"``.
     :param tolerance: Nats that may be open at the end.
@@ -143,11 +146,16 @@ def fit(
     processes = Processes(process_group)
     bin_options = [name for name, value in (("max_bins", max_bins), ("bins", bins)) if value is not None]
     method, given = _method_of_options(method, options.given(), bin_options)
+    batches: Any
     with _collected_warnings() as messages:
         options.check()
-        batches = with_noise_by_row(likelihood, as_batches(data))
-        num_rows = _number_of_rows(batches, num_data, processes, method)
-        choice = _chosen(method, given, model, likelihood, batches, num_rows)
+        if isinstance(data, FitStatistics):
+            batches, num_rows = data, data.num_rows
+            choice = _chosen_for_sums(method, processes)
+        else:
+            batches = with_noise_by_row(likelihood, as_batches(data))
+            num_rows = _number_of_rows(batches, num_data, processes, method)
+            choice = _chosen(method, given, model, likelihood, batches, num_rows, processes)
         if progress and processes.leads:
             print(f"fit by {choice.method}: {choice.reason}")
         off: tuple[str, ...] = ()
@@ -170,7 +178,10 @@ def fit(
             )
         shortfalls: dict[str, float] = {}
         if processes.leads and outcome.has_moved:
-            if iter(batches) is not batches:
+            if isinstance(data, FitStatistics):
+                shortfalls = shortfall_at_bins(strategy, likelihood, data.tables(strategy.predictor.device), data.bins)
+                warn_of_shortfall(shortfalls)
+            elif iter(batches) is not batches:
                 shortfalls = warn_of_few_points(model, likelihood, batches, num_rows)
             _warn_if_open(outcome, tolerance)
     return FitResult(
@@ -221,13 +232,14 @@ def _chosen(
     likelihood: Likelihood,
     batches: Iterable[Any],
     num_rows: int,
+    processes: Processes,
 ) -> Choice:
     """The method; a NotImplementedError if it was given and cannot be used."""
     if method == "auto":
-        return choose(model, likelihood, batches, num_rows)
+        return choose(model, likelihood, batches, num_rows, processes.is_alone)
     obstacles = {
         "rows": lambda: why_not_rows(model, likelihood, batches, num_rows),
-        "bins": lambda: why_not_bins(model, likelihood, batches),
+        "bins": lambda: why_not_bins(model, likelihood, batches, processes.is_alone),
         "minibatches": lambda: why_not_minibatches(model.variational_strategy),
     }
     obstacle = obstacles[method]()
@@ -236,6 +248,15 @@ def _chosen(
         remedy = f"use method={others[0]!r}" if others else "no other method can be used, either"
         raise NotImplementedError(f"method={method!r} cannot be used: {obstacle}; {remedy}")
     return Choice(method, f"{', '.join(given)} belongs to it" if given else "it was asked for")
+
+
+def _chosen_for_sums(method: str, processes: Processes) -> Choice:
+    """The method for sums over the rows, which are those of bins; a ValueError if another was given."""
+    if method not in ("auto", "bins"):
+        raise ValueError(f"method={method!r} needs the rows, but data is FitStatistics: leave out method")
+    if not processes.is_alone:
+        raise ValueError("data is FitStatistics, which one process fits: add those of all, and leave out process_group")
+    return Choice("bins", "the data are sums over bins")
 
 
 def _fit_rows(

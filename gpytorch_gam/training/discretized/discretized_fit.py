@@ -27,12 +27,12 @@ from gpytorch_gam.variational import AdditiveVariationalStrategy
 from gpytorch_gam.warnings import ConvergenceWarning, DiscretizationWarning
 
 from ..shortfall import warn_of_few_points, warn_of_shortfall
-from ._bin_shortfall import shortfall_at_bins
 from ._chunks import one_thread
 from ._data import DiscretizedData, check_sizes, rows_for, sampled
 from ._problem import DiscretizedProblem, is_closed_form
 from ._site_fit import ROUNDING, SHARE_OF_TOLERANCE, SiteFit
 from ._statistics import BinStatistics
+from .bin_shortfall import shortfall_at_bins
 from .column_bins import ColumnBins
 from .fit_statistics import FitStatistics
 

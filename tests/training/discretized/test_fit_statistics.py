@@ -15,7 +15,7 @@ from torch import Tensor
 from gpytorch_gam import AdditiveGP, AdditivePredictor
 from gpytorch_gam.likelihoods import RowwiseLikelihood
 from gpytorch_gam.terms import constant, cyclic, factor, smooth, tensor
-from gpytorch_gam.training import ColumnRanges, FitStatistics, fit_discretized, inducing_shortfall
+from gpytorch_gam.training import ColumnRanges, FitStatistics, fit, fit_discretized, inducing_shortfall
 from gpytorch_gam.training.discretized import ColumnBins, _indexed_rows, discretized_fit
 from gpytorch_gam.warnings import InducingPointsWarning
 
@@ -261,3 +261,18 @@ def test_rows_that_cannot_be_summed_are_refused(batch: tuple, error: type[Except
     bins = ColumnBins.from_data(torch.cat([torch.rand(10, 2), torch.zeros(1, 2), torch.ones(1, 2)]), max_bins=4)
     with pytest.raises(error, match=message):
         FitStatistics.from_batches([batch], bins)
+
+
+def test_fit_takes_sums_for_data() -> None:
+    x, y = make_data()
+    model, other, likelihood = make_model(x), make_model(x), GaussianLikelihood().double()
+    statistics = FitStatistics.from_batches([(x, y)], ColumnBins.from_data(x, model.predictor, max_bins=MAX_BINS))
+    result = fit(model, likelihood, statistics)
+    assert (result.method, result.reason) == ("bins", "the data are sums over bins")
+    expected = fit(other, GaussianLikelihood().double(), (x, y), max_bins=MAX_BINS)
+    assert result.bound == pytest.approx(expected.bound, rel=1e-9)
+    assert result.shortfalls.keys() == expected.shortfalls.keys()
+    with pytest.raises(ValueError, match="method='rows' needs the rows"):
+        fit(model, likelihood, statistics, method="rows")
+    with pytest.raises(NotImplementedError, match="needs the rows in each pass"):
+        fit(model, BernoulliLikelihood(), statistics)
