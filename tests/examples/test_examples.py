@@ -272,3 +272,24 @@ def test_counts_example_reads_real_data_and_says_which_files_are_missing(tmp_pat
     assert all(math.isfinite(number) for number in _numbers(numbers))
     for name in ("counts_bicycles.png", "counts_chicago.png"):
         assert (tmp_path / "figures" / name).stat().st_size > 10000
+
+
+def test_dask_example_finds_the_fit_of_one_process_though_a_worker_dies(tmp_path):
+    pytest.importorskip("pyarrow")
+    pytest.importorskip("distributed")
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
+    command = [sys.executable, str(ROOT / "examples" / "dask_statistics.py"), "--quick", "--json", "numbers.json"]
+    result = subprocess.run(
+        [*command, "--kill"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert result.returncode == 0, result.stderr
+    numbers = json.loads((tmp_path / "numbers.json").read_text())
+    assert (numbers["rows"], numbers["deaths"]) == (6000, 1)
+    assert numbers["relative_difference"] < 1e-9
+    assert numbers["rmse"] < 0.1
+
+
+def test_dask_example_says_that_it_needs_dask(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "dask.distributed", None)
+    assert 'pip install "dask[distributed]"' in run_script("dask_statistics", tmp_path, fails=True)
