@@ -265,8 +265,7 @@ def friedman(num_rows: int = 5000, num_draws: int = 3) -> DataSet:
         targets = (y, truth)
         draws.append(Split(*(t.assign(**{TARGET: v.double()}) for t, v in zip(tables, targets, strict=True))))
     terms = [*smooths(*names), Term("tensor", ("x0", "x1"))]
-    title = f"Friedman, {num_rows} rows"
-    return DataSet(title, "gaussian", terms, draws[0].train, is_for_bam=True, draws=draws)
+    return DataSet("Friedman", "gaussian", terms, draws[0].train, is_for_bam=True, draws=draws)
 
 
 def simulated(family: str, num_rows: int = 60) -> DataSet:

@@ -55,9 +55,16 @@ SECTIONS = {
     "prediction": Section("Predictions at many rows", "python benchmarks/prediction.py --threads 2"),
     "vs_bam": Section("Against mgcv's bam", "python benchmarks/vs_bam.py"),
     "small_data": Section(
-        "Small tables, against mgcv and pyGAM", "python benchmarks/small_data.py --figure docs/small_data.png"
+        "Small tables, against mgcv and pyGAM",
+        "python benchmarks/small_data.py --folds 0 --figure docs/small_data.png",
     ),
-    "starts": Section("Small tables, from random hyperparameters", "python benchmarks/small_data.py --starts 10"),
+    "small_scores": Section(
+        "Held-out scores of small tables", "python benchmarks/small_data.py --sets autompg concrete --repeats 1"
+    ),
+    "starts": Section(
+        "Small tables, from random hyperparameters",
+        "python benchmarks/small_data.py --starts 10 --sets autompg mcycle breast pima",
+    ),
     "gpu": Section("On a GPU", "bash benchmarks/gpu_report.sh", needs_gpu=True),
 }
 

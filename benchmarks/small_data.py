@@ -160,7 +160,7 @@ def draw_comparison(results: list[dict[str, Any]], path: Path) -> None:
     axes.set_xscale("log")
     axes.set_yticks(range(len(results)), [f"{result['name']} ({result['num_rows']})" for result in results])
     axes.invert_yaxis()
-    axes.set_xlabel("seconds of a fit on one thread, median of three")
+    axes.set_xlabel("seconds of the processor for a fit, median of three")
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside upper center", ncols=3, frameon=False)
     save_figure(figure, path)
