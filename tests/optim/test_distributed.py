@@ -280,7 +280,7 @@ def errors(group: Group) -> dict[str, tuple[str, str]]:
 
     unequal = [(x, y)] * (1 + rank)
     found["lengths"] = error_of(
-        lambda: fit(loss.model, loss.likelihood, unequal, num_data=400, process_group=group).history
+        lambda: fit(loss.model, loss.likelihood, unequal, num_data=400, num_epochs=2, process_group=group)
     )
     for name, batches in (("infinite", [(x, bad)]), ("empty", [] if rank == 0 else [(x, y)])):
         found[name] = error_of(functools.partial(polish, loss.model, loss.likelihood, batches, process_group=group))
@@ -481,7 +481,7 @@ def test_what_is_no_group_is_an_error() -> None:
         lambda: NaturalGradient(loss.model, num_data=NUM_ROWS, process_group="world"),
         lambda: row_weighted(loss(x, y), NUM_ROWS, 2),
         lambda: average_gradients(loss.parameters(), distributed.GroupMember.NON_GROUP_MEMBER),
-        lambda: fit(loss.model, loss.likelihood, [(x, y)], NUM_ROWS, process_group="world").history,
+        lambda: fit(loss.model, loss.likelihood, [(x, y)], NUM_ROWS, process_group="world"),
         lambda: polish(loss.model, loss.likelihood, [(x, y)], process_group="world"),
     ):
         with pytest.raises(TypeError, match=r"process_group must be None or a torch.distributed.ProcessGroup"):

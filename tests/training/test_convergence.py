@@ -16,7 +16,7 @@ from gpytorch_gam.likelihoods import StudentTLikelihood
 from gpytorch_gam.mlls import CollapsedELBO
 from gpytorch_gam.optim.rows.stream import Rows
 from gpytorch_gam.terms import constant, smooth
-from gpytorch_gam.training import Epoch, fit, fitting
+from gpytorch_gam.training import Epoch, _minibatches, fit
 from gpytorch_gam.training._convergence import MeanGradient, open_gains
 from gpytorch_gam.training._minibatches import _has_stalled
 from gpytorch_gam.training._profile_bound import ProfileBound
@@ -155,7 +155,7 @@ def test_every_trial_starts_from_the_best_posterior(monkeypatch: pytest.MonkeyPa
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the data, they are too large to end with a search."""
-    monkeypatch.setattr(fitting, "_MAX_FEATURES", 0)
+    monkeypatch.setattr(_minibatches, "_MAX_FEATURES", 0)
 
 
 @pytest.mark.usefixtures("large")

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
 from gpytorch_gam import AdditiveGP
 from gpytorch_gam.mlls import CollapsedELBO
-from gpytorch_gam.training import Epoch, fit, fitting, polish
+from gpytorch_gam.training import Epoch, _minibatches, fit, polish
 from gpytorch_gam.training._minibatches import _has_diverged
 from tests.problems import fit_problem
 
@@ -84,7 +84,7 @@ def test_errors_name_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
         fit(model, likelihood, [], num_data=5)
     monkeypatch.setitem(sys.modules, "tqdm", None)
     with pytest.raises(ImportError, match="progress=True needs tqdm"):
-        fit(model, likelihood, make_loader(x, y), progress=True)
+        fit(model, likelihood, make_loader(x, y), num_epochs=2, progress=True)
 
 
 def bound_of(model: AdditiveGP, likelihood: gpytorch.likelihoods.Likelihood, x: torch.Tensor, y: torch.Tensor) -> float:
@@ -128,15 +128,17 @@ def test_polishing_passes_are_validated_before_training() -> None:
 def test_what_is_no_pair_of_rows_is_an_error_that_says_so() -> None:
     model, likelihood, x, y = fit_problem()
     with pytest.raises(ValueError, match=r"pass \[\(x, y\)\] for a single one"):
-        fit(model, likelihood, (x, y), num_data=len(y))
+        fit(model, likelihood, [{"x": x, "y": y}], num_data=len(y))
+    with pytest.raises(TypeError, match=r"data must be \(x, y\) or"):
+        fit(model, likelihood, (x, "y"))
     with pytest.raises(ValueError, match=r"responses of shape \(\d+,\) beside"):
         fit(model, likelihood, [(x, y.unsqueeze(-1))], num_data=len(y))
     with pytest.raises(ValueError, match="not a generator"):
         fit(model, likelihood, iter([(x, y)]), num_data=len(y))
-    with pytest.raises(TypeError, match=r"batches must be pairs \(x, y\) .* got Tensor of shape"):
+    with pytest.raises(TypeError, match="data is a tensor: pass inputs and responses together"):
         fit(model, likelihood, x, y)
     with pytest.raises(ValueError, match="larger than the data"):
-        fit(model, likelihood, DataLoader(TensorDataset(x, y), batch_size=len(y) + 1, drop_last=True))
+        fit(model, likelihood, DataLoader(TensorDataset(x, y), batch_size=len(y) + 1, drop_last=True), num_epochs=1)
 
 
 def test_rows_count_alike_in_the_elbo_of_an_epoch() -> None:
@@ -162,7 +164,7 @@ def test_a_fit_diverges_where_its_bound_leaves_all_proportion() -> None:
 
 @pytest.mark.filterwarnings("ignore::gpytorch_gam.warnings.ConvergenceWarning")
 def test_hyperparameters_move_less_and_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fitting, "_MAX_FEATURES", 0)  # no search at the end
+    monkeypatch.setattr(_minibatches, "_MAX_FEATURES", 0)  # no search at the end
     model, likelihood, x, y = fit_problem()
     likelihood.noise, found = 100.0, []
     fit(
