@@ -106,19 +106,22 @@ ENTRIES: dict[str, Entry] = {
         fit,
         {
             "likelihood": LIKELIHOOD,
-            "batches": BATCHES,
+            "data": BATCHES,
             "num_data": (*NO_INTEGERS, 0, -1),
-            "num_epochs": COUNT,
-            "lr": POSITIVE,
+            "method": CHOICE,
+            "tolerance": POSITIVE,
+            "num_epochs": OPTIONAL_COUNT,
+            "lr": OPTIONAL_POSITIVE,
             "num_held_back": NO_INTEGERS,
             "patience": OPTIONAL_COUNT,
             "warm_start": FLAG,
-            "polish_passes": COUNT,
+            "polish_passes": NO_INTEGERS,
             "callback": CALLBACK,
             "progress": FLAG,
-            "cuda_graph": FLAG,
+            "cuda_graph": tuple(value for value in FLAG if value is not None),
         },
-        **OF_DATA,
+        likelihood=GaussianLikelihood(),
+        data=[(X, Y)],
         num_epochs=1,
     ),
     "polish": with_model(
@@ -442,7 +445,12 @@ def test_what_an_argument_cannot_be_is_refused_by_its_name(name: str, argument: 
         called(name, **{argument: value})
     message = str(caught.value)
     # What a batch holds has a name of its own, and names are those of components.
-    parts = {"batches": ["x", "y", "batches"], "names": ["names", "components"], "exclude": ["exclude", "components"]}
+    parts = {
+        "batches": ["x", "y", "batches"],
+        "data": ["x", "y", "batches", "data"],
+        "names": ["names", "components"],
+        "exclude": ["exclude", "components"],
+    }
     named = parts.get(argument, [argument.rstrip("s")])
     assert any(re.search(rf"\b{name}", message) for name in named), f"{argument} is not named: {message}"
     assert not message.startswith(f"{getattr(ENTRIES[name][0], '__name__', name)}()")

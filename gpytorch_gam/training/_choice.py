@@ -31,8 +31,9 @@ _MAX_FEATURES, _MAX_INDUCING, _MAX_HYPERPARAMETERS = 2**25, 2048, 500
 # variables. And the usual number of evaluations.
 _FIXED, _PER_FEATURE, _PER_PRODUCT, _PER_CUBE, _EVALUATIONS = 2e-2, 1e-7, 1e-9, 3e-9, 40
 
-# Seconds that the rows may take before bins, whose cost hardly depends on the number of rows, are preferred.
-_PATIENCE = 8.0
+# Seconds that the rows may take before bins, whose cost hardly depends on the number of rows, are preferred: with a
+# Gaussian likelihood, and with others, where bins may end in a lower one of several maxima.
+_PATIENCE, _PATIENCE_WITH_SITES = 4.0, 30.0
 
 # Largest number of rows times components whose indices are kept in memory by bins.
 _MAX_INDICES = 2**31
@@ -58,7 +59,8 @@ def choose(
     not_rows = why_not_rows(model, likelihood, batches, num_data)
     not_bins = why_not_bins(model, likelihood, batches, is_alone)
     seconds = _seconds_of_rows(likelihood, num_data, predictor.num_inducing_total)
-    if not_rows is None and (seconds <= _PATIENCE or not_bins is not None):
+    patience = _PATIENCE if is_gaussian(likelihood) else _PATIENCE_WITH_SITES
+    if not_rows is None and (seconds <= patience or not_bins is not None):
         return Choice("rows", f"{size} are few enough for the exact bound")
     if not_bins is None and num_data * predictor.num_components <= _MAX_INDICES:
         return Choice("bins", not_rows or f"{size}: tables of bins are faster than the rows")

@@ -287,7 +287,7 @@ def test_minibatches_under_a_log_link_and_wide_priors_stay_near_the_data(
     groups = smooth(0, x, num_inducing=8, variance=10.0), smooth(1, x, **options), constant()
     model = AdditiveGP(AdditivePredictor(*groups), family, rank=rank).double()
     loader = DataLoader(TensorDataset(x, y), batch_size=100, shuffle=True)
-    history = fit(model, likelihood(), loader, num_epochs=3, num_held_back=18)
+    history = fit(model, likelihood(), loader, num_epochs=3, num_held_back=18).history
     # A block + low-rank posterior of Poisson counts came to -1e15 nats from the prior with steps that know no link.
     assert history[-1].elbo > -1e6
     assert history[-1].elbo > history[0].elbo

@@ -438,10 +438,12 @@ def test_quasi_newton_forgets_curvature_that_has_fallen() -> None:
 
 def test_quasi_newton_says_what_is_left_and_keeps_within_limits() -> None:
     position = torch.zeros(1, dtype=torch.float64, requires_grad=True)
-    ascent = QuasiNewton([position], [1.0], limits=[3.0])
-    assert ascent.maximise(lambda: -0.5 * (position - 20.0).square().sum(), 1e-6, 1) > 1.0
-    ascent.maximise(lambda: -0.5 * (position - 20.0).square().sum(), 1e-6, 50)
-    assert position.item() == pytest.approx(3.0)
+    ascent = QuasiNewton([position], [1.0], limits=[30.0])
+    assert ascent.maximise(lambda: -0.5 * (position - 50.0).square().sum(), 1e-6, 1) > 1.0
+    assert (
+        ascent.maximise(lambda: -0.5 * (position - 50.0).square().sum(), 1e-6, 50) == 0.0
+    )  # nothing is left where a limit holds
+    assert position.item() == pytest.approx(30.0)
 
 
 def two_predictors() -> AdditiveGP:
