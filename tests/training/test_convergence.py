@@ -165,7 +165,7 @@ def test_a_fit_that_is_too_short_warns_of_what_is_open(batch_size: int) -> None:
     model, likelihood = make_model(x)
     likelihood.noise = 0.5
     loader = DataLoader(TensorDataset(x, y), batch_size, sampler=Same(len(y)))
-    with pytest.warns(ConvergenceWarning, match=r"rise by \d+ nats or more, most of all with noise_covar") as caught:
+    with pytest.warns(ConvergenceWarning, match=r"by [0-9.]+ nats or more, most of all with noise_covar") as caught:
         fit(model, likelihood, loader, num_epochs=4, num_held_back=0)
     assert [warning.filename for warning in caught] == [__file__]
 
