@@ -1,0 +1,56 @@
+"""The method that a fit chooses, and what it says of its end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from gpytorch.likelihoods import GaussianLikelihood
+from torch.utils.data import DataLoader, TensorDataset
+
+from gpytorch_gam import AdditiveGP, AdditivePredictor, fit
+from gpytorch_gam.likelihoods import PoissonLikelihood
+from gpytorch_gam.mlls import CollapsedELBO
+from gpytorch_gam.terms import constant, smooth
+from gpytorch_gam.training import polish
+
+X = torch.rand(150, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+Y = torch.sin(6 * X[:, 0]) + 0.1 * torch.randn(150, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def make_model(**options: Any) -> AdditiveGP:
+    terms = smooth([0, 1], X, num_inducing=6, kernel="rbf"), constant()
+    return AdditiveGP(AdditivePredictor(*terms), **options).double()
+
+
+@pytest.mark.parametrize(
+    "data", [(X, Y), [X, Y], (X, Y, {}), TensorDataset(X, Y), [(X, Y)], DataLoader(TensorDataset(X, Y), 40)]
+)
+def test_small_data_are_fitted_by_rows_in_any_form(data: Any) -> None:
+    model, likelihood = make_model(), GaussianLikelihood().double()
+    found = fit(model, likelihood, data)
+    assert found.method == "rows" and found.converged and found.open < 0.05
+    assert found.switched_off == ("x1",)
+    optimum = CollapsedELBO(likelihood, model).optimum(X, Y).bound.item()
+    assert found.bound == pytest.approx(optimum, abs=0.1)
+    assert str(found).startswith("converged")
+
+
+def test_a_posterior_of_counts_is_optimal_where_a_fit_by_rows_ends() -> None:
+    model, likelihood, counts = make_model(family="coupled"), PoissonLikelihood(), torch.poisson((1.0 + Y).exp())
+    found = fit(model, likelihood, (X, counts))
+    assert polish(model, likelihood, [(X, counts)])[-1] == pytest.approx(found.bound, abs=1e-3)
+
+
+def test_options_choose_their_method() -> None:
+    assert fit(make_model(), GaussianLikelihood().double(), (X, Y), num_epochs=2).method == "minibatches"
+    assert fit(make_model(), GaussianLikelihood().double(), (X, Y), max_bins=64).method == "bins"
+    with pytest.raises(ValueError, match="num_epochs belongs to method='minibatches', but method is 'rows'"):
+        fit(make_model(), GaussianLikelihood().double(), (X, Y), method="rows", num_epochs=2)
+
+
+def test_a_method_that_cannot_be_used_names_one_that_can() -> None:
+    model = make_model(family="coupled")
+    with pytest.raises(NotImplementedError, match="CholeskyVariationalDistribution; use method='rows'"):
+        fit(model, GaussianLikelihood().double(), (X, Y), method="minibatches")
