@@ -235,24 +235,13 @@ class CollapsedELBO(gpytorch.Module):
             raise ValueError(f"y is {y.dtype} on {y.device}, but x is {x.dtype} on {x.device}: pass y.to(x)")
         if not torch.isfinite(y.detach().sum()):
             raise ValueError(f"y has NaN or infinity in {int((~torch.isfinite(y)).sum())} of {y.numel()} entries")
-        precisions, num_rows, log_noise = RowPrecisions.of_rows(
-            y, row_arguments.get("weights"), row_arguments.get("noise")
-        )
+        precisions = RowPrecisions.of_rows(y, row_arguments.get("weights"), row_arguments.get("noise"))
         offset = OFFSET.read(row_arguments.get("offset"), y)
         # Sums over rows in float64: in float32 their rounding outgrows the identity that makes precisions positive.
         rows = strategy.at_rows(reading.inputs)
-        features, variances = rows.features.double(), rows.prior_variances.double().squeeze(-2)
-        weighted = features if precisions is None else features * precisions.unsqueeze(-2)
         residual = (y - reading.means.squeeze(-2) - offset).double()
-        square = residual.square() if precisions is None else precisions * residual.square()
-        prior = (variances if precisions is None else precisions * variances).sum(-1)
-        return GaussianStatistics(
-            gram=weighted @ features.mT,
-            projected=(weighted @ residual.unsqueeze(-1)).squeeze(-1),
-            residual_square=square.sum(-1),
-            unexplained=prior - (weighted * features).sum((-2, -1)),
-            num_rows=num_rows,
-            log_noise=log_noise,
+        return gaussian_statistics(
+            rows.features.double(), rows.prior_variances.double().squeeze(-2), residual, precisions
         )
 
     def _solve(self, statistics: GaussianStatistics) -> GaussianOptimum:
@@ -284,6 +273,24 @@ def _check_lengths(x: Tensor, y: Tensor) -> None:
         hint = ": pass y.squeeze(-1)" if y.shape == (x.shape[-2], 1) else ""
         entries = y.shape[-1] if y.dim() else 0
         raise ValueError(f"y has {entries} entries, shape {tuple(y.shape)}, but x has {x.shape[-2]} rows{hint}")
+
+
+def gaussian_statistics(
+    features: Tensor, prior_variance: Tensor, residual: Tensor, rows: RowPrecisions
+) -> GaussianStatistics:
+    """Statistics of rows from features ``(*batch, Q, n)``, prior variances and residuals ``(*batch, n)``, float64."""
+    precisions, num_rows, log_noise = rows
+    weighted = features if precisions is None else features * precisions.unsqueeze(-2)
+    square = residual.square() if precisions is None else precisions * residual.square()
+    prior = (prior_variance if precisions is None else precisions * prior_variance).sum(-1)
+    return GaussianStatistics(
+        gram=weighted @ features.mT,
+        projected=(weighted @ residual.unsqueeze(-1)).squeeze(-1),
+        residual_square=square.sum(-1),
+        unexplained=prior - (weighted * features).sum((-2, -1)),
+        num_rows=num_rows,
+        log_noise=log_noise,
+    )
 
 
 def gaussian_optimum(statistics: GaussianStatistics, noise: Tensor) -> GaussianOptimum:

@@ -4,30 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
-import gpytorch
 import torch
-from gpytorch.constraints import Interval
 from gpytorch.kernels import Kernel, ScaleKernel
+from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
 
 from gpytorch_gam.components import AdditivePredictor
 from gpytorch_gam.parameters.log_scale import Coordinates
 
-from ._component_scan import ComponentScan, Place
+from ._component_scan import ComponentScan, Place, Trial
+from ._hyperparameters import largest
 from ._quasi_newton import QuasiNewton
 from ._row_bound import RowBound
 
-# Largest number of searches, each with a fresh estimate of the curvature, and of returns to terms that are off.
-_MAX_ROUNDS, _MAX_RETURNS = 4, 8
+# Largest number of searches, each with a fresh estimate of the curvature, and of jumps to other maxima.
+_MAX_ROUNDS, _MAX_JUMPS = 4, 8
 
 # A search ends where the next step is predicted to gain less than this share of the tolerance: gains left in many
 # directions add up.
 _SHARE_OF_TOLERANCE = 0.2
-
-# Largest logit of a parameter in an interval: beyond it gradients vanish, and the parameter could not return.
-_LARGEST_LOGIT = 9.0
 
 # A term is off if its variance is below this multiple of the predictor's variance over the number of rows, where the
 # data hardly see it, or below this share of the predictor's variance.
@@ -38,9 +36,6 @@ _OFF_BY_ROWS, _OFF = 30.0, 1e-2
 # this multiple of the smallest lengthscale allowed, which makes it the first one of the terms, or that at the start.
 _SCANNED_LENGTHSCALES, _ABOVE_SMALLEST = tuple(0.1 * 1.5**power for power in range(13)), 25.0
 _MAX_CHANGES, _LEAST_VARIANCE = 50, 1e-6
-
-# Distance of a value from a bound of its constraint, relative to the value, below which it counts as being there.
-_NEAR_BOUND = 0.01
 
 
 class Arrival(NamedTuple):
@@ -89,7 +84,7 @@ class Ascent:
         point seen.
         """
         arrival = self._climb(tolerance, max_steps, callback)
-        for _ in range(_MAX_RETURNS):
+        for _ in range(_MAX_JUMPS):
             if not self._jump(_SHARE_OF_TOLERANCE * tolerance):
                 break
             before = arrival
@@ -111,9 +106,8 @@ class Ascent:
             rise, before = value - before, value
             if rise <= tolerance and still_open <= tolerance:
                 break
-        largest = self._newton.gradient.abs().max().item() if len(self._newton.gradient) else 0.0
-        is_done = still_open <= tolerance
-        return Arrival(before, largest, still_open, "the bound is at a maximum" if is_done else self._newton.stopped)
+        stopped = "the bound is at a maximum" if still_open <= tolerance else self._newton.stopped
+        return Arrival(before, largest(self._newton.gradient), still_open, stopped)
 
     def _seen(self) -> Tensor:
         """The objective, whose best point is kept."""
@@ -147,12 +141,14 @@ class Ascent:
         if view is None or not self._scales:
             return False
         origin, units = self._read(), [self._variance(scale) for scale in self._scales]
-        trials = []
+        found: dict[float, Trial] = {}
         for factor in _SCANNED_LENGTHSCALES:
             for index, unit in enumerate(units):
                 self._set(index, factor, unit)
-            trials.append(self._objective.trial())
+            with suppress(torch.linalg.LinAlgError, NotPSDError, NanError):  # this lengthscale cannot be had
+                found[factor] = self._objective.trial()
         self._write(origin)
+        factors, trials = list(found), list(found.values())
         places = places_of_components(self._predictor)
         free = [places[scale.name] for scale in self._scales]
         scan = ComponentScan(view, list(places.values()), trials, free, self._objective.processes)
@@ -172,7 +168,7 @@ class Ascent:
             if trial < 0:
                 self._scales[index].set(value)
             else:
-                self._set(index, _SCANNED_LENGTHSCALES[trial], value)
+                self._set(index, factors[trial], value)
         return bool(values)
 
     def _variance(self, scale: Scale) -> float:
@@ -220,13 +216,6 @@ class Scale(NamedTuple):
         number = torch.as_tensor(max(value, 1.001 * floor), dtype=torch.float64)
         raw.view(-1)[self.entry] = constraint.inverse_transform(number)
 
-    def slope(self) -> float:
-        """The derivative of the output scale in its raw parameter."""
-        with torch.enable_grad():
-            raw = self.raw.detach().double().requires_grad_()
-            (slope,) = torch.autograd.grad(self.kernel.raw_outputscale_constraint.transform(raw).sum(), raw)
-        return slope.flatten()[self.entry].item()
-
 
 def places_of_components(predictor: AdditivePredictor) -> dict[str, Place]:
     """The places of all components by name, in the order of the inducing vector."""
@@ -265,43 +254,3 @@ def _set_lengthscale(kernel: Kernel, entry: int, values: Tensor) -> None:
     lower, upper = (bound.expand_as(values) for bound in (constraint.lower_bound, constraint.upper_bound))
     wanted = torch.minimum(torch.maximum(values, 1.05 * lower), 0.95 * upper)
     kernel.raw_lengthscale[entry] = constraint.inverse_transform(wanted)[entry]
-
-
-def limits_of(parameters: Sequence[Tensor], *modules: gpytorch.Module) -> list[float]:
-    """The largest magnitude of each parameter in its coordinate: logits must not run to infinity."""
-    logits = {
-        id(parameter)
-        for module in modules
-        for _, parameter, constraint in module.named_parameters_and_constraints()
-        if isinstance(constraint, Interval) and constraint.enforced and _is_bounded(constraint)
-    }
-    return [_LARGEST_LOGIT if id(parameter) in logits else math.inf for parameter in parameters]
-
-
-def _is_bounded(constraint: Interval) -> bool:
-    return bool(torch.isfinite(constraint.lower_bound).all() and torch.isfinite(constraint.upper_bound).all())
-
-
-def at_bounds(model: gpytorch.models.ApproximateGP, likelihood: gpytorch.Module) -> tuple[str, ...]:
-    """The hyperparameters at a bound of their constraint, in the words of the terms."""
-    found = []
-    for group in model.variational_strategy.predictor.groups:
-        for path, raw, constraint in group.named_parameters_and_constraints():
-            names = group.names if len(raw) == group.num_components else ["+".join(group.names)] * raw.numel()
-            leaf = path.rpartition(".")[2].removeprefix("raw_")
-            found += [f"{names[entry[0]]}.{leaf}" for entry in _entries_at_bounds(raw, constraint)]
-    for path, raw, constraint in likelihood.named_parameters_and_constraints():
-        leaf = path.rpartition(".")[2].removeprefix("raw_")
-        found += [f"likelihood.{leaf}" for _ in _entries_at_bounds(raw, constraint)]
-    return tuple(dict.fromkeys(found))
-
-
-@torch.no_grad()
-def _entries_at_bounds(raw: Tensor, constraint: Interval | None) -> list[list[int]]:
-    if constraint is None or not raw.requires_grad or raw.dim() == 0:
-        return []
-    value = constraint.transform(raw.double())
-    lower, upper = constraint.lower_bound.to(value), constraint.upper_bound.to(value)
-    margin = _NEAR_BOUND * value.abs()
-    is_there = ((lower > 0) & (value - lower < margin)) | (torch.isfinite(upper) & (upper - value < margin))
-    return is_there.nonzero().tolist()

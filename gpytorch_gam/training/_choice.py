@@ -6,21 +6,18 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import gpytorch
-from gpytorch.likelihoods import Likelihood, _GaussianLikelihoodBase, _OneDimensionalLikelihood
+from gpytorch.likelihoods import Likelihood
 
 from gpytorch_gam.data.whole_epochs import every_row
-from gpytorch_gam.likelihoods.predictor_likelihood import PredictorLikelihood
 from gpytorch_gam.optim.posterior.parameters import StructuredDistribution
 from gpytorch_gam.optim.rows.likelihood_check import is_gaussian, unwrapped
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 
-from ._row_fit import hyperparameters_of
+from ._hyperparameters import hyperparameters_of
+from ._likelihood_step import is_deterministic
 from .discretized.discretized_fit import check_supported
 
 METHODS = ("auto", "rows", "bins", "minibatches")
-
-# Likelihoods whose expectations are no random samples, as the line searches of rows and bins need.
-_DETERMINISTIC = (PredictorLikelihood, _GaussianLikelihoodBase, _OneDimensionalLikelihood)
 
 # Largest numbers of features of all rows in memory (of which some copies exist), of inducing variables, whose dense
 # matrices are factorised, and of hyperparameters, of which there is a matrix of second derivatives.
@@ -112,9 +109,8 @@ def why_not_minibatches(strategy: AdditiveVariationalStrategy) -> str | None:
 
 
 def _why_no_passes(likelihood: Likelihood, batches: Iterable[Any]) -> str | None:
-    inner = unwrapped(likelihood)
-    if not isinstance(inner, _DETERMINISTIC):
-        return f"the expectations of a {type(inner).__name__} may be random samples"
+    if not is_deterministic(likelihood):
+        return f"the expectations of a {type(unwrapped(likelihood)).__name__} may be random samples"
     try:
         every_row(batches)
     except ValueError as error:

@@ -17,7 +17,7 @@ from gpytorch_gam.optim.rows.stream import Rows
 from gpytorch_gam.parameters.log_scale import Coordinates
 
 from ._quasi_newton import ObjectiveError, QuasiNewton
-from .bound_gradients import linear_function, log_prior
+from .bound_gradients import log_prior, sum_over_processes
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -45,7 +45,7 @@ def fit_likelihood(
     Likelihoods without trainable parameters, or with random expectations, are left as they are.
     """
     parameters = [parameter for parameter in likelihood.parameters() if parameter.requires_grad]
-    if not parameters or not isinstance(unwrapped(likelihood), _DETERMINISTIC):
+    if not parameters or not is_deterministic(likelihood):
         return
     processes = Processes(process_group)
     num_rows = sum(count for (count,) in processes.gather([len(rows.y)], parameters[0].device))
@@ -55,7 +55,7 @@ def fit_likelihood(
     def objective() -> Tensor:
         expected = likelihood.expected_log_prob(rows.y, predictor, **rows.row_arguments).double().sum()
         if not processes.is_alone:
-            expected = _of_all(processes, expected, parameters)
+            expected = sum_over_processes(processes, expected, parameters)
         return num_data / num_rows * expected + log_prior(likelihood)
 
     curvatures = [max(_CURVATURE * num_data, 1.0)] * len(parameters)
@@ -64,9 +64,6 @@ def fit_likelihood(
         ascent.maximise(objective, _GAIN, _MAX_STEPS)
 
 
-def _of_all(processes: Processes, own: Tensor, parameters: list[torch.nn.Parameter]) -> Tensor:
-    """The sum over the processes, as a function of the parameters that can be differentiated once."""
-    found = torch.autograd.grad(own, parameters, allow_unused=True)
-    gradients = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
-    total, *gradients = processes.sum([own.detach(), *gradients])
-    return linear_function(total, gradients, parameters)
+def is_deterministic(likelihood: Likelihood) -> bool:
+    """Whether expectations are no random samples, as far as is known."""
+    return isinstance(unwrapped(likelihood), _DETERMINISTIC)

@@ -109,7 +109,6 @@ def fit_minibatches(
     options: MinibatchOptions,
     *,
     warm_start: bool,
-    tolerance: float,
     callback: Callable[[Epoch], Any] | None,
     progress: bool,
     process_group: ProcessGroup | None,

@@ -16,8 +16,8 @@ from torch import Tensor
 from gpytorch_gam.distributions.predictor_distribution import PredictorMoments, independent_rows
 from gpytorch_gam.likelihoods.expected_gradients import expected_gradients, joint_expected_gradients
 from gpytorch_gam.likelihoods.row_argument import OFFSET
-from gpytorch_gam.mlls import GaussianOptimum, GaussianStatistics
-from gpytorch_gam.mlls.collapsed_elbo import RowPrecisions, gaussian_optimum
+from gpytorch_gam.mlls import GaussianOptimum
+from gpytorch_gam.mlls.collapsed_elbo import RowPrecisions, gaussian_optimum, gaussian_statistics
 from gpytorch_gam.numerics.capacitance import add_identity
 from gpytorch_gam.optim.processes import Processes
 from gpytorch_gam.optim.rows.likelihood_check import unwrapped
@@ -32,7 +32,8 @@ from gpytorch_gam.optim.rows.predictors import (
 from gpytorch_gam.optim.rows.stream import Rows
 
 from ._component_scan import SiteView, Trial
-from .bound_gradients import linear_function, log_prior
+from ._hyperparameters import hyperparameters_of
+from .bound_gradients import log_prior, sum_over_processes
 
 # Gain of a pass, in nats, below which the posterior counts as optimal, and the largest numbers of passes and halvings.
 _GAIN, _MAX_PASSES, _MAX_HALVINGS = 1e-5, 50, 30
@@ -140,6 +141,11 @@ class RowBound:
             and self._num_predictors == 1
             and processes.is_alone
         )
+        if self._is_closed_form:
+            self._precisions = RowPrecisions.of_rows(
+                self._y, self._arguments.get("weights"), self._arguments.get("noise")
+            )
+            self._shifted = self._y - OFFSET.read(self._arguments.get("offset"), self._y)
         # Sites of the best posterior so far: where hyperparameters were bad, they may be far from those of others.
         self._sites: _Sites | None = None
         self._best = -math.inf
@@ -158,7 +164,7 @@ class RowBound:
             return view.features.sum() * torch.nan
         own = self._expected(view, posterior)
         if not self.processes.is_alone:
-            own = self._of_all(own)
+            own = sum_over_processes(self.processes, own, hyperparameters_of(self._model, self._likelihood))
         return own - posterior.divergence + log_prior(self._model, self._likelihood)
 
     @torch.no_grad()
@@ -180,22 +186,24 @@ class RowBound:
     @torch.no_grad()
     def trial(self) -> Trial:
         """The components at the rows."""
-        inputs = self._strategy.read(self._x).inputs.double()
-        groups = self._strategy.predictor.groups
-        variances = torch.cat([group.prior_variance(inputs).expand(-1, len(self._x)) for group in groups])
-        return Trial(self._strategy.predictor.features(inputs, self._strategy.inducing_choleskys()), variances)
+        return self._components(self._view())
+
+    def _components(self, view: _View) -> Trial:
+        inputs, groups = self._strategy.read(self._x).inputs.double(), self._strategy.predictor.groups
+        return Trial(
+            view.features, torch.cat([group.prior_variance(inputs).expand(-1, len(self._x)) for group in groups])
+        )
 
     @torch.no_grad()
     def site_view(self) -> SiteView | None:
         """The model at the rows, with the sites of the optimum in the place of the likelihood, None without one."""
-        view, trial = self._view(), self.trial()
+        view = self._view()
+        trial = self._components(view)
         if self._is_closed_form:
-            statistics = self._gaussian_statistics(view)
-            precisions = RowPrecisions.of_rows(self._y, self._arguments.get("weights"), self._arguments.get("noise"))[0]
-            weights = torch.ones_like(self._y) if precisions is None else precisions
-            if statistics.log_noise is None:
-                weights = weights / unwrapped(self._likelihood).noise.double().squeeze(-1)
-            residual = self._y - view.means.squeeze(0) - OFFSET.read(self._arguments.get("offset"), self._y)
+            precisions, _, log_noise = self._precisions
+            weights = torch.ones_like(self._shifted) if precisions is None else precisions
+            weights = weights / self._shared_noise() if log_noise is None else weights
+            residual = self._shifted - view.means.squeeze(0)
             return SiteView(*trial, weights.view(1, 1, -1), (weights * residual).unsqueeze(0))
         posterior = self._settle(view)
         if posterior is None:
@@ -206,28 +214,14 @@ class RowBound:
 
     # ------------------------------------------------------------------ a Gaussian likelihood
 
-    def _gaussian_optimum(self, view: _View) -> GaussianOptimum:
-        statistics = self._gaussian_statistics(view)
-        if statistics.log_noise is None:
-            return gaussian_optimum(statistics, unwrapped(self._likelihood).noise.double().squeeze(-1))
-        return gaussian_optimum(statistics, torch.ones_like(statistics.residual_square))
+    def _shared_noise(self) -> Tensor:
+        return unwrapped(self._likelihood).noise.double().squeeze(-1)
 
-    def _gaussian_statistics(self, view: _View) -> GaussianStatistics:
-        precisions, num_rows, log_noise = RowPrecisions.of_rows(
-            self._y, self._arguments.get("weights"), self._arguments.get("noise")
-        )
-        residual = self._y - view.means.squeeze(0) - OFFSET.read(self._arguments.get("offset"), self._y)
-        weighted = view.features if precisions is None else view.features * precisions
-        unexplained = view.prior.squeeze(0) - view.features.square().sum(0)
-        ones = torch.ones_like(residual) if precisions is None else precisions
-        return GaussianStatistics(
-            gram=weighted @ view.features.mT,
-            projected=weighted @ residual,
-            residual_square=ones @ residual.square(),
-            unexplained=ones @ unexplained,
-            num_rows=num_rows,
-            log_noise=log_noise,
-        )
+    def _gaussian_optimum(self, view: _View) -> GaussianOptimum:
+        residual = self._shifted - view.means.squeeze(0)
+        statistics = gaussian_statistics(view.features, view.prior.squeeze(0), residual, self._precisions)
+        shares_noise = statistics.log_noise is None
+        return gaussian_optimum(statistics, self._shared_noise() if shares_noise else torch.ones_like(residual[0]))
 
     # ------------------------------------------------------------------ any likelihood
 
@@ -351,16 +345,3 @@ class RowBound:
         else:
             rows = independent_rows(PredictorMoments(mean.mT, covariance.movedim(-1, 0)))
         return self._likelihood.expected_log_prob(self._y, rows, **self._arguments).double().sum()
-
-    def _of_all(self, own: Tensor) -> Tensor:
-        """The sum over the processes, a function of the hyperparameters that can be differentiated once."""
-        own_parameters = {id(p) for p in self._strategy._variational_distribution.parameters()}
-        parameters = [
-            p
-            for p in (*self._model.parameters(), *self._likelihood.parameters())
-            if p.requires_grad and id(p) not in own_parameters
-        ]
-        found = torch.autograd.grad(own, parameters, allow_unused=True)
-        gradients = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
-        total, *gradients = self.processes.sum([own.detach(), *gradients])
-        return linear_function(total, gradients, parameters)

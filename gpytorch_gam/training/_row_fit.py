@@ -7,7 +7,6 @@ from contextlib import suppress
 from typing import Any
 
 import gpytorch
-import torch
 from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 
@@ -17,9 +16,10 @@ from gpytorch_gam.optim.rows.stream import Rows, checked_rows, concatenated
 from gpytorch_gam.parameters.log_scale import Coordinates
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 
-from ._ascent import Arrival, Ascent, limits_of
+from ._ascent import Arrival, Ascent
+from ._hyperparameters import hyperparameters_of, limits_of
 from ._row_bound import RowBound
-from .fit_result import Epoch, Outcome
+from .fit_result import Epoch, Outcome, recorder
 from .polishing import polish
 from .starting_values import units_of_means
 
@@ -76,14 +76,8 @@ class RowFit:
         so far.
         """
         history: list[Epoch] = []
-
-        def note(value: float) -> None:
-            history.append(Epoch.after(history, value))
-            if callback is not None:
-                callback(history[-1])
-
         try:
-            arrival = self._ascent.run(tolerance, _MAX_STEPS, note)
+            arrival = self._ascent.run(tolerance, _MAX_STEPS, recorder(history, callback))
         except BaseException:
             with suppress(ValueError, RuntimeError):
                 self._ascent.restore_best()
@@ -121,10 +115,3 @@ class RowFit:
         for parameter in (p for mean in strategy.predictor.means for p in mean.parameters()):
             found[id(parameter)] = max(_INFORMATION * self._num_rows, 1.0)
         return [found.get(id(parameter), _CURVATURE) for parameter in parameters]
-
-
-def hyperparameters_of(model: gpytorch.models.ApproximateGP, likelihood: Likelihood) -> list[torch.nn.Parameter]:
-    """All trainable parameters of model and likelihood but those of the posterior."""
-    variational = {id(p) for p in model.variational_strategy._variational_distribution.parameters()}
-    unique = {id(p): p for p in (*model.parameters(), *likelihood.parameters()) if p.requires_grad}
-    return [parameter for key, parameter in unique.items() if key not in variational]

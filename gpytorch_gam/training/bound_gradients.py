@@ -10,6 +10,7 @@ from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 
 from gpytorch_gam.numerics.grad_mode import gradients_on
+from gpytorch_gam.optim.processes import Processes
 from gpytorch_gam.optim.rows.stream import Rows
 
 # Number of rows whose graph exists at a time.
@@ -44,6 +45,14 @@ def linear_function(value: Tensor, gradients: Iterable[Tensor], parameters: Iter
     """The linear function with this value and gradients at the present parameters: a sum whose graph was not kept."""
     moves = [(g * (p - p.detach())).sum().double() for g, p in zip(gradients, parameters, strict=True)]
     return value + torch.stack(moves).sum()
+
+
+def sum_over_processes(processes: Processes, own: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+    """The sum of the processes' numbers ``()``, a function of the parameters that can be differentiated once."""
+    found = torch.autograd.grad(own, parameters, allow_unused=True)
+    gradients = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
+    total, *gradients = processes.sum([own.detach(), *gradients])
+    return linear_function(total, gradients, parameters)
 
 
 def log_prior(*modules: gpytorch.Module) -> Tensor | float:

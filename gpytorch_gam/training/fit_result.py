@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Epoch(NamedTuple):
@@ -103,3 +103,14 @@ class Outcome(NamedTuple):
     notable: float | None = None  # nats that may be open without a warning, if not the tolerance
     open_names: Sequence[str] = ()  # the hyperparameters with most of what is open
     remedy: str = "Go on from here with fit(..., warm_start=True)"
+
+
+def recorder(history: list[Epoch], callback: Callable[[Epoch], Any] | None) -> Callable[[float], None]:
+    """A function that adds a bound in nats to a history and hands the new entry to a callback."""
+
+    def record(bound: float) -> None:
+        history.append(Epoch.after(history, bound))
+        if callback is not None:
+            callback(history[-1])
+
+    return record

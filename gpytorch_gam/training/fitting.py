@@ -21,16 +21,16 @@ from gpytorch_gam.optim.processes import Processes, start_from_first
 from gpytorch_gam.optim.rows.likelihood_check import check_number_of_predictors, with_noise_by_row
 from gpytorch_gam.warnings import ConvergenceWarning
 
-from ._ascent import at_bounds
 from ._choice import METHODS, Choice, choose, why_not_bins, why_not_minibatches, why_not_rows
 from ._data_sources import as_batches, as_minibatches
+from ._hyperparameters import at_bounds
 from ._minibatches import MinibatchOptions, fit_minibatches
 from ._row_count import number_of_rows
 from ._row_fit import RowFit, rows_in_memory
 from .discretized.bin_shortfall import shortfall_at_bins
 from .discretized.discretized_fit import MAX_BINS, run_bins
 from .discretized.fit_statistics import FitStatistics
-from .fit_result import Epoch, FitResult, Outcome
+from .fit_result import Epoch, FitResult, Outcome, recorder
 from .shortfall import warn_of_few_points, warn_of_shortfall
 from .starting_values import null_model_of, start_from_null_model
 
@@ -171,7 +171,6 @@ def fit(
                 num_rows,
                 options,
                 warm_start=warm_start,
-                tolerance=tolerance,
                 callback=callback,
                 progress=progress,
                 process_group=process_group,
@@ -298,12 +297,7 @@ def _fit_bins(
     callback: Callable[[Epoch], Any] | None,
 ) -> Outcome:
     history: list[Epoch] = []
-
-    def note(value: float) -> None:
-        history.append(Epoch.after(history, value))
-        if callback is not None:
-            callback(history[-1])
-
+    note = recorder(history, callback)
     max_bins = MAX_BINS if max_bins is None else max_bins
     found = run_bins(model, likelihood, batches, max_bins=max_bins, bins=bins, tolerance=tolerance, callback=note)
     return Outcome(

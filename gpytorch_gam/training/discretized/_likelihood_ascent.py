@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from contextlib import suppress
 
 import torch
@@ -14,10 +13,10 @@ from torch import Tensor
 
 from gpytorch_gam.parameters.log_scale import Coordinates
 
+from .._hyperparameters import largest, limits_of
 from .._quasi_newton import ObjectiveError, QuasiNewton
 from ..bound_gradients import linear_function, log_prior
 from ._chunks import chunks, in_threads
-from ._problem import largest
 from ._tabulated_gradients import WeightedRows
 
 # Minus the second derivative of a row's log-likelihood that is assumed at the start: small, because rows have little
@@ -31,17 +30,17 @@ _MAX_STEPS = 30
 class LikelihoodAscent:
     """
     Moves of a likelihood's parameters to the maximum of the expected log-likelihood, their priors included. The
-    posterior stays, so that the kernels are not needed. ``limits`` bound the parameters' magnitudes.
+    posterior stays, so that the kernels are not needed.
     """
 
-    def __init__(self, likelihood: Likelihood, num_rows: float, limits: dict[int, float], num_threads: int = 1) -> None:
+    def __init__(self, likelihood: Likelihood, num_rows: float, num_threads: int = 1) -> None:
         self._likelihood, self._num_threads = likelihood, num_threads
         self.parameters = [parameter for parameter in likelihood.parameters() if parameter.requires_grad]
         self._ascent = QuasiNewton(
             self.parameters,
             [max(_CURVATURE * num_rows, 1.0)] * len(self.parameters),
             Coordinates(self.parameters, [likelihood]),
-            [limits.get(id(parameter), math.inf) for parameter in self.parameters],
+            limits_of(self.parameters, likelihood),
         )
 
     @property

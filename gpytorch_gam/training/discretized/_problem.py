@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import gpytorch
 import torch
-from gpytorch.constraints import Interval
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood, Likelihood
 from gpytorch.means import ConstantMean
 from linear_operator.utils.errors import NanError, NotPSDError
@@ -22,6 +21,7 @@ from gpytorch_gam.optim.rows.likelihood_check import unwrapped
 from gpytorch_gam.parameters.log_scale import Coordinates
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 
+from .._hyperparameters import hyperparameters_of, largest, limits_of
 from .._quasi_newton import ObjectiveError, QuasiNewton
 from ..bound_gradients import log_prior
 from ..starting_values import start_from_null_model, units_of_means
@@ -41,9 +41,6 @@ _CURVATURE = 1.0
 
 # Factor on the precision of rows for which the posterior mean is practically not shrunk towards the prior mean.
 _EXACT = 1e6
-
-# Largest logit of a parameter in an interval: beyond it gradients vanish, and the parameter could not return.
-_LARGEST_LOGIT = 9.0
 
 # Fits of many rows with a Gaussian likelihood begin with the bound of this many equivalent rows, where the information
 # on the kernels is not yet drowned in that on the noise. They end where a step promises less than the second number.
@@ -76,16 +73,12 @@ class DiscretizedProblem:
         self.strategy: AdditiveVariationalStrategy = model.variational_strategy
         self._is_rounded = [bins.is_rounded(term) for term in bins.terms]
         self.terms = [bins.positions(group) for group in self.strategy.predictor.groups]
-        variational = {id(parameter) for parameter in self.strategy._variational_distribution.parameters()}
-        unique = {id(p): p for p in (*model.parameters(), *likelihood.parameters()) if p.requires_grad}
-        self.hyperparameters = [parameter for key, parameter in unique.items() if key not in variational]
+        self.hyperparameters = hyperparameters_of(model, likelihood)
         self._num_rows = num_rows
         self._last: tuple[BinStatistics, list[Tensor], float] | None = None
         if null is not None:
             start_from_null_model(self.strategy, likelihood, null)
         units = {} if null is None else units_of_means(self.strategy, null)
-        #: The largest magnitudes of parameters in their coordinates, by id.
-        self.limits = dict.fromkeys(_in_intervals(model, likelihood), _LARGEST_LOGIT)
         # The bound of sites does not depend on the likelihood.
         elsewhere = set() if self.is_closed_form else {id(parameter) for parameter in likelihood.parameters()}
         self._moved = [parameter for parameter in self.hyperparameters if id(parameter) not in elsewhere]
@@ -93,7 +86,7 @@ class DiscretizedProblem:
             self._moved,
             [self._curvature(p, num_rows) for p in self._moved],
             Coordinates(self._moved, (model, likelihood), units),
-            [self.limits.get(id(p), math.inf) for p in self._moved],
+            limits_of(self._moved, model, likelihood),
         )
 
     @property
@@ -220,7 +213,7 @@ class DiscretizedProblem:
             own,
             [self._curvature(parameter, self._num_rows) for parameter in own],
             Coordinates(own, [self.likelihood]),
-            [self.limits.get(id(parameter), math.inf) for parameter in own],
+            limits_of(own, self.likelihood),
         )
         ascent.maximise(lambda: self._optimum(sums).bound + log_prior(self.likelihood), _FIRST_NATS, steps)
 
@@ -281,21 +274,6 @@ class DiscretizedProblem:
         return self.optimum(statistics).bound + log_prior(self.model, self.likelihood)
 
 
-def largest(gradient: Tensor) -> float:
-    """The largest magnitude of an entry; 0 if there is none."""
-    return gradient.abs().max().item() if len(gradient) else 0.0
-
-
 def is_closed_form(likelihood: Likelihood) -> bool:
     """Whether the likelihood is Gaussian, so that sums over the rows determine the optimal posterior."""
     return isinstance(unwrapped(likelihood), GaussianLikelihood | FixedNoiseGaussianLikelihood)
-
-
-def _in_intervals(*modules: gpytorch.Module) -> set[int]:
-    """The ids of the parameters that are the logit of a value between two bounds."""
-    return {
-        id(parameter)
-        for module in modules
-        for _, parameter, constraint in module.named_parameters_and_constraints()
-        if type(constraint) is Interval and constraint.enforced
-    }

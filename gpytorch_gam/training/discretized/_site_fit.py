@@ -79,7 +79,7 @@ class SiteFit:
         self._problem, self._data = problem, data
         # Without row-wise arguments, rows with equal responses have equal log-likelihoods, which can be tabulated.
         self._responses = None if data.arguments else distinct_responses(data.responses)
-        self._likelihood_ascent = LikelihoodAscent(problem.likelihood, data.num_rows, problem.limits, data.num_threads)
+        self._likelihood_ascent = LikelihoodAscent(problem.likelihood, data.num_rows, data.num_threads)
         self._state: _State | None = None
         #: Predicted gain of a further pass in nats, after :meth:`run`, as all that follows.
         self.open = math.inf

@@ -99,7 +99,7 @@ def gradients_of_rows(
 def test_moves_at_fixed_moments_reach_the_maximum_over_chunks_of_rows() -> None:
     y, likelihood = respond("heavy tails", truth(make_inputs(40000)))
     rows = WeightedRows(y, torch.zeros(40000).double(), 0.01 * torch.rand(40000).double(), torch.ones(40000).double())
-    LikelihoodAscent(likelihood, 40000, {}).maximise(rows, 1e-6)
+    LikelihoodAscent(likelihood, 40000).maximise(rows, 1e-6)
     for gradient in gradients_of_rows(likelihood, *rows[:4]):
         assert gradient.abs().max() < 3.0  # of 40000 rows
 
@@ -113,7 +113,7 @@ def test_tabulated_rows_have_the_same_maximum() -> None:
     assert table is not None
     knots = table.spread(codes, mean, variance, weights)
     assert len(knots.mean) < 7000 and knots.weights.sum().item() == pytest.approx(weights.sum().item())
-    LikelihoodAscent(likelihood, 30000, {}).maximise(knots, 1e-6)
+    LikelihoodAscent(likelihood, 30000).maximise(knots, 1e-6)
     for gradient in gradients_of_rows(likelihood, y, mean, variance, weights):
         assert gradient.abs().max() < 3.0
 
