@@ -396,6 +396,8 @@ class AdditivePredictor(gpytorch.Module):
 def _stacked(joined: Sequence[JoinedGroup], features: Sequence[Tensor]) -> Tensor:
     """The features ``(*batch, Q, n)`` in the order of the groups, from those of joined groups."""
     parts = [part.flatten(-3, -2) for part in by_group(joined, features, -3)]
+    if len(parts) == 1:
+        return parts[0]
     batch = torch.broadcast_shapes(*(part.shape[:-2] for part in parts))
     return torch.cat([part.expand(*batch, *part.shape[-2:]) for part in parts], dim=-2)
 

@@ -8,6 +8,9 @@ from torch import Tensor
 
 from .transforms import is_vmapped
 
+# From this ratio of columns to rows on, the right-hand sides of a triangular solve are those of rows of data.
+_WIDE = 4
+
 
 def cholesky(matrix: Tensor) -> Tensor:
     """
@@ -51,6 +54,10 @@ def triangular_solve(lower: Tensor, columns: Tensor, transpose: bool = False) ->
     r""":math:`L^{-1} X`, or :math:`L^{-\top} X` if ``transpose``, for L ``(*batch, k, k)`` and X ``(*batch, k, m)``."""
     if lower.shape[-1] == 1:
         return columns / lower  # faster, as LAPACK is called for each matrix
+    if columns.shape[-1] > _WIDE * columns.shape[-2] and columns.is_contiguous():
+        # In row-major order, which a solve from the left would return in columns: rows are copied by nobody.
+        right = lower if transpose else lower.mT
+        return torch.linalg.solve_triangular(right, columns.mT, upper=not transpose, left=False).mT
     return torch.linalg.solve_triangular(lower.mT if transpose else lower, columns, upper=transpose)
 
 

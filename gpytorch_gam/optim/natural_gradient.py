@@ -407,9 +407,9 @@ class NaturalGradient(torch.optim.Optimizer):
         chunks = batch.gradients.split(self._chunk_size), batch.curvatures.split(self._chunk_size)
         rows = (chunk.features for chunk in features.chunks())
         factors = self._distribution.covariance_factors()
-        correct_gradients(
-            self._strategy.predictor, factors, choleskys, rows, *chunks, batch.divergence_weight, self._processes
-        )
+        predictor, weight = self._strategy.predictor, batch.divergence_weight
+        totals = features.totals(predictor.group_shapes) if features.are_taken_as_they_are else None
+        correct_gradients(predictor, factors, choleskys, rows, *chunks, weight, self._processes, totals)
 
     def _update(self, batch: Batch, features: BatchFeatures, choleskys: list[Tensor], scale: float = 1.0) -> None:
         self._forget_foreign_posterior()

@@ -32,6 +32,7 @@ from gpytorch_gam.numerics.triangular import triangular_solve
 
 from ..processes import Processes
 from ..rows.predictors import Segment, predictor_segments, product_in_rows, scale_features, sum_over_rows
+from ..rows.sums import Totals
 
 
 def correct_gradients(
@@ -43,20 +44,21 @@ def correct_gradients(
     curvatures: Sequence[Tensor],
     divergence_weight: float,
     processes: Processes,
+    totals: Totals | None = None,
 ) -> None:
     r"""
     Turn the gradients of ``loss = -divergence_weight * ELBO`` into those at a fixed :math:`q(\mathbf u)`.
 
     ``factors`` and ``choleskys`` (with the kernels' graph) are those of the forward. ``features`` are :math:`\Phi` in
     float64 chunks ``(Q, n)``; :math:`g`, ``(n, P)``, and the curvatures :math:`-2\, \partial E_n / \partial
-    \mathrm{covariance}_n`, ``(n, P, P)`` and possibly indefinite, are scaled to all data. All processes get the sum
-    over theirs.
+    \mathrm{covariance}_n`, ``(n, P, P)`` and possibly indefinite, are scaled to all data. ``totals`` are the sums of
+    these if they are known. All processes get the sum over theirs.
     """
     parameters = [parameter for parameter in predictor.parameters() if parameter.requires_grad]
     if not parameters:
         return
     with torch.no_grad():
-        weights = _weights(predictor, factors, features, gradients, curvatures, 1.0 / processes.size)
+        weights = _weights(predictor, factors, features, gradients, curvatures, 1.0 / processes.size, totals)
     with torch.enable_grad():
         surrogate = torch.zeros_like(choleskys[0][..., 0, 0].sum())
         for cholesky, weight in zip(choleskys, weights, strict=True):
@@ -67,8 +69,8 @@ def correct_gradients(
             return
         found = torch.autograd.grad(surrogate, parameters, allow_unused=True)
     corrected = [(each, gradient) for each, gradient in zip(parameters, found, strict=True) if gradient is not None]
-    totals = processes.sum([gradient for _, gradient in corrected])
-    for (parameter, _), total in zip(corrected, totals, strict=True):
+    of_all = processes.sum([gradient for _, gradient in corrected])
+    for (parameter, _), total in zip(corrected, of_all, strict=True):
         parameter.grad = total if parameter.grad is None else parameter.grad + total
 
 
@@ -79,15 +81,22 @@ def _weights(
     gradients: Sequence[Tensor],
     curvatures: Sequence[Tensor],
     share: float,
+    totals: Totals | None,
 ) -> list[Tensor]:
     """The diagonal blocks of W, ``(C_g, M_g, M_g)`` for each group. Terms without rows are multiplied by ``share``."""
     shapes, segments = predictor.group_shapes, predictor_segments(predictor)
-    projected = torch.zeros_like(factors.mean)
+    projected = torch.zeros_like(factors.mean) if totals is None else totals.projected
     products = [factors.mean.new_zeros(count, size, size) for count, size in shapes]
+    if totals is not None:
+        products = _without_explained(factors, totals.blocks)
     for chunk, gradient, curvature in zip(features, gradients, curvatures, strict=True):
-        projected = projected + sum_over_rows(chunk, gradient.mT.unsqueeze(-1), segments).squeeze(-1)
-        for product, block in zip(products, _smoothed_blocks(factors, chunk, curvature, shapes, segments), strict=True):
-            product += block
+        if totals is None:
+            projected = projected + sum_over_rows(chunk, gradient.mT.unsqueeze(-1), segments).squeeze(-1)
+            own = _without_explained(factors, _own_blocks(chunk, curvature, shapes, segments))
+            products = [product + block for product, block in zip(products, own, strict=True)]
+        if factors.explained_shared is not None:
+            removed = _shared_blocks(factors.explained_shared, chunk, curvature, shapes, segments)
+            products = [product - block for product, block in zip(products, removed, strict=True)]
     outer = [
         left @ right.mT
         for left, right in zip(
@@ -102,30 +111,34 @@ def _weights(
     ]
 
 
-def _smoothed_blocks(
-    factors: CovarianceFactors,
+def _own_blocks(
+    features: Tensor, curvatures: Tensor, shapes: Sequence[tuple[int, int]], segments: Sequence[Segment]
+) -> list[Tensor]:
+    r"""The diagonal blocks of :math:`G = \sum_n \Phi_n \Lambda_n \Phi_n^\top`."""
+    diagonal = curvatures.diagonal(dim1=-2, dim2=-1).mT
+    weighted = split_groups(scale_features(features, diagonal, segments), shapes)
+    return [left @ right.mT for left, right in zip(weighted, split_groups(features, shapes), strict=True)]
+
+
+def _without_explained(factors: CovarianceFactors, blocks: Sequence[Tensor]) -> list[Tensor]:
+    r"""The diagonal blocks of :math:`G (I - VV^\top)`, from those of G."""
+    if factors.explained_blocks is None:
+        return list(blocks)
+    return [block - (block @ root) @ root.mT for block, root in zip(blocks, factors.explained_blocks, strict=True)]
+
+
+def _shared_blocks(
+    shared: Tensor,
     features: Tensor,
     curvatures: Tensor,
     shapes: Sequence[tuple[int, int]],
     segments: Sequence[Segment],
 ) -> list[Tensor]:
-    r"""
-    The diagonal blocks of :math:`GS`, with :math:`G = \sum_n \Phi_n \Lambda_n \Phi_n^\top` and :math:`S = I - VV^\top -
-    FF^\top`: only the last term needs more than the diagonal blocks of G.
-    """
-    diagonal = curvatures.diagonal(dim1=-2, dim2=-1).mT
-    weighted = split_groups(scale_features(features, diagonal, segments), shapes)
-    own = [left @ right.mT for left, right in zip(weighted, split_groups(features, shapes), strict=True)]
-    blocks = own
-    if factors.explained_blocks is not None:
-        blocks = [block - (block @ root) @ root.mT for block, root in zip(own, factors.explained_blocks, strict=True)]
-    shared = factors.explained_shared
-    if shared is None:
-        return blocks
+    r"""The diagonal blocks of :math:`G F F^\top`, the only part of GS that needs more than the diagonal blocks of G."""
     seen = product_in_rows(features, shared, curvatures.shape[-1], segments)  # (P, n, R)
     smoothed = sum_over_rows(features, torch.einsum("npq,qnr->pnr", curvatures, seen), segments)
-    parts = zip(blocks, split_groups(smoothed, shapes), split_groups(shared, shapes), strict=True)
-    return [block - left @ right.mT for block, left, right in parts]
+    parts = zip(split_groups(smoothed, shapes), split_groups(shared, shapes), strict=True)
+    return [left @ right.mT for left, right in parts]
 
 
 def _explained_blocks(factors: CovarianceFactors, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:

@@ -49,7 +49,7 @@ def scale_features(features: Tensor, coefficients: Tensor, segments: Sequence[Se
 def product_in_rows(features: Tensor, columns: Tensor, num_predictors: int, segments: Sequence[Segment]) -> Tensor:
     r""":math:`\Phi_n^\top X` for each row, ``(P, n, k)``, from features ``(Q, n)`` and X, ``(Q, k)``."""
     if len(segments) == 1:
-        return (features.mT @ columns).unsqueeze(0)
+        return (columns.mT @ features).mT.unsqueeze(0)  # faster than the product of transposed features
     seen = features.new_zeros(num_predictors, features.shape[-1], columns.shape[-1])
     for owner, place in segments:
         seen[owner] += features[place].mT @ columns[place]

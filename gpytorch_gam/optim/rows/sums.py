@@ -28,6 +28,9 @@ LONGEST_MOVE = 3.0
 # Keeps quotients finite where numerator and denominator may both be zero.
 _SMALL = 1e-150
 
+# Number of features whose products are in memory at a time, and the least number of rows to which they belong.
+_BLOCK_NUMBERS, _LEAST_ROWS = 2**18, 64
+
 
 class FeatureChunk(NamedTuple):
     """The features and derivatives of n rows, in float64."""
@@ -50,6 +53,11 @@ class Totals(NamedTuple):
 
     blocks: list[Tensor]  # diagonal blocks of Phi Lambda Phi', (count, size, size) for each group
     projected: Tensor  # Phi g, (Q,)
+
+
+def _blocks_of_rows(values: Tensor, size: int | None = None) -> tuple[Tensor, ...]:
+    """Values ``(k, n)`` beside features ``(size, n)``, by default these themselves, in blocks that fit into caches."""
+    return values.split(max(_LEAST_ROWS, _BLOCK_NUMBERS // (size or len(values))), dim=-1)
 
 
 class RowSums(ABC):
@@ -84,19 +92,20 @@ class WeightedFeatures(RowSums):
 
     def totals(self, shapes: Sequence[tuple[int, int]]) -> Totals:
         r"""The diagonal blocks and the projected gradients, in one pass. Cost :math:`O(N \sum_c M_c^2)`."""
-        total: Totals | None = None
+        blocks: list[Tensor] | None = None
+        projected: Tensor | None = None
         for chunk in self.chunks():
             diagonal = chunk.curvatures.diagonal(dim1=0, dim2=1).mT
-            weighted = split_groups(scale_features(chunk.features, diagonal, self.segments), shapes)
-            parts = split_groups(chunk.features, shapes)
-            blocks = [left @ right.mT for left, right in zip(weighted, parts, strict=True)]
-            projected = self._projected(chunk)
-            if total is not None:
-                blocks = [old + new for old, new in zip(total.blocks, blocks, strict=True)]
-                projected = total.projected + projected
-            total = Totals(blocks, projected)
-        assert total is not None
-        return total
+            for features, weights in zip(
+                _blocks_of_rows(chunk.features), _blocks_of_rows(diagonal, len(chunk.features)), strict=True
+            ):
+                weighted = split_groups(scale_features(features, weights, self.segments), shapes)
+                new = [left @ right.mT for left, right in zip(weighted, split_groups(features, shapes), strict=True)]
+                blocks = new if blocks is None else [old.add_(own) for old, own in zip(blocks, new, strict=True)]
+            own_projected = self._projected(chunk)
+            projected = own_projected if projected is None else projected + own_projected
+        assert blocks is not None and projected is not None
+        return Totals(blocks, projected)
 
     def _projected(self, chunk: FeatureChunk) -> Tensor:
         return sum_over_rows(chunk.features, chunk.gradients.unsqueeze(-1), self.segments).squeeze(-1)
@@ -126,15 +135,22 @@ class WeightedFeatures(RowSums):
         for features, _, curvatures, _ in self.chunks():
             change = product_in_rows(features, direction.unsqueeze(-1), len(curvatures), self.segments).squeeze(-1)
             curvature = curvature + (curvatures * change.unsqueeze(0) * change.unsqueeze(1)).sum()
-            ones = torch.ones_like(direction).unsqueeze(-1)
-            prior_variance = product_in_rows(features.square(), ones, len(curvatures), self.segments).squeeze(-1)
-            prior_stddev = prior_variance.sqrt()  # 0 far from all inducing points, where nothing moves
+            prior_stddev = self._prior_variances(features, len(curvatures)).sqrt()
+            # It is 0 far from all inducing points, where nothing moves.
             largest = torch.maximum(largest, (change.abs() / prior_stddev.clamp_min(_SMALL)).amax() / LONGEST_MOVE)
             if self.move_limit is not None:
                 largest = torch.maximum(largest, self.move_limit.usage_in_rows(change))
         if self.move_limit is not None:
             largest = torch.maximum(largest, self.move_limit.usage_at_points(direction))
         return Resistance(curvature, 1.0 / largest)
+
+    def _prior_variances(self, features: Tensor, num_predictors: int) -> Tensor:
+        """The variances that the features explain of the predictors in each row, ``(P, n)``."""
+        ones = features.new_ones(len(features), 1)
+        parts = [
+            product_in_rows(part.square(), ones, num_predictors, self.segments) for part in _blocks_of_rows(features)
+        ]
+        return torch.cat(parts, dim=1).squeeze(-1)
 
 
 class Resistance(NamedTuple):
@@ -162,6 +178,23 @@ class BatchFeatures(WeightedFeatures):
             zip(x.split(chunk_size), gradients.split(chunk_size), curvatures.split(chunk_size), strict=True)
         )
         self._kept = [self._chunk(*self._rows[0])] if len(self._rows) == 1 else None
+        self._totals: Totals | None = None
+
+    def totals(self, shapes: Sequence[tuple[int, int]]) -> Totals:
+        """The diagonal blocks, for groups of ``(count, size)`` that must not change, and the projected gradients."""
+        if self._totals is None:
+            self._totals = super().totals(shapes)
+        return self._totals
+
+    @property
+    def are_taken_as_they_are(self) -> bool:
+        """
+        Whether the curvatures of the rows are known to be those that were given, with none of them negative. A device
+        other than the CPU is not waited for.
+        """
+        curvatures = [part for _, _, part in self._rows]
+        is_known = curvatures[0].device.type == "cpu" and curvatures[0].shape[-1] == 1
+        return is_known and all(bool((part >= 0).all()) for part in curvatures)
 
     def _chunk(self, x: Tensor, gradients: Tensor, curvatures: Tensor) -> FeatureChunk:
         return FeatureChunk.of_rows(self._features(x).double(), gradients, curvatures)
