@@ -31,6 +31,9 @@ _SITE_STEPS = 12
 # Largest fall of the bound, relative to its size, that counts as an error of rounding or quadrature.
 ROUNDING = 1e-9
 
+# Largest fall of the bound, relative to its size, that may come from tables of derivatives.
+_NOISE = 1e-5
+
 # Shortest step, as a share of the way to the posterior of the sites, before the fit is given up.
 _SMALLEST_RATE = 1e-8
 
@@ -118,6 +121,7 @@ class SiteFit:
         state = self._first_state(start)
         history: list[float] = []
         rate, may_move, proposal = 1.0, start is not None, None
+        fallen = 0.0  # gain of the last step, if it was taken back
         has_repeated = False  # whether a pass was made only because the one before left something open
         for _ in range(max_passes):
             moves = may_move and rate == 1.0
@@ -130,13 +134,17 @@ class SiteFit:
             if optimum is None or seen is None or gain < -ROUNDING * abs(state.seen.objective):
                 self.open = math.inf if proposal is None else max(proposal.promised, proposal.open)
                 self._set(state.hyperparameters)
-                if rate < _SMALLEST_RATE or (gain >= -tolerance and self.open <= tolerance):
+                # A concave bound falls less after a shorter step: one that does not has errors of this size.
+                is_noise = -_NOISE * abs(state.seen.objective) <= gain <= fallen < 0.0
+                fallen = gain
+                if rate < _SMALLEST_RATE or is_noise or (gain >= -tolerance and self.open <= tolerance):
                     self.stopped = "no step raises the bound any more"
                     self._measure(state)
                     break
                 rate *= _shortening(gain, 0.0 if proposal is None else proposal.promised * rate)
                 continue
             assert proposal is not None
+            fallen = 0.0
             state = _State(self._hyperparameters(), optimum, seen)
             history.append(seen.bound)
             if callback is not None:
