@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import suppress
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import gpytorch
 import torch
@@ -27,6 +27,7 @@ from gpytorch_gam.optim.rows.likelihood_check import is_gaussian
 from gpytorch_gam.optim.rows.steepness import curvature_steepness
 from gpytorch_gam.optim.rows.stream import Rows, checked_rows, concatenated
 from gpytorch_gam.parameters.log_scale import Adam, Coordinates
+from gpytorch_gam.variational import AdditiveVariationalStrategy
 from gpytorch_gam.warnings import TrainingLoopWarning
 
 from ._convergence import NOTABLE_NATS, MeanGradient, OpenGain, open_gains
@@ -35,6 +36,7 @@ from ._likelihood_step import fit_likelihood
 from ._profile_bound import Maximum, ProfileBound
 from ._quasi_newton import ObjectiveError
 from ._row_count import warn_of_other_rows
+from ._settling import Settling, has_stalled
 from .fit_result import Epoch, Outcome
 from .polishing import polish
 from .starting_values import null_model_of, start_from_null_model, units_of_means
@@ -48,20 +50,17 @@ _FIRST_STEP = 10
 # Largest number of hyperparameters that a warning names.
 _NUM_NAMED = 3
 
-# Number of epochs and rate of Adam at the start, by default.
-_NUM_EPOCHS, _RATE = 40, 0.1
+# Rate of Adam at the start, by default.
+_RATE = 0.1
+
+# Largest number of quasi-Newton steps on all rows with which a fit of many ends that ends by itself.
+_LAST_STEPS = 10
 
 # Number of steps before the hyperparameters move, by default.
 _NUM_HELD_BACK = 12
 
 # Number of rows times inducing variables up to which a fit ends with the hyperparameters at their optimum.
 _MAX_FEATURES = 2**20
-
-# Smallest change of the ELBO over some epochs, in nats, for which training continues.
-_NOTABLE_NATS = 0.5
-
-# Median of the absolute value of a standard normal variable.
-_MEDIAN_OF_NORMAL = 0.6745
 
 # Number of first steps that are checked, unless the likelihood is Gaussian.
 _NUM_CHECKED = 100
@@ -74,7 +73,7 @@ _LARGEST_RATE = 1.0
 class MinibatchOptions:
     """The options of :func:`~gpytorch_gam.fit` that belong to this method; None for a default."""
 
-    num_epochs: int | None = None
+    num_epochs: int | Literal["auto"] | None = None
     lr: float | None = None
     num_held_back: int | None = None
     patience: int | None = None
@@ -87,7 +86,9 @@ class MinibatchOptions:
 
     def check(self) -> None:
         """Raise an error for an option that is out of range, and warn of a rate that is much too high."""
-        for name, least in (("num_epochs", 1), ("patience", 1), ("num_held_back", 0), ("polish_passes", 0)):
+        if self.num_epochs not in (None, "auto"):
+            checks.integer("num_epochs", self.num_epochs, least=1)
+        for name, least in (("patience", 1), ("num_held_back", 0), ("polish_passes", 0)):
             value = getattr(self, name)
             checks.integer(name, least if value is None else value, least=least)
         checks.number("lr", _RATE if self.lr is None else self.lr, above=0)
@@ -114,23 +115,31 @@ def fit_minibatches(
     process_group: ProcessGroup | None,
 ) -> Outcome:
     """Train as :func:`~gpytorch_gam.fit` describes; generators need ``num_epochs=1``."""
-    num_epochs = _NUM_EPOCHS if options.num_epochs is None else options.num_epochs
+    num_epochs = None if options.num_epochs in (None, "auto") else int(options.num_epochs)
     lr = _RATE if options.lr is None else options.lr
-    if num_epochs > 1 and iter(batches) is batches:
-        raise ValueError("batches can be gone through only once: pass a DataLoader or a list, not a generator")
+    if num_epochs != 1 and iter(batches) is batches:
+        raise ValueError(
+            "batches can be gone through only once: pass a DataLoader or a list, not a generator, or num_epochs=1"
+        )
     num_held_back = options.num_held_back
     if num_held_back is None:
         num_held_back = 0 if warm_start else _default_held_back(batches, num_epochs)
     loop = _Loop(model, likelihood, num_data, lr, num_held_back, warm_start, process_group, bool(options.cuda_graph))
-    with_bar = progress and loop.processes.leads
-    epochs = _progress_bar(range(1, num_epochs + 1)) if with_bar else range(1, num_epochs + 1)
+    epochs: Iterable[int] = itertools.count(1) if num_epochs is None else range(1, num_epochs + 1)
+    if progress and loop.processes.leads:
+        epochs = _progress_bar(epochs)
     history: list[Epoch] = []
     stopped = f"{num_epochs} epochs were taken"
     try:
         batches, seen = _with_first(batches)
         loop.start(seen, warm_start)
+        settling = Settling(loop.coordinates, lr)
         for number in epochs:
-            loop.set_rate(number - 1, num_epochs)
+            if num_epochs is None:
+                loop.use_rate(settling.rate)
+            else:
+                loop.set_rate(number - 1, num_epochs)
+            before = loop.num_steps
             with gradients_on():
                 elbo = loop.run(batches)
             history.append(Epoch.after(history, elbo))
@@ -144,13 +153,25 @@ def fit_minibatches(
                 )
             if callback is not None:
                 callback(history[-1])
-            if options.patience is not None and _has_stalled(history[loop.num_still_epochs :], options.patience):
+            moving = [epoch.elbo for epoch in history[loop.num_still_epochs :]]
+            if options.patience is not None and has_stalled(moving, options.patience):
                 stopped = f"the ELBO has not changed notably for {options.patience} epochs"
                 break
+            if num_epochs is None and (loop.has_moved or loop.adam is None):
+                settling.add(elbo, loop.num_steps - before)
+                if settling.is_over:
+                    stopped = settling.reason
+                    settling.hold_at_mean()
+                    break
     finally:
         loop.finish()
     with gradients_on():
         maximum = loop.converge(batches)
+        if maximum is None and num_epochs is None:
+            maximum = loop.arrive(batches)
+    if maximum is not None and num_epochs is None:
+        is_done = maximum.open <= tolerance
+        stopped = "the bound of all rows is at a maximum" if is_done else f"{stopped}, and the last steps were taken"
     bound = None if maximum is None else maximum.bound
     if options.polish_passes:
         bound = polish(model, likelihood, batches, max_passes=options.polish_passes, process_group=process_group)[-1]
@@ -163,15 +184,15 @@ def fit_minibatches(
     return Outcome(
         history=history,
         bound=math.nan if bound is None else bound,
-        gradient=math.nan,
+        gradient=math.nan if maximum is None else maximum.gradient,
         open=sum(gain.nats for gain in gains) if maximum is None else maximum.open,
         stopped=stopped,
         passes=len(history),
-        evaluations=0,
+        evaluations=0 if maximum is None else maximum.evaluations,
         has_moved=loop.has_moved,
         notable=NOTABLE_NATS,
         open_names=[gain.name for gain in gains[:_NUM_NAMED]],
-        remedy="Train for more epochs, or go on with fit(..., warm_start=True)",
+        remedy="Leave out num_epochs, or go on with fit(..., warm_start=True)",
     )
 
 
@@ -231,9 +252,13 @@ class _Loop:
 
     def set_rate(self, num_done: int, num_epochs: int) -> None:
         """Lower Adam's rate along a cosine that begins when the hyperparameters are released."""
+        share = (num_done - self.num_still_epochs) / max(num_epochs - self.num_still_epochs, 1)
+        self.use_rate(0.5 * self.lr * (1.0 + math.cos(math.pi * share)))
+
+    def use_rate(self, rate: float) -> None:
+        """Set Adam's rate."""
         if self.adam is not None:
-            share = (num_done - self.num_still_epochs) / (num_epochs - self.num_still_epochs)
-            self.adam.param_groups[0]["lr"] = 0.5 * self.lr * (1.0 + math.cos(math.pi * share))
+            self.adam.param_groups[0]["lr"] = rate
 
     def run(self, batches: Iterable[Any]) -> float:
         """One pass over the data; returns the mean of the batches' ELBOs, weighted by their rows, in nats."""
@@ -340,12 +365,42 @@ class _Loop:
         except ValueError:  # each pass draws other rows
             return None
         rows = concatenated([checked_rows(strategy, likelihood, batch) for batch in parts])
-        profile = ProfileBound(model, likelihood, rows, self.hyperparameters, self.coordinates, self.process_group)
-        if profile.num_data != self.mll.num_data:
+        return self._maximised(rows) if self._count(rows) == self.mll.num_data else None
+
+    def _count(self, rows: Iterable[Rows]) -> int:
+        """The number of rows in all processes."""
+        own, device = sum(len(part.y) for part in rows), self.mll.model.variational_strategy.predictor.device
+        return sum(count for (count,) in self.processes.gather([own], device))
+
+    def arrive(self, batches: Iterable[Any]) -> Maximum | None:
+        """
+        Bring posterior and hyperparameters of large data to a maximum, or as near to it as some steps lead, by passes
+        over the batches. None for passes of other rows, and where nothing may move.
+        """
+        try:
+            passes = _Passes(self.mll.model.variational_strategy, self.mll.likelihood, every_row(batches))
+        except ValueError:  # each pass draws other rows
             return None
+        return self._maximised(passes, _LAST_STEPS) if self.has_moved else None
+
+    def _maximised(self, rows: Iterable[Rows], max_steps: int | None = None) -> Maximum | None:
+        model, likelihood = self.mll.model, self.mll.likelihood
+        profile = ProfileBound(
+            model, likelihood, rows, self.mll.num_data, self.hyperparameters, self.coordinates, self.process_group
+        )
         with modes_kept(model, likelihood), suppress(ObjectiveError):
-            return profile.maximise()
+            return profile.maximise(max_steps)
         return None
+
+
+class _Passes(Iterable[Rows]):
+    """Batches as checked rows, gone through anew each time."""
+
+    def __init__(self, strategy: AdditiveVariationalStrategy, likelihood: Likelihood, batches: Iterable[Any]) -> None:
+        self._strategy, self._likelihood, self._batches = strategy, likelihood, batches
+
+    def __iter__(self) -> Iterator[Rows]:
+        return (checked_rows(self._strategy, self._likelihood, batch) for batch in self._batches)
 
 
 def _with_first(batches: Iterable[Any]) -> tuple[Iterable[Any], Iterable[Any]]:
@@ -356,23 +411,11 @@ def _with_first(batches: Iterable[Any]) -> tuple[Iterable[Any], Iterable[Any]]:
     return itertools.chain(first, batches), first
 
 
-def _default_held_back(batches: Iterable[Any], num_epochs: int) -> int:
+def _default_held_back(batches: Iterable[Any], num_epochs: int | None) -> int:
     """The default number of steps before the hyperparameters move: 12, but at most a quarter of all steps."""
-    return min(_NUM_HELD_BACK, num_epochs * len(batches) // 4) if isinstance(batches, Sized) else _NUM_HELD_BACK
-
-
-def _has_stalled(history: list[Epoch], patience: int) -> bool:
-    """
-    Whether the smoothed ELBO stayed within twice its noise or half a nat over ``patience`` epochs with moving
-    hyperparameters. A fall counts as change: too long a step of the hyperparameters makes it fall for a while.
-    """
-    if len(history) <= max(patience, 2):
-        return False
-    recent = [epoch.smoothed_elbo for epoch in history[-1 - patience :]]
-    elbos = torch.tensor([epoch.elbo for epoch in history[-2 * max(patience, 2) :]], dtype=torch.float64)
-    # Second differences remove a linear trend; those of independent noise have six times its variance.
-    noise = elbos.diff(n=2).abs().median().item() / (_MEDIAN_OF_NORMAL * math.sqrt(6.0))
-    return max(recent) - min(recent) <= max(_NOTABLE_NATS, 2.0 * noise)
+    if num_epochs is None or not isinstance(batches, Sized):
+        return _NUM_HELD_BACK
+    return min(_NUM_HELD_BACK, num_epochs * len(batches) // 4)
 
 
 def _has_diverged(history: list[Epoch]) -> bool:
@@ -380,7 +423,7 @@ def _has_diverged(history: list[Epoch]) -> bool:
     return len(history) > 1 and not history[-1].elbo > history[0].elbo - 10.0 * abs(history[0].elbo) - 1000.0
 
 
-def _progress_bar(epochs: range) -> Any:
+def _progress_bar(epochs: Iterable[int]) -> Any:
     try:
         tqdm = importlib.import_module("tqdm").tqdm
     except ImportError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -42,7 +42,9 @@ class Maximum(NamedTuple):
     """The result of a search."""
 
     bound: float  # in nats
-    open: float  # nats gained by the last search if the limit on searches ended it; else 0
+    open: float  # nats that a further step is predicted to gain, or gained by the last search if their number ended it
+    gradient: float  # largest magnitude of the bound's derivatives in the coordinates
+    evaluations: int
 
 
 class _Evaluation(NamedTuple):
@@ -55,14 +57,16 @@ class ProfileBound:
     """
     The bound after :func:`polish`, which starts from the best posterior so far, as a function of the hyperparameters
     ``parameters``, which move in ``coordinates``. At the optimal posterior its gradient is that at a fixed posterior.
-    Each process has ``rows`` of its own.
+    Each process has ``rows`` of its own, which are gone through several times an evaluation, and whose number in all
+    processes is ``num_data``.
     """
 
     def __init__(
         self,
         model: gpytorch.models.ApproximateGP,
         likelihood: Likelihood,
-        rows: Sequence[Rows],
+        rows: Iterable[Rows],
+        num_data: int,
         parameters: Sequence[Tensor],
         coordinates: Coordinates | None = None,
         process_group: ProcessGroup | None = None,
@@ -72,43 +76,45 @@ class ProfileBound:
         self._parameters, self._coordinates = list(parameters), coordinates
         self._best: tuple[float, dict[str, Tensor]] | None = None
         self._last: _Evaluation | None = None
-        own = sum(len(part.y) for part in rows)
-        self.num_data = sum(count for (count,) in self._processes.gather([own], parameters[0].device))
+        self._num_data, self._evaluations = num_data, 0
 
-    def maximise(self) -> Maximum:
+    def maximise(self, max_steps: int | None = None) -> Maximum:
         """
-        Move the hyperparameters, and the posterior with them, to a maximum; an ObjectiveError if the start is not
-        finite.
+        Move the hyperparameters, and the posterior with them, to a maximum, or by a single search of ``max_steps``
+        towards it; an ObjectiveError if the start is not finite.
         """
         before = deepcopy((self._model.state_dict(), self._likelihood.state_dict()))
         try:
-            return self._maximise()
+            return self._maximise(max_steps)
         except BaseException:  # an interrupted search has left the parameters at some trial
             self._model.load_state_dict(before[0])
             self._likelihood.load_state_dict(before[1])
             raise
 
-    def _maximise(self) -> Maximum:
+    def _maximise(self, max_steps: int | None) -> Maximum:
         before, bound = -math.inf, self().item()
         ascent = QuasiNewton(self._parameters, self._curvatures(), self._coordinates)
-        for _ in range(_MAX_ROUNDS):
+        still_open = 0.0
+        for _ in range(_MAX_ROUNDS if max_steps is None else 1):
             if bound - before <= _ROUND_GAIN:
                 break
             ascent.forget()
-            ascent.maximise(self, _GAIN, _MAX_STEPS)
+            still_open = ascent.maximise(self, _GAIN, _MAX_STEPS if max_steps is None else max_steps)
             before, bound = bound, self().item()
-        gain = bound - before
-        return Maximum(bound, gain if gain > _ROUND_GAIN else 0.0)
+        if max_steps is None and bound - before > _ROUND_GAIN:
+            still_open = max(still_open, bound - before)
+        gradient = ascent.gradient.abs().max().item() if len(ascent.gradient) else 0.0
+        return Maximum(bound, still_open, gradient, self._evaluations)
 
     def _curvatures(self) -> list[float]:
         """Curvatures assumed at the start: those of a variance where rows determine one, elsewhere rather too small."""
         strategy = self._model.variational_strategy
         found = dict(kernel_curvatures(strategy))
         for parameter in self._likelihood.parameters():
-            found[id(parameter)] = max(_LEAST_INFORMATION * self.num_data, 1.0)
+            found[id(parameter)] = max(_LEAST_INFORMATION * self._num_data, 1.0)
         of_rows = [p for name, p in self._likelihood.named_parameters() if "noise" in name]
         for parameter in (*of_rows, *(p for mean in strategy.predictor.means for p in mean.parameters())):
-            found[id(parameter)] = max(0.5 * self.num_data, 1.0)
+            found[id(parameter)] = max(0.5 * self._num_data, 1.0)
         return [found.get(id(parameter), _CURVATURE) for parameter in self._parameters]
 
     def __call__(self) -> Tensor:
@@ -126,6 +132,7 @@ class ProfileBound:
         return linear_function(self._last.bound, self._last.gradients, self._parameters)
 
     def _evaluate(self) -> tuple[Tensor, list[Tensor]] | None:
+        self._evaluations += 1
         q = self._model.variational_strategy._variational_distribution
         if self._best is not None:
             q.load_state_dict(self._best[1])
@@ -148,7 +155,7 @@ class ProfileBound:
     def _differentiate(self) -> tuple[Tensor, list[Tensor]]:
         """Value and gradients at the present posterior, over the rows of all processes."""
         bound, gradients = bound_and_gradients(
-            self._model, self._likelihood, self._rows, self.num_data, self._parameters
+            self._model, self._likelihood, self._rows, self._num_data, self._parameters
         )
         bound, *totals = self._processes.sum([bound, *gradients])
         return bound, [total.to(parameter) for total, parameter in zip(totals, self._parameters, strict=True)]

@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import gpytorch
 import torch
@@ -49,7 +49,7 @@ def fit(
     method: str = "auto",
     tolerance: float = 0.05,
     warm_start: bool = False,
-    num_epochs: int | None = None,
+    num_epochs: int | Literal["auto"] | None = None,
     lr: float | None = None,
     num_held_back: int | None = None,
     patience: int | None = None,
@@ -73,8 +73,11 @@ def fit(
     - ``"bins"``, for many rows: the same on inputs that are rounded to a few hundred bins a column, with a cost that
       hardly depends on the number of rows, see :func:`~gpytorch_gam.training.fit_discretized`.
     - ``"minibatches"``, for any size: natural gradients for the posterior
-      (:class:`~gpytorch_gam.optim.NaturalGradient`) and Adam, whose rate decays along a cosine, for the
-      hyperparameters; then, for data of up to a million rows times inducing variables, a quasi-Newton ascent.
+      (:class:`~gpytorch_gam.optim.NaturalGradient`) and Adam for the hyperparameters, at a rate that falls each time
+      the ELBO no longer changes by more than its noise, and at last with the hyperparameters at the mean of their
+      places; then a quasi-Newton ascent on all rows, whose first evaluation shows what is open. It is short for data
+      of more than a million rows times inducing variables, which are read anew each time, so that memory does not grow
+      with their number. With a number of epochs, the rate decays along a cosine, and only small data have the ascent.
 
     ``"auto"`` takes rows where they need no more than some seconds, then bins, then minibatches, as far as each can be
     used with the model; an option that belongs to one method chooses that. ``result.method`` and ``result.reason`` say
@@ -104,7 +107,7 @@ def fit(
     :param method: ``"auto"``, ``"rows"``, ``"bins"`` or ``"minibatches"``.
     :param tolerance: Nats that may be open at the end.
     :param warm_start: Go on from the present posterior and hyperparameters, as after another fit.
-    :param num_epochs: Number of passes over minibatches. Default 40.
+    :param num_epochs: Number of passes over minibatches. Default ``"auto"``: until the bound has arrived.
     :param lr: Adam's rate at the start, with minibatches. Default 0.1.
     :param num_held_back: Number of minibatches before the hyperparameters move: while the posterior is near the prior,
         all of the data look like noise to them. Default 12, but no more than a quarter of all, and none under

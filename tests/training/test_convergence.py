@@ -16,10 +16,10 @@ from gpytorch_gam.likelihoods import StudentTLikelihood
 from gpytorch_gam.mlls import CollapsedELBO
 from gpytorch_gam.optim.rows.stream import Rows
 from gpytorch_gam.terms import constant, smooth
-from gpytorch_gam.training import Epoch, _minibatches, fit
+from gpytorch_gam.training import _minibatches, fit
 from gpytorch_gam.training._convergence import MeanGradient, open_gains
-from gpytorch_gam.training._minibatches import _has_stalled
 from gpytorch_gam.training._profile_bound import ProfileBound
+from gpytorch_gam.training._settling import has_stalled
 from gpytorch_gam.training.polishing import polish
 from gpytorch_gam.warnings import ConvergenceWarning
 
@@ -139,7 +139,7 @@ def test_every_trial_starts_from_the_best_posterior(monkeypatch: pytest.MonkeyPa
         return polish(*args, **kwargs)
 
     monkeypatch.setattr("gpytorch_gam.training._profile_bound.polish", record)
-    profile = ProfileBound(model, likelihood, [Rows(x, y, {})], list(likelihood.parameters()))
+    profile = ProfileBound(model, likelihood, [Rows(x, y, {})], len(y), list(likelihood.parameters()))
     bounds, ends = [], []
     for noise in (BEST_NOISE, 100.0, 1.0):
         likelihood.noise = noise
@@ -214,20 +214,13 @@ def test_information_is_the_variance_of_the_rows_gradients() -> None:
     assert gradient.information(parameter, 1000).item() == pytest.approx(4000.0, rel=0.2)
 
 
-def epochs(elbos: list[float]) -> list[Epoch]:
-    found: list[Epoch] = []
-    for number, elbo in enumerate(elbos, start=1):
-        found.append(Epoch(number, elbo, 0.5 * (elbo + (found[-1].smoothed_elbo if found else elbo))))
-    return found
-
-
 def test_patience_ends_on_a_plateau_and_not_in_a_dip() -> None:
-    assert _has_stalled(epochs([0.0, 50.0, 90.0, *[100.0] * 12]), patience=5)
-    assert not _has_stalled(epochs([0.0, 50.0, 90.0, 100.0, 100.0]), patience=5)
-    assert not _has_stalled(epochs([0.0, 50.0, 100.0, 95.0, 88.0, 80.0, 76.0]), patience=3)
-    assert not _has_stalled(epochs([10.0 * number for number in range(20)]), patience=5)
+    assert has_stalled([0.0, 50.0, 90.0, *[100.0] * 12], patience=5)
+    assert not has_stalled([0.0, 50.0, 90.0, 100.0, 100.0], patience=5)
+    assert not has_stalled([0.0, 50.0, 100.0, 95.0, 88.0, 80.0, 76.0], patience=3)
+    assert not has_stalled([10.0 * number for number in range(20)], patience=5)
     torch.manual_seed(0)
     noise = 5.0 * torch.randn(60).double()
-    assert any(_has_stalled(epochs((100.0 + noise[:count]).tolist()), patience=5) for count in range(10, 30))
+    assert any(has_stalled((100.0 + noise[:count]).tolist(), patience=5) for count in range(10, 30))
     rising = (noise + 20.0 * torch.arange(60)).tolist()
-    assert not any(_has_stalled(epochs(rising[:count]), patience=5) for count in range(7, 60))
+    assert not any(has_stalled(rising[:count], patience=5) for count in range(7, 60))
