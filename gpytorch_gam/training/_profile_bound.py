@@ -17,6 +17,7 @@ from gpytorch_gam.optim.rows.stream import OverflowingLikelihoodError, Rows
 from gpytorch_gam.parameters.log_scale import Coordinates
 
 from ._convergence import kernel_curvatures
+from ._hyperparameters import largest, limits_of
 from ._quasi_newton import QuasiNewton
 from .bound_gradients import bound_and_gradients, linear_function
 from .polishing import polish
@@ -24,9 +25,9 @@ from .polishing import polish
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-# Smallest predicted gain of a step of the hyperparameters, smallest gain of a step of the posterior, and largest
-# numbers of both.
-_GAIN, _POSTERIOR_GAIN = 0.1, 0.01
+# Smallest gain of a step of the posterior relative to that of a step of the hyperparameters, and largest numbers of
+# both.
+_POSTERIOR_SHARE = 0.2
 _MAX_STEPS, _MAX_PASSES = 60, 10
 
 # Largest number of searches, each of which starts with a fresh estimate of the curvature, and the gain of a search that
@@ -44,6 +45,7 @@ class Maximum(NamedTuple):
     bound: float  # in nats
     open: float  # nats that a further step is predicted to gain, or gained by the last search if their number ended it
     gradient: float  # largest magnitude of the bound's derivatives in the coordinates
+    stopped: str  # why it ended
     evaluations: int
 
 
@@ -76,35 +78,35 @@ class ProfileBound:
         self._parameters, self._coordinates = list(parameters), coordinates
         self._best: tuple[float, dict[str, Tensor]] | None = None
         self._last: _Evaluation | None = None
-        self._num_data, self._evaluations = num_data, 0
+        self._num_data, self._posterior_gain = num_data, 0.0
 
-    def maximise(self, max_steps: int | None = None) -> Maximum:
+    def maximise(self, tolerance: float, max_steps: int | None = None) -> Maximum:
         """
-        Move the hyperparameters, and the posterior with them, to a maximum, or by a single search of ``max_steps``
-        towards it; an ObjectiveError if the start is not finite.
+        Move the hyperparameters, and the posterior with them, until a step is predicted to gain less than ``tolerance``
+        nats, by some searches, or by a single one of ``max_steps``; an ObjectiveError if the start is not finite.
         """
         before = deepcopy((self._model.state_dict(), self._likelihood.state_dict()))
         try:
-            return self._maximise(max_steps)
+            return self._maximise(tolerance, max_steps)
         except BaseException:  # an interrupted search has left the parameters at some trial
             self._model.load_state_dict(before[0])
             self._likelihood.load_state_dict(before[1])
             raise
 
-    def _maximise(self, max_steps: int | None) -> Maximum:
-        before, bound = -math.inf, self().item()
-        ascent = QuasiNewton(self._parameters, self._curvatures(), self._coordinates)
-        still_open = 0.0
+    def _maximise(self, tolerance: float, max_steps: int | None) -> Maximum:
+        self._posterior_gain = _POSTERIOR_SHARE * tolerance
+        before, bound, still_open = -math.inf, self().item(), 0.0
+        limits = limits_of(self._parameters, self._model, self._likelihood)
+        ascent = QuasiNewton(self._parameters, self._curvatures(), self._coordinates, limits)
         for _ in range(_MAX_ROUNDS if max_steps is None else 1):
             if bound - before <= _ROUND_GAIN:
                 break
             ascent.forget()
-            still_open = ascent.maximise(self, _GAIN, _MAX_STEPS if max_steps is None else max_steps)
+            still_open = ascent.maximise(self, tolerance, _MAX_STEPS if max_steps is None else max_steps)
             before, bound = bound, self().item()
         if max_steps is None and bound - before > _ROUND_GAIN:
             still_open = max(still_open, bound - before)
-        gradient = ascent.gradient.abs().max().item() if len(ascent.gradient) else 0.0
-        return Maximum(bound, still_open, gradient, self._evaluations)
+        return Maximum(bound, still_open, largest(ascent.gradient), ascent.stopped, ascent.evaluations)
 
     def _curvatures(self) -> list[float]:
         """Curvatures assumed at the start: those of a variance where rows determine one, elsewhere rather too small."""
@@ -132,7 +134,6 @@ class ProfileBound:
         return linear_function(self._last.bound, self._last.gradients, self._parameters)
 
     def _evaluate(self) -> tuple[Tensor, list[Tensor]] | None:
-        self._evaluations += 1
         q = self._model.variational_strategy._variational_distribution
         if self._best is not None:
             q.load_state_dict(self._best[1])
@@ -142,7 +143,7 @@ class ProfileBound:
                 self._likelihood,
                 self._rows,
                 max_passes=_MAX_PASSES,
-                tolerance=_POSTERIOR_GAIN,
+                tolerance=self._posterior_gain,
                 process_group=self._group,
             )
             bound, gradients = self._differentiate()

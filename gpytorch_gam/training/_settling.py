@@ -35,7 +35,7 @@ class Settling:
         self._phase = 0
         self._elbos: list[float] = []  # of the present phase
         self._positions: list[list[Tensor]] = []
-        self.has_stalled = True  # whether every phase so far has ended because the ELBO did not change any more
+        self._has_stalled = True  # whether every phase so far has ended because the ELBO did not change any more
 
     @property
     def is_over(self) -> bool:
@@ -45,7 +45,7 @@ class Settling:
     @property
     def reason(self) -> str:
         """Why the last phase has ended."""
-        if self.has_stalled:
+        if self._has_stalled:
             return "the ELBO did not change any more while the hyperparameters' rate fell"
         return f"the ELBO was still changing after {sum(_MAX_EPOCHS)} epochs at most"
 
@@ -54,19 +54,21 @@ class Settling:
         """Adam's rate for the next epoch."""
         return self._lr * _RATES[min(self._phase, len(_RATES) - 1)]
 
-    def add(self, elbo: float, num_steps: int) -> None:
-        """Take note of an epoch of ``num_steps`` steps, in which the hyperparameters moved."""
+    def add(self, elbo: float, num_steps: int, is_moving: bool) -> None:
+        """Take note of an epoch of ``num_steps`` steps; it counts if the hyperparameters were moving at its end."""
+        if not is_moving:
+            return
         self._elbos.append(elbo)
         self._positions.append(self._coordinates.read())
         stalls = has_stalled(self._elbos, max(_LEAST_EPOCHS, math.ceil(_NUM_STEPS / max(num_steps, 1))))
         if not stalls and len(self._elbos) < _MAX_EPOCHS[self._phase]:
             return
-        self.has_stalled &= stalls
+        self._has_stalled &= stalls
         self._phase += 1
         if not self.is_over:
             self._elbos, self._positions = [], []
 
-    def hold_at_mean(self) -> None:
+    def finish(self) -> None:
         """Put the hyperparameters to the mean of their places in the present phase."""
         if self._positions:
             self._coordinates.write([torch.stack(places).mean(0) for places in zip(*self._positions, strict=True)])

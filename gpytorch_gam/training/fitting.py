@@ -85,10 +85,11 @@ def fit(
     posterior of the model's family that is nearest to it.
 
     **The end.** The result holds the bound, its gradient in the hyperparameters, and the nats that are predicted to be
-    still open. A fit that leaves more than two nats, or with rows and bins more than ``tolerance``, gives a
-    :class:`~gpytorch_gam.warnings.ConvergenceWarning`. Terms that the fit has switched off on its way are looked at
-    again before it ends. Components that would gain from more inducing points are named by an
-    :class:`~gpytorch_gam.warnings.InducingPointsWarning`, see :func:`~gpytorch_gam.training.inducing_shortfall`.
+    still open. A fit that leaves more than ``tolerance``, or two nats after a given number of epochs or where they can
+    only be estimated, gives a :class:`~gpytorch_gam.warnings.ConvergenceWarning`. Terms that rows and bins have
+    switched off on their way are looked at again before they end. Components that would gain from more inducing points
+    are named by an :class:`~gpytorch_gam.warnings.InducingPointsWarning`, see
+    :func:`~gpytorch_gam.training.inducing_shortfall`.
 
     Hyperparameters with their initial values start from the responses, see
     :func:`~gpytorch_gam.training.start_from_responses`. Model and likelihood are left in eval mode, also when the fit
@@ -173,6 +174,7 @@ def fit(
                 as_minibatches(batches, is_chosen=isinstance(data, list) or data is batches),
                 num_rows,
                 options,
+                tolerance=tolerance,
                 warm_start=warm_start,
                 callback=callback,
                 progress=progress,

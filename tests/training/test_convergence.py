@@ -16,7 +16,7 @@ from gpytorch_gam.likelihoods import StudentTLikelihood
 from gpytorch_gam.mlls import CollapsedELBO
 from gpytorch_gam.optim.rows.stream import Rows
 from gpytorch_gam.terms import constant, smooth
-from gpytorch_gam.training import _minibatches, fit
+from gpytorch_gam.training import _minibatch_end, fit
 from gpytorch_gam.training._convergence import MeanGradient, open_gains
 from gpytorch_gam.training._profile_bound import ProfileBound
 from gpytorch_gam.training._settling import has_stalled
@@ -155,7 +155,7 @@ def test_every_trial_starts_from_the_best_posterior(monkeypatch: pytest.MonkeyPa
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the data, they are too large to end with a search."""
-    monkeypatch.setattr(_minibatches, "_MAX_FEATURES", 0)
+    monkeypatch.setattr(_minibatch_end, "_MAX_FEATURES", 0)
 
 
 @pytest.mark.usefixtures("large")

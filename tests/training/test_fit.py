@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
 from gpytorch_gam import AdditiveGP
 from gpytorch_gam.mlls import CollapsedELBO
-from gpytorch_gam.training import Epoch, _minibatches, fit, polish
+from gpytorch_gam.training import Epoch, _minibatch_end, fit, polish
 from gpytorch_gam.training._minibatches import _has_diverged
 from tests.problems import fit_problem
 
@@ -164,7 +164,7 @@ def test_a_fit_diverges_where_its_bound_leaves_all_proportion() -> None:
 
 @pytest.mark.filterwarnings("ignore::gpytorch_gam.warnings.ConvergenceWarning")
 def test_hyperparameters_move_less_and_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_minibatches, "_MAX_FEATURES", 0)  # no search at the end
+    monkeypatch.setattr(_minibatch_end, "_MAX_FEATURES", 0)  # no search at the end
     model, likelihood, x, y = fit_problem()
     likelihood.noise, found = 100.0, []
     fit(

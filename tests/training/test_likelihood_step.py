@@ -18,7 +18,7 @@ from gpytorch_gam import AdditiveGP, AdditivePredictor
 from gpytorch_gam.likelihoods import GammaLikelihood, NegativeBinomialLikelihood, SoftmaxLikelihood, StudentTLikelihood
 from gpytorch_gam.optim.rows.stream import Rows
 from gpytorch_gam.terms import constant, smooth
-from gpytorch_gam.training import _minibatches, fit
+from gpytorch_gam.training import _minibatch_end, fit
 from gpytorch_gam.training._likelihood_step import fit_likelihood
 
 
@@ -63,7 +63,7 @@ def test_a_few_epochs_of_minibatches_find_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # No quasi-Newton ascent at the end, nor a word on what it would gain.
-    monkeypatch.setattr(_minibatches, "_MAX_FEATURES", 0)
+    monkeypatch.setattr(_minibatch_end, "_MAX_FEATURES", 0)
     x = torch.rand(500, 1).double()
     y = draw(torch.sin(6 * x[:, 0]))
     model = AdditiveGP(AdditivePredictor(smooth(0, x, num_inducing=6), constant()), rank=2).double()

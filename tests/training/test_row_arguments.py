@@ -23,7 +23,7 @@ from gpytorch_gam.likelihoods import PoissonLikelihood, RowwiseLikelihood
 from gpytorch_gam.mlls import CollapsedELBO
 from gpytorch_gam.terms import constant, smooth
 from gpytorch_gam.training import (
-    _minibatches,
+    _minibatch_end,
     fit,
     fit_discretized,
     inducing_shortfall,
@@ -155,7 +155,7 @@ def wanted(name: str, way: Callable[..., None]) -> Tensor:
 def test_weights_are_repeated_rows_and_offsets_shift_the_predictor(
     name: str, way: Callable[..., None], source: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_minibatches, "_MAX_FEATURES", 0)  # the end of a fit of small data has a test of its own
+    monkeypatch.setattr(_minibatch_end, "_MAX_FEATURES", 0)  # the end of a fit of small data has a test of its own
     make, rows, plain = problem(name)
     if way is collapsed and make is PoissonLikelihood:
         pytest.skip("the collapsed bound is that of a Gaussian likelihood")
