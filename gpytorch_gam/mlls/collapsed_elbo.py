@@ -283,11 +283,12 @@ def gaussian_statistics(
     weighted = features if precisions is None else features * precisions.unsqueeze(-2)
     square = residual.square() if precisions is None else precisions * residual.square()
     prior = (prior_variance if precisions is None else precisions * prior_variance).sum(-1)
+    gram = weighted @ features.mT
     return GaussianStatistics(
-        gram=weighted @ features.mT,
+        gram=gram,
         projected=(weighted @ residual.unsqueeze(-1)).squeeze(-1),
         residual_square=square.sum(-1),
-        unexplained=prior - (weighted * features).sum((-2, -1)),
+        unexplained=prior - gram.diagonal(dim1=-2, dim2=-1).sum(-1),
         num_rows=num_rows,
         log_noise=log_noise,
     )

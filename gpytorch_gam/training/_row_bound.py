@@ -17,7 +17,7 @@ from gpytorch_gam.distributions.predictor_distribution import PredictorMoments, 
 from gpytorch_gam.likelihoods.expected_gradients import expected_gradients, joint_expected_gradients
 from gpytorch_gam.likelihoods.row_argument import OFFSET
 from gpytorch_gam.mlls import GaussianOptimum
-from gpytorch_gam.mlls.collapsed_elbo import RowPrecisions, gaussian_optimum, gaussian_statistics
+from gpytorch_gam.mlls.collapsed_elbo import GaussianStatistics, RowPrecisions, gaussian_optimum, gaussian_statistics
 from gpytorch_gam.numerics.capacitance import add_identity
 from gpytorch_gam.optim.processes import Processes
 from gpytorch_gam.optim.rows.likelihood_check import unwrapped
@@ -33,7 +33,8 @@ from gpytorch_gam.optim.rows.stream import Rows
 
 from ._component_scan import SiteView, Trial
 from ._hyperparameters import hyperparameters_of
-from .bound_gradients import log_prior, sum_over_processes
+from ._model_at_rows import ModelAtRows, RowView
+from .bound_gradients import linear_function, log_prior, sum_over_processes
 
 # Gain of a pass, in nats, below which the posterior counts as optimal, and the largest numbers of passes and halvings.
 _GAIN, _MAX_PASSES, _MAX_HALVINGS = 1e-5, 50, 30
@@ -51,17 +52,6 @@ _ROUNDING = 1e-11
 _FIRST_VARIANCES = (0.1, 1e-3)
 
 
-class _View(NamedTuple):
-    """The model at the rows, in float64."""
-
-    features: Tensor  # Phi, (Q, n)
-    prior: Tensor  # prior variances of the predictors, (P, n)
-    means: Tensor  # their prior means, (P, n)
-
-    def detach(self) -> _View:
-        return _View(*(part.detach() for part in self))
-
-
 class _Sites(NamedTuple):
     """Gaussian factors, one a row, that stand for the likelihood: its quadratic approximation in the predictors."""
 
@@ -77,6 +67,14 @@ class _Sites(NamedTuple):
         return _Sites(*(torch.lerp(own, new, share) for own, new in zip(self, other, strict=True)))
 
 
+class _Slopes(NamedTuple):
+    """Derivatives in the parts of a :class:`RowView`."""
+
+    features: Tensor  # (Q, n)
+    prior: Tensor  # (P, n)
+    means: Tensor  # (P, n)
+
+
 class _Posterior(NamedTuple):
     """The posterior of some sites, its bound, and the sites that the likelihood has there."""
 
@@ -85,7 +83,8 @@ class _Posterior(NamedTuple):
     precision: Tensor  # P, (Q, Q)
     covariance: Tensor  # its inverse
     divergence: Tensor  # from the prior in nats, ()
-    expected: float  # sum of the expected log-likelihoods of all rows, in nats
+    own: float  # sum of the expected log-likelihoods of this process's rows, in nats
+    expected: float  # that of all rows
     bound: float  # in nats, without priors of the hyperparameters
     next_sites: _Sites
     predictors: Tensor  # their means in the rows, (P, n)
@@ -128,6 +127,7 @@ class RowBound:
         self._strategy = model.variational_strategy
         #: Those among which the rows are shared.
         self.processes = processes
+        self._view = ModelAtRows(self._strategy, rows.x)
         self._segments = predictor_segments(self._strategy.predictor)
         self._num_predictors = self._strategy.predictor.num_predictors
         self._x = rows.x
@@ -157,7 +157,7 @@ class RowBound:
         view = self._view()
         if self._is_closed_form:
             self.passes += 1
-            return self._gaussian_optimum(view).bound + log_prior(self._model, self._likelihood)
+            return self._gaussian_bound(view) + log_prior(self._model, self._likelihood)
         with torch.no_grad():
             posterior = self._settle(view.detach())
         if posterior is None:
@@ -178,54 +178,65 @@ class RowBound:
             raise ValueError("the bound is not finite at the present hyperparameters")
         return GaussianOptimum(posterior.mean, posterior.precision, posterior.mean.new_tensor(posterior.bound))
 
-    def _view(self) -> _View:
-        reading = self._strategy.read(self._x)
-        rows = self._strategy.at_rows(reading.inputs.double())
-        return _View(rows.features, rows.prior_variances, reading.means.double())
-
     @torch.no_grad()
     def trial(self) -> Trial:
         """The components at the rows."""
-        return self._components(self._view())
-
-    def _components(self, view: _View) -> Trial:
-        inputs, groups = self._strategy.read(self._x).inputs.double(), self._strategy.predictor.groups
-        return Trial(
-            view.features, torch.cat([group.prior_variance(inputs).expand(-1, len(self._x)) for group in groups])
-        )
+        view = self._view()
+        return Trial(view.features, view.variances)
 
     @torch.no_grad()
     def site_view(self) -> SiteView | None:
         """The model at the rows, with the sites of the optimum in the place of the likelihood, None without one."""
         view = self._view()
-        trial = self._components(view)
         if self._is_closed_form:
             precisions, _, log_noise = self._precisions
             weights = torch.ones_like(self._shifted) if precisions is None else precisions
             weights = weights / self._shared_noise() if log_noise is None else weights
             residual = self._shifted - view.means.squeeze(0)
-            return SiteView(*trial, weights.view(1, 1, -1), (weights * residual).unsqueeze(0))
+            return SiteView(view.features, view.variances, weights.view(1, 1, -1), (weights * residual).unsqueeze(0))
         posterior = self._settle(view)
         if posterior is None:
             return None
         sites = posterior.next_sites.semidefinite(posterior.predictors)
         shift = (sites.curvatures * view.means.unsqueeze(0)).sum(1)
-        return SiteView(*trial, sites.curvatures, sites.targets - shift)
+        return SiteView(view.features, view.variances, sites.curvatures, sites.targets - shift)
 
     # ------------------------------------------------------------------ a Gaussian likelihood
 
     def _shared_noise(self) -> Tensor:
         return unwrapped(self._likelihood).noise.double().squeeze(-1)
 
-    def _gaussian_optimum(self, view: _View) -> GaussianOptimum:
-        residual = self._shifted - view.means.squeeze(0)
-        statistics = gaussian_statistics(view.features, view.prior.squeeze(0), residual, self._precisions)
+    def _gaussian_bound(self, view: RowView) -> Tensor:
+        """The collapsed bound, differentiable."""
+        precisions, num_rows, log_noise = self._precisions
+        noise = self._shared_noise() if log_noise is None else torch.ones_like(self._shifted[0])
+        with torch.no_grad():
+            known, fixed = view.detach(), noise.detach()
+            statistics = self._statistics(known)
+            optimum = gaussian_optimum(statistics, fixed)
+            covariance = torch.cholesky_inverse(torch.linalg.cholesky(optimum.precision))
+            weights = torch.ones_like(self._shifted) if precisions is None else precisions
+            residual = self._shifted - known.means.squeeze(0) - optimum.mean @ known.features
+            gradients, curvatures = (weights * residual / fixed).unsqueeze(0), (weights / fixed).view(1, 1, -1)
+            slopes = self._slopes(known, optimum.mean, covariance, gradients, curvatures)
+            # The expected sum of the weighted squares of the responses' distances from the predictor.
+            explained = fixed * (len(covariance) - covariance.diagonal().sum())
+            squares = (weights * residual.square()).sum() + statistics.unexplained + explained
+        likelihood = -0.5 * (num_rows * noise.log() + squares / noise)
+        return _with_slopes(optimum.bound + (likelihood - likelihood.detach()), view, slopes)
+
+    def _gaussian_optimum(self, view: RowView) -> GaussianOptimum:
+        statistics = self._statistics(view)
         shares_noise = statistics.log_noise is None
-        return gaussian_optimum(statistics, self._shared_noise() if shares_noise else torch.ones_like(residual[0]))
+        return gaussian_optimum(statistics, self._shared_noise() if shares_noise else torch.ones_like(self._shifted[0]))
+
+    def _statistics(self, view: RowView) -> GaussianStatistics:
+        residual = self._shifted - view.means.squeeze(0)
+        return gaussian_statistics(view.features, view.prior.squeeze(0), residual, self._precisions)
 
     # ------------------------------------------------------------------ any likelihood
 
-    def _settle(self, view: _View) -> _Posterior | None:
+    def _settle(self, view: RowView) -> _Posterior | None:
         """The optimal posterior, from the sites of the best one so far; None if no bound is finite."""
         present = self._first(view) if self._sites is None else self._posterior(view, self._sites)
         if present is None:
@@ -245,7 +256,7 @@ class RowBound:
             self._sites, self._best = present.sites, present.bound
         return present
 
-    def _moved(self, view: _View, before: _Posterior, extrapolated: _Sites | None) -> tuple[_Posterior, float] | None:
+    def _moved(self, view: RowView, before: _Posterior, extrapolated: _Sites | None) -> tuple[_Posterior, float] | None:
         """
         The posterior of the extrapolated sites, or else of the next sites, approached only as far as the bound does not
         fall; None if it falls everywhere.
@@ -265,13 +276,13 @@ class RowBound:
                 proposed = before.next_sites.semidefinite(before.predictors)
         return None
 
-    def _first(self, view: _View) -> _Posterior | None:
+    def _first(self, view: RowView) -> _Posterior | None:
         """The best posterior of the sites at the present one, and at the same mean with small variances."""
         found = [self._posterior(view, sites) for sites in self._first_sites(view)]
         finite = [posterior for posterior in found if posterior is not None]
         return max(finite, key=lambda posterior: posterior.bound) if finite else None
 
-    def _first_sites(self, view: _View) -> Iterator[_Sites]:
+    def _first_sites(self, view: RowView) -> Iterator[_Sites]:
         moments = self._strategy.predictor_moments(self._x)
         mean, covariance = moments.mean.double().mT, moments.covariance.double().movedim(0, -1)
         identity = torch.eye(self._num_predictors).to(mean).unsqueeze(-1)
@@ -280,7 +291,7 @@ class RowBound:
             if sites is not None:
                 yield sites.semidefinite(mean)
 
-    def _posterior(self, view: _View, sites: _Sites) -> _Posterior | None:
+    def _posterior(self, view: RowView, sites: _Sites) -> _Posterior | None:
         self.passes += 1
         offsets = (sites.curvatures * view.means.unsqueeze(0)).sum(1)
         gram = weighted_gram(view.features, sites.curvatures, self._segments)
@@ -303,9 +314,11 @@ class RowBound:
         if next_sites is None or not torch.isfinite(total):
             return None
         bound = (total - 0.5 * excess).item()
-        return _Posterior(sites, mean, precision, covariance, 0.5 * excess, total.item(), bound, next_sites, moments[0])
+        return _Posterior(
+            sites, mean, precision, covariance, 0.5 * excess, expected, total.item(), bound, next_sites, moments[0]
+        )
 
-    def _moments(self, view: _View, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
+    def _moments(self, view: RowView, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
         """Means ``(P, n)`` and covariances ``(P, P, n)`` of the predictors in each row."""
         number = self._num_predictors
         means = view.means + product_in_rows(view.features, mean.unsqueeze(-1), number, self._segments).squeeze(-1)
@@ -321,7 +334,7 @@ class RowBound:
                 rows[owner][other] = rows[owner][other] + product
         return means, torch.stack([torch.stack(row) for row in rows]) + torch.diag_embed(view.prior.mT).movedim(0, -1)
 
-    def _derivatives(self, view: _View, mean: Tensor, covariance: Tensor) -> tuple[float, _Sites | None]:
+    def _derivatives(self, view: RowView, mean: Tensor, covariance: Tensor) -> tuple[float, _Sites | None]:
         """The sum of the rows' expected log-likelihoods, and their sites, None if these are not finite."""
         if self._num_predictors == 1:
             found = expected_gradients(
@@ -337,11 +350,42 @@ class RowBound:
         is_finite = bool(torch.isfinite(targets.sum() + curvatures.sum()))
         return found.expected.sum().item(), _Sites(curvatures, targets) if is_finite else None
 
-    def _expected(self, view: _View, posterior: _Posterior) -> Tensor:
+    def _expected(self, view: RowView, posterior: _Posterior) -> Tensor:
         """The sum of this process's expected log-likelihoods at a fixed posterior, differentiable."""
-        mean, covariance = self._moments(view, posterior.mean, posterior.covariance)
+        with torch.no_grad():
+            known, (curvatures, targets) = view.detach(), posterior.next_sites
+            gradients = targets - (curvatures * posterior.predictors.unsqueeze(0)).sum(1)
+            slopes = self._slopes(known, posterior.mean, posterior.covariance, gradients, curvatures)
+        if not any(parameter.requires_grad for parameter in self._likelihood.parameters()):
+            return _with_slopes(posterior.divergence.new_tensor(posterior.own), view, slopes)
+        with torch.no_grad():
+            mean, covariance = self._moments(known, posterior.mean, posterior.covariance)
         if self._num_predictors == 1:
             rows = MultivariateNormal(mean[0], DiagLinearOperator(covariance[0, 0]))
         else:
             rows = independent_rows(PredictorMoments(mean.mT, covariance.movedim(-1, 0)))
-        return self._likelihood.expected_log_prob(self._y, rows, **self._arguments).double().sum()
+        expected = self._likelihood.expected_log_prob(self._y, rows, **self._arguments).double().sum()
+        return _with_slopes(expected, view, slopes)
+
+    def _slopes(
+        self, view: RowView, mean: Tensor, covariance: Tensor, gradients: Tensor, curvatures: Tensor
+    ) -> _Slopes:
+        r"""
+        The derivatives of the expected log-likelihoods at a fixed posterior :math:`N(m, S)`, from those in the rows'
+        predictors: :math:`m g_n^\top - (S - I) \Phi_n \Lambda_n` in the features.
+        """
+        by_features = torch.empty_like(view.features)
+        for owner, place in self._segments:
+            by_features[place] = torch.outer(mean[place], gradients[owner])
+            for other, there in self._segments:
+                smoothed = covariance[place, there] @ view.features[there]
+                smoothed = smoothed - view.features[there] if there == place else smoothed
+                by_features[place] -= curvatures[owner, other] * smoothed
+        return _Slopes(by_features, -0.5 * curvatures.diagonal(dim1=0, dim2=1).mT, gradients)
+
+
+def _with_slopes(value: Tensor, view: RowView, slopes: _Slopes) -> Tensor:
+    """A number with given derivatives in the features and in the variances and means of the predictors."""
+    parts = [(view.features, slopes.features), (view.prior, slopes.prior), (view.means, slopes.means)]
+    moving = [(slope, part) for part, slope in parts if part.requires_grad]
+    return linear_function(value, *zip(*moving, strict=True)) if moving else value

@@ -16,6 +16,7 @@ from torch import Tensor
 from gpytorch_gam import _checks as checks
 from gpytorch_gam.components import AdditivePredictor, ComponentGroup
 from gpytorch_gam.components.additive_predictor import PredictorRows
+from gpytorch_gam.components.component_group import GroupRows
 from gpytorch_gam.components.group_projection import whitened_weights
 from gpytorch_gam.components.joined_groups import by_group, joined_groups
 from gpytorch_gam.components.levels import listed
@@ -152,6 +153,10 @@ class AdditiveVariationalStrategy(AdditiveStrategy):
         predictor, in fewer operations than it takes to compute one after the other.
         """
         return self.predictor.at_rows(inputs, self.jitter_val, self._jitter_is_relative)
+
+    def groups_at_rows(self, places: Sequence[int], inputs: Tensor) -> list[GroupRows]:
+        """Some of the predictor's groups, by number, at its inputs ``(*batch, n, D)``: see :meth:`at_rows`."""
+        return self.predictor.groups_at_rows(places, inputs, self.jitter_val, self._jitter_is_relative)
 
     def inducing_cholesky(self, group: ComponentGroup, covariance: Tensor | None = None) -> Tensor:
         """

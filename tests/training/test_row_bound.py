@@ -1,0 +1,168 @@
+"""The bound at the optimal posterior of all rows, and its derivatives, against autograd and differences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import gpytorch
+import pytest
+import torch
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood, Likelihood
+from torch import Tensor
+
+from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
+from gpytorch_gam.components.component_group import GroupRows
+from gpytorch_gam.likelihoods import (
+    GaussianLocationScaleLikelihood,
+    NegativeBinomialLikelihood,
+    PoissonLikelihood,
+    RowwiseLikelihood,
+)
+from gpytorch_gam.mlls import CollapsedELBO
+from gpytorch_gam.optim.processes import Processes
+from gpytorch_gam.optim.rows.stream import Rows
+from gpytorch_gam.terms import constant, factor, random_effect, smooth
+from gpytorch_gam.training import _row_bound
+from gpytorch_gam.training._hyperparameters import hyperparameters_of
+from gpytorch_gam.training._model_at_rows import ModelAtRows
+from gpytorch_gam.training._row_bound import RowBound
+
+N = 40
+
+
+@pytest.fixture(autouse=True)
+def double() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)
+
+
+def inputs() -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.cat([torch.rand(N, 2, generator=generator), torch.arange(N).unsqueeze(-1) % 3], dim=-1)
+
+
+def model_of(x: Tensor, num_predictors: int = 1) -> AdditiveGP:
+    mean = gpytorch.means.ConstantMean()
+    groups = [constant(), smooth([0, 1], x, num_inducing=5), factor(2, 3), random_effect(2, 3, name="random")]
+    if num_predictors == 1:
+        return AdditiveGP(AdditivePredictor(*groups, mean=mean), family="coupled")
+    more = [constant(predictor=1), smooth(1, x, num_inducing=4, predictor=1)]
+    return AdditiveGP(AdditivePredictor(*groups, *more, mean=[mean, None]), family="coupled")
+
+
+def derivatives(bound: RowBound, parameters: list[Tensor]) -> Tensor:
+    found = torch.autograd.grad(bound(), parameters, allow_unused=True)
+    return torch.cat(
+        [torch.zeros(p.numel()) if g is None else g.flatten() for p, g in zip(parameters, found, strict=True)]
+    )
+
+
+@torch.no_grad()
+def differences(bound: RowBound, parameters: list[Tensor], step: float = 1e-4) -> Tensor:
+    found = []
+    for parameter in parameters:
+        for entry in parameter.view(-1):
+            middle, values = entry.item(), []
+            for sign in (1, -1):
+                entry.fill_(middle + sign * step)
+                values.append(bound().item())
+            entry.fill_(middle)
+            found.append((values[0] - values[1]) / (2 * step))
+    return torch.tensor(found)
+
+
+GAUSSIAN = {
+    "shared noise": (GaussianLikelihood, []),
+    "weights and offset": (lambda: RowwiseLikelihood(GaussianLikelihood()), ["weights", "offset"]),
+    "noise by row": (lambda: FixedNoiseGaussianLikelihood(torch.linspace(0.1, 0.5, N)), ["noise"]),
+}
+
+
+@pytest.mark.parametrize("kind", GAUSSIAN)
+def test_gaussian_bound_and_derivatives_are_those_of_the_collapsed_elbo(kind: str) -> None:
+    make, names = GAUSSIAN[kind]
+    x, likelihood = inputs(), make()
+    y, positive = torch.sin(6 * x[:, 0]) + 0.1 * x[:, 2], torch.linspace(0.1, 0.5, N)
+    arguments = dict.fromkeys(names, positive)
+    model = model_of(x)
+    parameters = hyperparameters_of(model, likelihood)
+    objective = CollapsedELBO(likelihood, model)
+    expected = N * objective(x, y, **arguments)
+    gradients = torch.autograd.grad(expected, parameters, allow_unused=True)
+    bound = RowBound(model, likelihood, Rows(x, y, arguments), Processes(None))
+    torch.testing.assert_close(bound(), expected, rtol=1e-10, atol=0)
+    wanted = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)]
+    torch.testing.assert_close(
+        derivatives(bound, parameters), torch.cat([g.flatten() for g in wanted]), rtol=1e-8, atol=1e-8
+    )
+
+
+def counts(x: Tensor) -> Tensor:
+    return torch.poisson(torch.exp(1 + x[:, 0]), generator=torch.Generator().manual_seed(1))
+
+
+OTHERS = {
+    "poisson": (PoissonLikelihood, 1),
+    "negative binomial": (NegativeBinomialLikelihood, 1),
+    "location and scale": (GaussianLocationScaleLikelihood, 2),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_derivatives_are_differences_of_bounds_at_the_optimum(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_row_bound, "_GAIN", 1e-12)
+    make, num_predictors = OTHERS[kind]
+    x = inputs()
+    likelihood: Likelihood = make()
+    y = counts(x) if num_predictors == 1 else torch.sin(6 * x[:, 0]) + 0.3 * torch.cos(40 * x[:, 1])
+    model = model_of(x, num_predictors)
+    bound = RowBound(model, likelihood, Rows(x, y, {}), Processes(None))
+    parameters = hyperparameters_of(model, likelihood)
+    found = derivatives(bound, parameters)
+    assert found.abs().min() > 0
+    # Differences of bounds that each end within 1e-12 nats, and the third derivatives in a step of 1e-4.
+    torch.testing.assert_close(found, differences(bound, parameters), rtol=1e-4, atol=1e-4)
+
+
+def test_groups_with_nothing_to_train_are_evaluated_once_and_others_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = inputs()
+    model = model_of(x, num_predictors=2)
+    at_rows = ModelAtRows(model.variational_strategy, x)
+    at_rows()
+    for parameter in hyperparameters_of(model, GaussianLikelihood()):
+        with torch.no_grad():
+            parameter += 0.3
+    evaluated: list[str] = []
+    whole = ComponentGroup.at_rows
+
+    def at_rows_of_group(group: ComponentGroup, *arguments: Any) -> GroupRows:
+        evaluated.extend(group.names)
+        return whole(group, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ComponentGroup, "at_rows", at_rows_of_group)
+        view = at_rows()
+    groups = model.predictor.groups
+    trained = [name for group in groups if any(p.requires_grad for p in group.parameters()) for name in group.names]
+    assert sorted(evaluated) == sorted(trained) and len(trained) < model.predictor.num_components
+    expected = model.variational_strategy.at_rows(x)
+    torch.testing.assert_close(view.features, expected.features)
+    torch.testing.assert_close(view.prior, expected.prior_variances)
+    torch.testing.assert_close(view.variances, torch.cat([group.prior_variance(x) for group in groups]))
+
+
+def test_no_group_is_kept_where_a_network_before_the_components_is_trained() -> None:
+    class Network(AdditiveGP):
+        def __init__(self, x: Tensor) -> None:
+            super().__init__(AdditivePredictor(constant(), factor(2, 3)), family="coupled")
+            self.scale = torch.nn.Parameter(torch.ones(1))
+
+        def forward(self, x: Tensor) -> gpytorch.distributions.MultivariateNormal:
+            return self.predictor(torch.cat([self.scale * x[:, :2], x[:, 2:]], dim=-1))
+
+    x = inputs()
+    at_rows = ModelAtRows(Network(x).variational_strategy, x)
+    assert at_rows().features.requires_grad
