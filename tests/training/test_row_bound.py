@@ -166,3 +166,39 @@ def test_no_group_is_kept_where_a_network_before_the_components_is_trained() -> 
     x = inputs()
     at_rows = ModelAtRows(Network(x).variational_strategy, x)
     assert at_rows().features.requires_grad
+
+
+def test_groups_are_evaluated_at_the_distinct_values_of_their_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = inputs()
+    x[:, 0] = (7 * x[:, 0]).round()  # few values, and some are missing; column 1 has as many as rows
+    x[::9, 0] = torch.nan
+    groups = [
+        constant(),
+        smooth(0, x, num_inducing=4, missing="marginal"),
+        smooth(1, x, num_inducing=4),
+        smooth(0, x, num_inducing=4, by=1, names="product", missing="marginal"),
+        random_effect(2, 3),
+    ]
+    model = AdditiveGP(AdditivePredictor(*groups), family="coupled")
+    sizes: dict[str, int] = {}
+    whole = ComponentGroup.at_rows
+
+    def at_rows_of_group(group: ComponentGroup, rows: Tensor, *arguments: Any) -> GroupRows:
+        sizes.update(dict.fromkeys(group.names, len(rows)))
+        return whole(group, rows, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ComponentGroup, "at_rows", at_rows_of_group)
+        view = ModelAtRows(model.variational_strategy, x)()
+    names = [group.names[0] for group in groups]
+    assert [sizes[name] < N for name in names] == [False, True, False, False, True]
+    expected = model.variational_strategy.at_rows(x)
+    torch.testing.assert_close(view.features, expected.features)
+    torch.testing.assert_close(view.prior, expected.prior_variances)
+    parameters = hyperparameters_of(model, GaussianLikelihood())
+    weights = torch.randn(view.features.shape, generator=torch.Generator().manual_seed(2))
+    found, wanted = (
+        torch.autograd.grad((weights * features).sum() + prior.sin().sum(), parameters)
+        for features, prior in ((view.features, view.prior), (expected.features, expected.prior_variances))
+    )
+    torch.testing.assert_close(found, wanted)
