@@ -166,7 +166,7 @@ def fit(
         if choice.method == "rows":
             outcome, off = _fit_rows(model, likelihood, batches, warm_start, tolerance, callback, processes)
         elif choice.method == "bins":
-            outcome = _fit_bins(model, likelihood, batches, max_bins, bins, tolerance, callback)
+            outcome, off = _fit_bins(model, likelihood, batches, max_bins, bins, tolerance, callback)
         else:
             outcome = fit_minibatches(
                 model,
@@ -300,12 +300,13 @@ def _fit_bins(
     bins: ColumnBins | None,
     tolerance: float,
     callback: Callable[[Epoch], Any] | None,
-) -> Outcome:
+) -> tuple[Outcome, tuple[str, ...]]:
+    """The fit by bins, and the names of the components that it has switched off."""
     history: list[Epoch] = []
     note = recorder(history, callback)
     max_bins = MAX_BINS if max_bins is None else max_bins
     found = run_bins(model, likelihood, batches, max_bins=max_bins, bins=bins, tolerance=tolerance, callback=note)
-    return Outcome(
+    outcome = Outcome(
         history=history,
         bound=found.bound,
         gradient=found.gradient,
@@ -314,6 +315,7 @@ def _fit_bins(
         passes=found.passes,
         evaluations=found.evaluations,
     )
+    return outcome, found.switched_off
 
 
 def _warn_if_open(outcome: Outcome, tolerance: float) -> None:

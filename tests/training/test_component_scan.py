@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from gpytorch_gam.training._component_scan import ComponentScan, Place, SiteView, Trial
+from gpytorch_gam.training._component_scan import ComponentScan, Place, SiteView, SumsAtRows, Trial
 
 N = 30
 
@@ -55,6 +55,10 @@ def changed(view: SiteView, place: Place, source: Trial, ratio: float) -> SiteVi
     return view._replace(features=features, variances=variances)
 
 
+def scan_of(view: SiteView, places: list[Place], trials: list[Trial]) -> ComponentScan[Trial]:
+    return ComponentScan(SumsAtRows(view, places), Trial(view.features, view.variances), trials, places)
+
+
 @pytest.fixture(autouse=True)
 def double() -> Iterator[None]:
     before = torch.get_default_dtype()
@@ -66,7 +70,7 @@ def double() -> Iterator[None]:
 @pytest.mark.parametrize("num_predictors", [1, 2])
 def test_gains_of_changes_are_those_of_the_dense_bound(num_predictors: int) -> None:
     view, places, trials = problem(num_predictors)
-    scan = ComponentScan(view, places, trials)
+    scan = scan_of(view, places, trials)
     for _ in range(4):
         change = scan.best()
         source = Trial(view.features, view.variances) if change.trial < 0 else trials[change.trial]
@@ -79,7 +83,7 @@ def test_gains_of_changes_are_those_of_the_dense_bound(num_predictors: int) -> N
 @pytest.mark.parametrize("num_predictors", [1, 2])
 def test_no_other_change_gains_more(num_predictors: int) -> None:
     view, places, trials = problem(num_predictors, seed=1)
-    best = ComponentScan(view, places, trials).best()
+    best = scan_of(view, places, trials).best()
     own = Trial(view.features, view.variances)
     for place in places:
         for source in (own, *trials):
@@ -90,7 +94,7 @@ def test_no_other_change_gains_more(num_predictors: int) -> None:
 
 def test_a_scan_ends_where_nothing_gains() -> None:
     view, places, trials = problem(1, seed=2)
-    scan, gains = ComponentScan(view, places, trials), []
+    scan, gains = scan_of(view, places, trials), []
     while (change := scan.best()).gain > 1e-6:
         scan.take(change)
         gains.append(change.gain)

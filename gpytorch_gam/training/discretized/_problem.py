@@ -21,12 +21,14 @@ from gpytorch_gam.optim.rows.likelihood_check import unwrapped
 from gpytorch_gam.parameters.log_scale import Coordinates
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 
+from .._component_jumps import ComponentJumps, best_after_jumps
 from .._hyperparameters import hyperparameters_of, largest, limits_of
 from .._quasi_newton import ObjectiveError, QuasiNewton
 from ..bound_gradients import log_prior
 from ..starting_values import start_from_null_model, units_of_means
 from ._data import DiscretizedData, MomentTables
 from ._statistics import BinStatistics, interpolated, moment_tables
+from ._sums_at_bins import SumsAtBins
 from .column_bins import ColumnBins
 
 # Knots per column of the coarse grid on which the hyperparameters are optimised first, see `interpolated`: of sets of
@@ -55,6 +57,16 @@ class Open(NamedTuple):
     gradient: float  # largest derivative in the coordinates
 
 
+class Maximum(NamedTuple):
+    """Where a search for the best hyperparameters has ended."""
+
+    objective: float  # in nats, priors included
+    open: float  # predicted gain of a further step in nats
+    gradient: float  # largest derivative in the coordinates
+    stopped: str  # why
+    hyperparameters: list[Tensor]
+
+
 class DiscretizedProblem:
     """
     The model as a function of tables, and moves of its hyperparameters, which start from the null model if there is
@@ -78,6 +90,7 @@ class DiscretizedProblem:
         self._last: tuple[BinStatistics, list[Tensor], float] | None = None
         if null is not None:
             start_from_null_model(self.strategy, likelihood, null)
+        self._jumps = ComponentJumps(self.strategy.predictor, num_rows, None if null is None else null.variance)
         units = {} if null is None else units_of_means(self.strategy, null)
         # The bound of sites does not depend on the likelihood.
         elsewhere = set() if self.is_closed_form else {id(parameter) for parameter in likelihood.parameters()}
@@ -109,10 +122,13 @@ class DiscretizedProblem:
         return self._optimum(statistics(self.constant()))
 
     def _optimum(self, sums: GaussianStatistics) -> GaussianOptimum:
+        noise = self._shared_noise(sums.log_noise)
+        return gaussian_optimum(sums, torch.ones_like(sums.residual_square) if noise is None else noise)
+
+    def _shared_noise(self, log_noise: Tensor | None) -> Tensor | None:
+        """The noise variance of all rows; None where the weights are the precisions."""
         inner = unwrapped(self.likelihood)
-        if isinstance(inner, GaussianLikelihood) and sums.log_noise is None:
-            return gaussian_optimum(sums, inner.noise.double().squeeze(-1))
-        return gaussian_optimum(sums, torch.ones_like(sums.residual_square))  # the weights are the precisions
+        return inner.noise.double().squeeze(-1) if isinstance(inner, GaussianLikelihood) and log_noise is None else None
 
     def moments(self, data: DiscretizedData, optimum: GaussianOptimum) -> tuple[MomentTables, float]:
         """Moments of the predictor at the bins, without the mean module, and the divergence from the prior in nats."""
@@ -166,6 +182,47 @@ class DiscretizedProblem:
         """What can be gained from where the hyperparameters are; an ObjectiveError if the bound is not finite there."""
         nats = self._ascent.maximise(lambda: self._objective(statistics), math.inf, 0)
         return Open(self._ascent.value, nats, self.gradient)
+
+    def ascend(self, statistics: BinStatistics, nats: float, steps: int) -> Maximum:
+        """
+        :meth:`maximise` from the beginning, then again from better lengthscales and variances of single components, or
+        without such with curvatures as at the start, for as long as that is better.
+        """
+
+        def end(still_open: float) -> Maximum:
+            return Maximum(self._bound(statistics), still_open, self.gradient, self.stopped, self._values())
+
+        def jump_and_climb() -> Maximum:
+            if self.jump(statistics, nats):
+                return end(self.maximise(statistics, nats, steps))
+            return end(self.maximise_afresh(statistics, nats, steps))
+
+        first = end(self.maximise(statistics, nats, steps, begins=True))
+        best = best_after_jumps(first, jump_and_climb, lambda found: found.objective, nats)
+        self._return_to(best.hyperparameters)
+        return best
+
+    @torch.no_grad()
+    def jump(self, statistics: BinStatistics, least_gain: float) -> bool:
+        """
+        Set lengthscales and variances of single components to others from which the bound is higher, by more than
+        ``least_gain`` for each; whether there are any.
+        """
+        noise = self._shared_noise(statistics.tables.log_noise)
+        sums = SumsAtBins(statistics.tables, float(self.constant()), 1.0 if noise is None else noise.item())
+        has_jumped = self._jumps.jump(sums, statistics.features, least_gain)
+        if has_jumped:
+            self._ascent.forget()
+        return has_jumped
+
+    def maximise_afresh(self, statistics: BinStatistics, nats: float, steps: int) -> float:
+        """:meth:`maximise` on all bins, with curvatures as at the start, whatever those of the last moves were."""
+        self._ascent.forget()
+        return self._ascent.maximise(lambda: self._objective(statistics), nats, steps)
+
+    def switched_off(self) -> tuple[str, ...]:
+        """The names of the components whose variance went to zero."""
+        return self._jumps.switched_off()
 
     def maximise(self, statistics: BinStatistics, nats: float, steps: int, begins: bool = False) -> float:
         """

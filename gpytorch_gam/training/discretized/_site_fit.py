@@ -15,6 +15,7 @@ from torch import Tensor
 from gpytorch_gam.likelihoods.expected_gradients import ExpectedGradients
 from gpytorch_gam.mlls import GaussianOptimum
 
+from .._component_jumps import best_after_jumps
 from .._quasi_newton import ObjectiveError
 from ._data import BinTables, DiscretizedData
 from ._likelihood_ascent import LikelihoodAscent
@@ -66,6 +67,16 @@ class _State(NamedTuple):
     seen: _Pass  # the pass at this posterior
 
 
+class _End(NamedTuple):
+    """The end of a sequence of passes."""
+
+    state: _State
+    history: list[float]  # accepted bounds
+    open: float  # predicted gain of a further pass in nats
+    gradient: float  # largest derivative of the objective in the coordinates of the hyperparameters; NaN if not known
+    stopped: str  # why
+
+
 class _Proposal(NamedTuple):
     """The posterior of the sites of a state, and hyperparameters that may have moved with it."""
 
@@ -85,11 +96,11 @@ class SiteFit:
         self._likelihood_ascent = LikelihoodAscent(problem.likelihood, data.num_rows, data.num_threads)
         self._state: _State | None = None
         #: Predicted gain of a further pass in nats, after :meth:`run`, as all that follows.
-        self.open = math.inf
+        self.open: float
         #: The largest derivative of the objective in the coordinates of the hyperparameters; NaN if it is not known.
-        self.gradient = math.nan
+        self.gradient: float
         #: Why it ended.
-        self.stopped = "max_passes is reached"
+        self.stopped: str
         #: Number of passes over the rows.
         self.passes = 0
         #: Whether any step was accepted.
@@ -115,11 +126,58 @@ class SiteFit:
     ) -> list[float]:
         """
         Make passes from the posterior ``start`` (default that of the model without effects) until one gains no more
-        than ``tolerance``; returns the accepted bounds. Hyperparameters wait until the sites predict the gain of a
-        pass, or nothing is left to gain without them: sites far from the data carry no information on hyperparameters.
+        than ``tolerance``, and again from other lengthscales and variances of single components for as long as these
+        are better; returns the accepted bounds.
+        """
+        gain = SHARE_OF_TOLERANCE * tolerance
+        history: list[float] = []
+
+        def passes(begin: GaussianOptimum | None) -> _End:
+            end = self._passes_from(begin, max_passes - self.passes, tolerance, callback, list(history))
+            history[:] = end.history
+            return end
+
+        def jump_and_pass() -> _End | None:
+            jumped = self._jumped(gain) if self.passes < max_passes else None
+            return None if jumped is None else passes(jumped)
+
+        end = passes(start)
+        best = best_after_jumps(end, jump_and_pass, lambda each: each.state.seen.objective, gain)
+        self._state, accepted, self.open, self.gradient, self.stopped = best
+        self._set(best.state.hyperparameters)
+        self.has_moved = bool(accepted)
+        return accepted or [best.state.seen.bound]
+
+    def _jumped(self, least_gain: float) -> GaussianOptimum | None:
+        """The posterior of the present sites at other hyperparameters that are better for them; None without any."""
+        assert self._state is not None
+        problem = self._problem
+        statistics = BinStatistics(problem.strategy, problem.terms, self._state.seen.sites)
+        with suppress(torch.linalg.LinAlgError, ObjectiveError):
+            before = problem.bound(statistics)
+            if not problem.jump(statistics, least_gain):
+                problem.maximise_afresh(statistics, least_gain, _SITE_STEPS)
+            if problem.bound(statistics) > before + least_gain:
+                with torch.no_grad():
+                    return problem.optimum(statistics)
+        self._set(self._state.hyperparameters)
+        return None
+
+    def _passes_from(
+        self,
+        start: GaussianOptimum | None,
+        max_passes: int,
+        tolerance: float,
+        callback: Callable[[float], Any] | None,
+        history: list[float],
+    ) -> _End:
+        """
+        Passes until one gains no more than the tolerance; their bounds go into ``history``. Hyperparameters wait until
+        the sites predict the gain of a pass, or nothing is left to gain without them: sites far from the data carry no
+        information on hyperparameters.
         """
         state = self._first_state(start)
-        history: list[float] = []
+        self.open, self.gradient, self.stopped = math.inf, math.nan, "max_passes is reached"
         rate, may_move, proposal = 1.0, start is not None, None
         fallen = 0.0  # gain of the last step, if it was taken back
         has_repeated = False  # whether a pass was made only because the one before left something open
@@ -164,8 +222,8 @@ class SiteFit:
                     break
         else:
             self._measure(state)
-        self._state, self.has_moved = state, bool(history)
-        return history or [state.seen.bound]
+        self._state = state
+        return _End(state, history, self.open, self.gradient, self.stopped)
 
     def _first_state(self, start: GaussianOptimum | None) -> _State:
         for posterior in itertools.chain([] if start is None else [start], self._starts()):

@@ -92,7 +92,7 @@ class BinStatistics:
         self._order = sorted(range(len(num_features)), key=num_features.__getitem__)
         self._later = [self._order[position + 1 :] for position in range(len(self._order))]
         self._rows = [
-            _joined_if_small([_between(tables, first, other) for other in later])
+            _joined_if_small([between(tables, first, other) for other in later])
             for first, later in zip(self._order, self._later, strict=True)
         ]
 
@@ -100,7 +100,7 @@ class BinStatistics:
         """The statistics, with the constant mean of the predictor subtracted from the residuals."""
         tables = self.tables
         weight, target, square = tables.totals
-        features, prior, positions = features_of_sets(self._strategy, self._bins, tables.places)
+        features, prior, positions, _ = self.features()
         upper = self._upper_gram(features)
         place = torch.cat([positions[term] for term in self._order]).argsort()
         gram = (upper.triu() + upper.triu(1).mT).index_select(0, place).index_select(1, place)
@@ -114,6 +114,10 @@ class BinStatistics:
             num_rows=tables.num_rows,
             log_noise=tables.log_noise,
         )
+
+    def features(self) -> SetFeatures:
+        """The components at the bins."""
+        return features_of_sets(self._strategy, self._bins, self.tables.places)
 
     def _upper_gram(self, features: list[Tensor]) -> Tensor:
         r"""The upper block triangle of :math:`\Phi W \Phi^\top` with the sets in order, ``(Q, Q)``."""
@@ -135,7 +139,7 @@ def _joined_if_small(tables: list[Tensor]) -> list[Tensor]:
     return [torch.cat(tables, dim=-1)] if is_small and tables else tables
 
 
-def _between(tables: BinTables, first: int, second: int) -> Tensor:
+def between(tables: BinTables, first: int, second: int) -> Tensor:
     """The table of two sets in the given order, ``(U_first, U_second)``."""
     return tables.pairs[first, second] if first < second else tables.pairs[second, first].mT
 
@@ -146,6 +150,8 @@ class SetFeatures(NamedTuple):
     features: list[Tensor]  # features of all components that read the set, (M_t, U_t)
     prior: list[Tensor]  # sum of their prior variances, (U_t,)
     positions: list[Tensor]  # positions of the features in the inducing vector, (M_t,)
+    # The set that each component reads, and its prior variance there, (U_t,), in the order of the inducing vector.
+    components: list[tuple[int, Tensor]]
 
 
 def features_of_sets(
@@ -162,15 +168,18 @@ def features_of_sets(
     ]
     phis_of_groups = by_group(joined, [phi for phi, _ in found], -3)
     variances_of_groups = by_group(joined, [variances for _, variances in found], -2)
+    components: list[tuple[int, Tensor]] = []
     start = 0
     for bins, phis, variances in zip(bins_of_groups, phis_of_groups, variances_of_groups, strict=True):
         for term, phi, variance in zip(bins.terms, phis, variances, strict=True):
             count = len(places[term])
             features[term].append(phi[:, :count])
             prior[term] = prior[term] + variance[:count]
+            components.append((term, variance[:count]))
             positions[term].append(torch.arange(start, start + len(phi), device=phi.device))
             start += len(phi)
-    return SetFeatures([torch.cat(parts) for parts in features], prior, [torch.cat(parts) for parts in positions])
+    by_set = [torch.cat(parts) for parts in features]
+    return SetFeatures(by_set, prior, [torch.cat(parts) for parts in positions], components)
 
 
 def _joined_bins(bins: Sequence[GroupBins]) -> GroupBins:
@@ -233,7 +242,7 @@ def moment_tables(
     covariance: Tensor,
 ) -> MomentTables:
     """Moments of the predictor under a Gaussian posterior of the whitened inducing variables, as tables of the bins."""
-    features, prior, positions = features_of_sets(strategy, bins_of_groups(strategy, terms, places), places)
+    features, prior, positions, _ = features_of_sets(strategy, bins_of_groups(strategy, terms, places), places)
     means = [mean[index] @ phi for index, phi in zip(positions, features, strict=True)]
     by_bin = [
         variance - phi.square().sum(0) + (phi * (covariance[index][:, index] @ phi)).sum(0)

@@ -179,6 +179,7 @@ class BinsFit(NamedTuple):
     passes: int  # over all rows
     evaluations: int  # of the bound and its gradient
     num_rows: int
+    switched_off: tuple[str, ...]  # components whose variance went to zero
 
 
 def run_bins(
@@ -369,7 +370,7 @@ def _fit_gaussian(
         problem = DiscretizedProblem(model, likelihood, sums.bins, sums.total_weight, null)
         statistics = BinStatistics(strategy, problem.terms, sums.tables(strategy.predictor.device))
         history = [problem.bound(statistics)]
-        still_open = problem.maximise(statistics, SHARE_OF_TOLERANCE * tolerance, _GAUSSIAN_STEPS, begins=True)
+        found = problem.ascend(statistics, SHARE_OF_TOLERANCE * tolerance, _GAUSSIAN_STEPS)
         with torch.no_grad():
             optimum = problem.optimum(statistics)
     history.append(optimum.bound.item())
@@ -378,13 +379,14 @@ def _fit_gaussian(
     return optimum, BinsFit(
         history=history,
         bound=history[-1],
-        gradient=problem.gradient,
-        open=still_open,
-        converged=not still_open > max(tolerance, ROUNDING * abs(history[-1])),
-        stopped=problem.stopped,
+        gradient=found.gradient,
+        open=found.open,
+        converged=not found.open > max(tolerance, ROUNDING * abs(history[-1])),
+        stopped=found.stopped,
         passes=1,
         evaluations=problem.evaluations,
         num_rows=sums.num_rows,
+        switched_off=problem.switched_off(),
     )
 
 
@@ -420,6 +422,7 @@ def _fit_sites(
         passes=fit.passes,
         evaluations=problem.evaluations + fit.evaluations,
         num_rows=len(data),
+        switched_off=problem.switched_off(),
     )
 
 

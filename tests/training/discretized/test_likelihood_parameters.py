@@ -85,7 +85,7 @@ def test_many_rows_begin_with_the_parameters_of_a_sample(monkeypatch: pytest.Mon
         monkeypatch.setattr(discretized_fit, "_SAMPLE_SIZE", size)
         likelihood = NegativeBinomialLikelihood().double()
         bounds.append(fit_discretized(make_model(x), likelihood, [(x, y)], tolerance=0.01)[-1])
-    assert bounds[0] == pytest.approx(bounds[1], abs=0.1)
+    assert bounds[0] == pytest.approx(bounds[1], abs=0.2)  # the model has two maxima 0.13 nats apart
 
 
 def gradients_of_rows(
