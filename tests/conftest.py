@@ -1,9 +1,12 @@
 """Settings that all tests share."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
 from gpytorch_gam import settings
+from tests.two_processes import Together, two_processes
 
 # Matrices here are small: more threads only get into each other's way, badly so on a busy machine.
 torch.set_num_threads(1)
@@ -13,6 +16,13 @@ torch.set_num_threads(1)
 def fixed_seed() -> None:
     """Every test starts from the same random numbers, whatever ran before it."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def together(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Together]:
+    """Two processes, which start where they are used first: in tests with the mark ``xdist_group("distributed")``."""
+    with two_processes(tmp_path_factory.mktemp("processes")) as call:
+        yield call
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

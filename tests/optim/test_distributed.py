@@ -9,7 +9,6 @@ import re
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 from unittest import mock
@@ -25,10 +24,11 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from gpytorch_gam.optim import NaturalGradient
 from gpytorch_gam.optim.processes import average_gradients, row_weighted
 from gpytorch_gam.training import fit, polish
-from gpytorch_gam.warnings import CurvatureWarning, RankWarning, TrainingLoopWarning
+from gpytorch_gam.warnings import CurvatureWarning, TrainingLoopWarning
 from tests.problems import gaussian_likelihood, gaussian_problem, make_model, precision_and_mean
+from tests.two_processes import Together
 
-# The workers run once for all of these tests.
+# All tests of two processes share these.
 pytestmark = pytest.mark.xdist_group("distributed")
 
 NUM_ROWS = 400
@@ -159,7 +159,8 @@ def dense(case: Case) -> Any:
     return nullcontext() if case.is_dense else mock.patch("gpytorch_gam.optim.natural_gradient.DENSE_LIMIT", 0)
 
 
-def trained(case: Case, group: Group) -> list[dict[str, Any]]:
+def trained(name: str, group: Group) -> list[dict[str, Any]]:
+    case = CASES[name]
     torch.manual_seed(0)
     with dense(case):
         trainer = Trainer(case, group)
@@ -319,35 +320,19 @@ def wrong_sign(group: Group) -> list[str]:
     return found
 
 
-def work(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    warnings.simplefilter("error")
-    warnings.simplefilter("ignore", RankWarning)
-    store = f"file://{folder}/store"
-    distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
-    group = distributed.group.WORLD
-    found = {
-        "trained": {name: trained(case, group) for name, case in CASES.items()},
-        "polished": [polished(*arguments, group) for arguments in POLISHED],
-        "fitted": fitted(group),
-        "resumed": resumed(group),
-        "errors": errors(group),
-        "drift": drift(group),
-        "wrong sign": wrong_sign(group),
-    }
-    torch.save(found, Path(folder) / f"{rank}.pt")
-    distributed.destroy_process_group()
+# ----------------------------------------------------------------------------------------------------- equality
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each of two processes found."""
-    folder = tmp_path_factory.mktemp("ranks")
-    torch.multiprocessing.spawn(work, (str(folder),), nprocs=2)
-    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(2)]
+def trained_together(together: Together) -> Callable[[str], list[Any]]:
+    """What each of two processes found in a case, which runs once."""
+    return functools.cache(functools.partial(together, trained))
 
 
-# ----------------------------------------------------------------------------------------------------- equality
+@pytest.fixture(scope="module")
+def failed(together: Together) -> list[dict[str, tuple[str, str]]]:
+    """The errors of each of two processes."""
+    return together(errors)
 
 
 def assert_close(found: Tensor, expected: Tensor, tolerance: float) -> None:
@@ -371,11 +356,9 @@ def assert_same_bits(one: Any, other: Any) -> None:
 
 @pytest.mark.filterwarnings("ignore::gpytorch_gam.warnings.RankWarning")
 @pytest.mark.parametrize("name", CASES)
-def test_two_processes_equal_one(ranks: list[dict[str, Any]], name: str) -> None:
-    case = CASES[name]
-    alone = trained(case, None)
-    together = [found["trained"][name] for found in ranks]
-    for number, (expected, *found) in enumerate(zip(alone, *together, strict=True)):
+def test_two_processes_equal_one(trained_together: Callable[[str], list[Any]], name: str) -> None:
+    steps = zip(trained(name, None), *trained_together(name), strict=True)
+    for number, (expected, *found) in enumerate(steps):
         # Rounding grows when the posterior follows the kernels, most in directions that the jitter supports.
         tolerance, growth = (1e-11, 10) if number == 0 else (1e-9, 100)
         average = sum(each["loss"] for each in found) / 2
@@ -387,8 +370,8 @@ def test_two_processes_equal_one(ranks: list[dict[str, Any]], name: str) -> None
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_all_processes_have_the_same_bits(ranks: list[dict[str, Any]], name: str) -> None:
-    for one, other in zip(*(found["trained"][name] for found in ranks), strict=True):
+def test_all_processes_have_the_same_bits(trained_together: Callable[[str], list[Any]], name: str) -> None:
+    for one, other in zip(*trained_together(name), strict=True):
         assert_same_bits(one["gradient"], other["gradient"])
         for mine, theirs in zip(one["bits"], other["bits"], strict=True):
             for state in (mine, theirs):  # who has warned is the first one's affair
@@ -399,18 +382,18 @@ def test_all_processes_have_the_same_bits(ranks: list[dict[str, Any]], name: str
 
 @pytest.mark.filterwarnings("ignore::gpytorch_gam.warnings.RankWarning")
 @pytest.mark.parametrize("number", range(len(POLISHED)))
-def test_polishing_together_equals_polishing_alone(ranks: list[dict[str, Any]], number: int) -> None:
+def test_polishing_together_equals_polishing_alone(together: Together, number: int) -> None:
     alone = polished(*POLISHED[number], None)
-    one, other = (found["polished"][number] for found in ranks)
+    one, other = together(polished, *POLISHED[number])
     assert_same_bits(one, other)
     assert one["history"] == pytest.approx(alone["history"], rel=1e-9)
     for part, whole in zip(one["posterior"], alone["posterior"], strict=True):
         assert_close(part, whole, 1e-8)
 
 
-def test_fitting_together_equals_fitting_alone(ranks: list[dict[str, Any]]) -> None:
+def test_fitting_together_equals_fitting_alone(together: Together) -> None:
     alone = fitted(None)
-    one, other = (found["fitted"] for found in ranks)
+    one, other = together(fitted)
     assert_same_bits(one, other)
     # What depends on the responses at the start is that of the rows of the first process.
     for epoch, expected in zip(one["history"], alone["history"], strict=True):
@@ -421,9 +404,9 @@ def test_fitting_together_equals_fitting_alone(ranks: list[dict[str, Any]]) -> N
         assert_close(part, whole, 1e-2)
 
 
-def test_a_resumed_run_equals_an_uninterrupted_one(ranks: list[dict[str, Any]]) -> None:
-    for found in ranks:
-        assert_same_bits(*found["resumed"])
+def test_a_resumed_run_equals_an_uninterrupted_one(together: Together) -> None:
+    for found in together(resumed):
+        assert_same_bits(*found)
 
 
 # ------------------------------------------------------------------------------------------- errors and warnings
@@ -447,31 +430,30 @@ def test_a_resumed_run_equals_an_uninterrupted_one(ranks: list[dict[str, Any]]) 
     ],
 )
 def test_an_error_of_one_process_is_one_of_all(
-    ranks: list[dict[str, Any]], what: str, kinds: tuple[str, str], message: str
+    failed: list[dict[str, tuple[str, str]]], what: str, kinds: tuple[str, str], message: str
 ) -> None:
-    for kind, found in zip(kinds, ranks, strict=True):
-        assert found["errors"][what][0] == kind
-        assert re.search(message, found["errors"][what][1])
+    for kind, found in zip(kinds, failed, strict=True):
+        assert found[what][0] == kind
+        assert re.search(message, found[what][1])
 
 
-def test_a_failed_step_changes_nothing_and_the_next_one_works(ranks: list[dict[str, Any]]) -> None:
-    for found in ranks:
-        assert found["errors"]["unchanged"][1] == "True"
-        assert found["errors"]["afterwards"] == ("", "")
+def test_a_failed_step_changes_nothing_and_the_next_one_works(failed: list[dict[str, tuple[str, str]]]) -> None:
+    for found in failed:
+        assert found["unchanged"][1] == "True"
+        assert found["afterwards"] == ("", "")
 
 
-def test_an_automatic_rank_becomes_that_of_the_first(ranks: list[dict[str, Any]]) -> None:
-    for found in ranks:
-        assert found["errors"]["automatic rank"] == ("", "")
-        assert found["errors"]["rank of the first"][1] == "4"
+def test_an_automatic_rank_becomes_that_of_the_first(failed: list[dict[str, tuple[str, str]]]) -> None:
+    for found in failed:
+        assert found["automatic rank"] == ("", "")
+        assert found["rank of the first"][1] == "4"
 
 
-def test_the_first_process_warns(ranks: list[dict[str, Any]]) -> None:
-    (warning,) = ranks[0]["drift"]
+def test_the_first_process_warns(together: Together) -> None:
+    (warning,), others = together(drift)
     assert "average the gradients" in warning
-    assert ranks[1]["drift"] == []
-    assert ranks[0]["wrong sign"] == [0, 1]
-    assert ranks[1]["wrong sign"] == [0, 0]
+    assert others == []
+    assert together(wrong_sign) == [[0, 1], [0, 0]]
 
 
 def test_what_is_no_group_is_an_error() -> None:

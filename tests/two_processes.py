@@ -1,0 +1,55 @@
+"""Two processes of one group, which call a function together."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed
+
+from gpytorch_gam.warnings import RankWarning
+
+# Time that one waits for the other, beyond which it raises an error.
+_TIMEOUT = timedelta(minutes=2)
+
+Together = Callable[..., list[Any]]
+
+
+def _join(rank: int, store: str) -> None:
+    torch.set_num_threads(1)
+    warnings.simplefilter("error")
+    warnings.simplefilter("ignore", RankWarning)
+    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=_TIMEOUT)
+
+
+def _call(function: Callable[..., Any], arguments: tuple[Any, ...]) -> bytes:
+    # By value: as an object, a tensor would be sent as memory that the processes share.
+    return pickle.dumps(function(*arguments, distributed.group.WORLD))
+
+
+@contextmanager
+def two_processes(folder: Path) -> Iterator[Together]:
+    """
+    ``together(function, *arguments)`` calls ``function(*arguments, group)`` in both processes and returns what each
+    found. The function is one of a module, as it is sent by its name.
+    """
+    context, store = multiprocessing.get_context("spawn"), str(folder / "store")
+    with ExitStack() as stack:
+        pools = [
+            stack.enter_context(ProcessPoolExecutor(1, context, initializer=_join, initargs=(rank, store)))
+            for rank in range(2)
+        ]
+
+        def together(function: Callable[..., Any], *arguments: Any) -> list[Any]:
+            calls = [pool.submit(_call, function, arguments) for pool in pools]
+            return [pickle.loads(call.result()) for call in calls]
+
+        yield together
