@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
@@ -76,6 +77,20 @@ class Processes:
         for name, values in zip(numbers, zip(*table, strict=True), strict=True):
             if len(set(values)) > 1:
                 raise ValueError(f"the processes of process_group have {name} {list(values)}: they must agree")
+
+    @contextmanager
+    def sharing_errors(self, what: str, device: torch.device) -> Iterator[None]:
+        """Raise an error of one process, which cannot do ``what``, in all: in the others as a RuntimeError."""
+        error: Exception | None = None
+        try:
+            yield
+        except Exception as caught:
+            error = caught
+        failed = [rank for rank, (has_failed,) in enumerate(self.gather([error is not None], device)) if has_failed]
+        if error is not None:
+            raise error
+        if failed:
+            raise RuntimeError(f"process {failed[0]} of process_group cannot {what}: see its error")
 
     @torch.no_grad()
     def broadcast(self, tensors: Iterable[Tensor]) -> None:

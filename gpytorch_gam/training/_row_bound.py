@@ -63,6 +63,10 @@ class _Sites(NamedTuple):
         curvatures = semidefinite_rows(self.curvatures)
         return _Sites(curvatures, self.targets + ((curvatures - self.curvatures) * mean.unsqueeze(0)).sum(1))
 
+    def are_finite(self) -> bool:
+        """Whether all are."""
+        return bool(torch.isfinite(self.targets.sum() + self.curvatures.sum()))
+
     def towards(self, other: _Sites, share: float) -> _Sites:
         return _Sites(*(torch.lerp(own, new, share) for own, new in zip(self, other, strict=True)))
 
@@ -91,9 +95,10 @@ class _Posterior(NamedTuple):
 
 
 class _Acceleration:
-    """Anderson's acceleration of the iteration of sites, see Walker and Ni (2011)."""
+    """Anderson's acceleration of the iteration of the sites of all processes, see Walker and Ni (2011)."""
 
-    def __init__(self) -> None:
+    def __init__(self, processes: Processes) -> None:
+        self._processes = processes
         self._points: list[Tensor] = []  # sites, flat
         self._residuals: list[Tensor] = []  # next sites minus sites
 
@@ -105,9 +110,18 @@ class _Acceleration:
             return None
         changes = torch.stack(self._residuals, dim=-1).diff(dim=-1)
         moves = torch.stack(self._points, dim=-1).diff(dim=-1) + changes
-        weights = torch.linalg.lstsq(changes, (new - own).unsqueeze(-1), driver="gelsd").solution
+        weights = self._least_squares(changes, (new - own).unsqueeze(-1))
         parts = (new - (moves @ weights).squeeze(-1)).split([part.numel() for part in posterior.sites])
         return _Sites(*(part.view_as(like) for part, like in zip(parts, posterior.sites, strict=True)))
+
+    def _least_squares(self, matrix: Tensor, target: Tensor) -> Tensor:
+        """The solution for the rows of all processes, from a triangle of each, which has the same squares."""
+        triangle = torch.linalg.qr(torch.cat([matrix, target], dim=-1), mode="r").R
+        size = matrix.shape[-1] + 1
+        table = triangle.new_zeros(self._processes.size, size, size)
+        table[self._processes.rank, : len(triangle)] = triangle
+        table = self._processes.sum([table])[0].flatten(0, 1)
+        return torch.linalg.lstsq(table[:, :-1], table[:, -1:], driver="gelsd").solution
 
 
 class RowBound:
@@ -241,7 +255,7 @@ class RowBound:
         present = self._first(view) if self._sites is None else self._posterior(view, self._sites)
         if present is None:
             return None
-        acceleration = _Acceleration()
+        acceleration = _Acceleration(self.processes)
         for _ in range(_MAX_PASSES):
             moved = self._moved(view, present, acceleration.extrapolated(present))
             if moved is None:
@@ -251,7 +265,7 @@ class RowBound:
             if gain <= _GAIN * share:
                 break
             if share < 1:
-                acceleration = _Acceleration()
+                acceleration = _Acceleration(self.processes)
         if present.bound >= self._best:
             self._sites, self._best = present.sites, present.bound
         return present
@@ -287,19 +301,19 @@ class RowBound:
         mean, covariance = moments.mean.double().mT, moments.covariance.double().movedim(0, -1)
         identity = torch.eye(self._num_predictors).to(mean).unsqueeze(-1)
         for each in (covariance, *(variance * identity.expand_as(covariance) for variance in _FIRST_VARIANCES)):
-            _, sites = self._derivatives(view, mean, each)
-            if sites is not None:
-                yield sites.semidefinite(mean)
+            _, sites = self._derivatives(mean, each)
+            yield sites.semidefinite(mean) if sites.are_finite() else sites
 
     def _posterior(self, view: RowView, sites: _Sites) -> _Posterior | None:
         self.passes += 1
         offsets = (sites.curvatures * view.means.unsqueeze(0)).sum(1)
         gram = weighted_gram(view.features, sites.curvatures, self._segments)
         projected = sum_over_rows(view.features, (sites.targets - offsets).unsqueeze(-1), self._segments).squeeze(-1)
-        gram, projected = self.processes.sum([gram, projected])
+        has_negative = (sites.curvatures < 0).any().to(gram)
+        gram, projected, has_negative = self.processes.sum([gram, projected, has_negative])
         if not torch.isfinite(gram.sum() + projected.sum()):
             return None
-        if self._num_predictors > 1 or bool((sites.curvatures < 0).any()):
+        if self._num_predictors > 1 or bool(has_negative):
             gram = positive_part(gram)
         precision = add_identity(gram)
         cholesky, info = torch.linalg.cholesky_ex(precision)
@@ -309,9 +323,11 @@ class RowBound:
         covariance = torch.cholesky_inverse(cholesky)
         excess = covariance.diagonal().sum() - len(mean) + 2.0 * cholesky.diagonal().log().sum() + mean.square().sum()
         moments = self._moments(view, mean, covariance)
-        expected, next_sites = self._derivatives(view, *moments)
-        total = self.processes.sum([excess.new_tensor(expected)])[0]
-        if next_sites is None or not torch.isfinite(total):
+        expected, next_sites = self._derivatives(*moments)
+        # The divergence is that of the first process, so that all take the same decisions.
+        own = [expected, 0.0 if next_sites.are_finite() else math.nan, excess.item() if self.processes.leads else 0.0]
+        total, flaw, excess = self.processes.sum([excess.new_tensor(own)])[0]
+        if not torch.isfinite(total + flaw):
             return None
         bound = (total - 0.5 * excess).item()
         return _Posterior(
@@ -334,8 +350,12 @@ class RowBound:
                 rows[owner][other] = rows[owner][other] + product
         return means, torch.stack([torch.stack(row) for row in rows]) + torch.diag_embed(view.prior.mT).movedim(0, -1)
 
-    def _derivatives(self, view: RowView, mean: Tensor, covariance: Tensor) -> tuple[float, _Sites | None]:
-        """The sum of the rows' expected log-likelihoods, and their sites, None if these are not finite."""
+    def _derivatives(self, mean: Tensor, covariance: Tensor) -> tuple[float, _Sites]:
+        """The sum of the rows' expected log-likelihoods, and their sites, which may not be finite."""
+        with self.processes.sharing_errors("evaluate its likelihood", mean.device):
+            return self._own_derivatives(mean, covariance)
+
+    def _own_derivatives(self, mean: Tensor, covariance: Tensor) -> tuple[float, _Sites]:
         if self._num_predictors == 1:
             found = expected_gradients(
                 self._likelihood, self._y, mean[0], covariance[0, 0], self._arguments, clamped=False
@@ -347,8 +367,7 @@ class RowBound:
             )
             gradients, curvatures = found.gradients.mT, found.curvatures.movedim(0, -1)
         targets = gradients + (curvatures * mean.unsqueeze(0)).sum(1)
-        is_finite = bool(torch.isfinite(targets.sum() + curvatures.sum()))
-        return found.expected.sum().item(), _Sites(curvatures, targets) if is_finite else None
+        return found.expected.sum().item(), _Sites(curvatures, targets)
 
     def _expected(self, view: RowView, posterior: _Posterior) -> Tensor:
         """The sum of this process's expected log-likelihoods at a fixed posterior, differentiable."""

@@ -158,7 +158,7 @@ def fit(
             choice = _chosen_for_sums(method, processes)
         else:
             batches = with_noise_by_row(likelihood, as_batches(data))
-            num_rows = _number_of_rows(batches, num_data, processes, method)
+            num_rows = _number_of_rows(batches, num_data, processes, method, strategy.predictor.device)
             choice = _chosen(method, given, model, likelihood, batches, num_rows, processes)
         if progress and processes.leads:
             print(f"fit by {choice.method}: {choice.reason}")
@@ -219,14 +219,17 @@ def _method_of_options(method: str, minibatches: list[str], bins: list[str]) -> 
     return found, minibatches or bins
 
 
-def _number_of_rows(batches: Iterable[Any], num_data: int | None, processes: Processes, method: str) -> int:
+def _number_of_rows(
+    batches: Iterable[Any], num_data: int | None, processes: Processes, method: str, device: torch.device
+) -> int:
     try:
         return number_of_rows(batches, num_data, processes)
     except ValueError:
         if num_data is not None or method == "minibatches" or iter(batches) is batches:
             raise
-    own = sum(len(batch[1]) for batch in batches)
-    return sum(count for (count,) in processes.gather([own], torch.device("cpu")))
+    with processes.sharing_errors("count its rows", device):
+        own = sum(len(batch[1]) for batch in batches)
+    return sum(count for (count,) in processes.gather([own], device))
 
 
 def _chosen(
@@ -278,7 +281,8 @@ def _fit_rows(
         with torch.inference_mode(False), modes_kept(model, likelihood):
             model.train()
             likelihood.train()
-            rows = rows_in_memory(strategy, likelihood, every_row(batches))
+            with processes.sharing_errors("read its rows", strategy.predictor.device):
+                rows = rows_in_memory(strategy, likelihood, every_row(batches))
             with torch.no_grad():
                 strategy._initialize_once()
                 null = null_model_of(strategy, likelihood, [rows], processes)
