@@ -60,7 +60,17 @@ class _Sites(NamedTuple):
 
     def semidefinite(self, mean: Tensor) -> _Sites:
         """The same derivatives at predictors ``(P, n)`` with semidefinite curvatures: all that holds far from there."""
-        curvatures = semidefinite_rows(self.curvatures)
+        return self._with(semidefinite_rows(self.curvatures), mean)
+
+    def uncorrelated(self, mean: Tensor) -> _Sites:
+        """
+        The same gradients at predictors ``(P, n)`` with curvatures between predictors left out. In the mean and the
+        log scale of a distribution they are zero on average, but anything where the mean is far from the responses.
+        """
+        diagonal = self.curvatures.diagonal(dim1=0, dim2=1).clamp_min(0.0)
+        return self._with(torch.diag_embed(diagonal).movedim(0, -1), mean)
+
+    def _with(self, curvatures: Tensor, mean: Tensor) -> _Sites:
         return _Sites(curvatures, self.targets + ((curvatures - self.curvatures) * mean.unsqueeze(0)).sum(1))
 
     def are_finite(self) -> bool:
@@ -291,7 +301,10 @@ class RowBound:
         return None
 
     def _first(self, view: RowView) -> _Posterior | None:
-        """The best posterior of the sites at the present one, and at the same mean with small variances."""
+        """
+        The best posterior of the sites at the present one, and at the same mean with small variances, all without
+        curvatures between predictors.
+        """
         found = [self._posterior(view, sites) for sites in self._first_sites(view)]
         finite = [posterior for posterior in found if posterior is not None]
         return max(finite, key=lambda posterior: posterior.bound) if finite else None
@@ -302,7 +315,7 @@ class RowBound:
         identity = torch.eye(self._num_predictors).to(mean).unsqueeze(-1)
         for each in (covariance, *(variance * identity.expand_as(covariance) for variance in _FIRST_VARIANCES)):
             _, sites = self._derivatives(mean, each)
-            yield sites.semidefinite(mean) if sites.are_finite() else sites
+            yield sites.uncorrelated(mean) if sites.are_finite() else sites
 
     def _posterior(self, view: RowView, sites: _Sites) -> _Posterior | None:
         self.passes += 1

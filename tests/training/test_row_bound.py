@@ -202,3 +202,17 @@ def test_groups_are_evaluated_at_the_distinct_values_of_their_columns(monkeypatc
         for features, prior in ((view.features, view.prior), (expected.features, expected.prior_variances))
     )
     torch.testing.assert_close(found, wanted)
+
+
+def test_first_posterior_of_location_and_scale_is_found_far_from_the_responses() -> None:
+    x = inputs()
+    y = 6 * x[:, 0]
+    bounds = []
+    for mean in (15.0, 0.0):  # from far above, and from below
+        model, likelihood = model_of(x, num_predictors=2), GaussianLocationScaleLikelihood()
+        strategy = model.variational_strategy
+        start = torch.zeros(strategy.predictor.num_inducing_total)
+        start[strategy.predictor.inducing_slices["constant"]] = mean
+        strategy.set_whitened_posterior(start, torch.eye(len(start)))
+        bounds.append(RowBound(model, likelihood, Rows(x, y, {}), Processes(None))().item())
+    assert bounds[1] == pytest.approx(bounds[0], abs=1e-3)
