@@ -12,6 +12,7 @@ from torch import Tensor
 from gpytorch_gam.components import AdditivePredictor
 from gpytorch_gam.parameters.log_scale import Coordinates
 
+from ._component_information import ComponentInformation
 from ._component_jumps import ComponentJumps, best_after_jumps, places_of_components
 from ._component_scan import SumsAtRows
 from ._hyperparameters import largest
@@ -55,6 +56,7 @@ class Ascent:
     ) -> None:
         self._objective, self._predictor, self._parameters = objective, predictor, list(parameters)
         self._newton = QuasiNewton(parameters, curvatures, coordinates, limits)
+        self._information = ComponentInformation(objective, predictor, parameters, coordinates)
         self._jumps = ComponentJumps(predictor, num_rows, variances)
         self._best: tuple[float, list[Tensor]] = (-math.inf, self._read())
 
@@ -96,7 +98,7 @@ class Ascent:
         """Searches, each with a fresh estimate of the curvature, until one gains no more than the tolerance."""
         gain, before, still_open = _SHARE_OF_TOLERANCE * tolerance, -math.inf, math.inf
         for _ in range(_MAX_ROUNDS):
-            self._newton.forget()
+            self._newton.forget(self._information())
             still_open = self._newton.maximise(self._seen, gain, max_steps, callback)
             value = self._newton.value
             rise, before = value - before, value

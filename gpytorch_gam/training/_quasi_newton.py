@@ -15,6 +15,9 @@ from gpytorch_gam.parameters.log_scale import Coordinates
 # Largest change of a coordinate in a step, and in the first step, when the curvature is not known yet.
 _LONGEST, _FIRST = 2.0, 0.5
 
+# Largest change of a coordinate by itself where curvatures are known, and what is added to these, also in proportion.
+_LONGEST_KNOWN, _RIDGE = 0.8, 1e-3
+
 # Smallest gain of a step relative to the gain that the slope predicts, and how often a step is shortened at most.
 _SUFFICIENT, _MAX_SHORTENINGS = 1e-4, 12
 
@@ -28,6 +31,13 @@ _FALLEN, _LARGEST_FALL = 0.9, 0.1
 
 # Curvature along a step, relative to its length, below which it counts as rounding and is ignored.
 _SMALL_CURVATURE = 1e-10
+
+
+class Known(NamedTuple):
+    """Minus the second derivatives of an objective in some of its coordinates."""
+
+    coordinates: list[int]
+    curvature: Tensor  # positive semidefinite, (k, k)
 
 
 class ObjectiveError(ValueError):
@@ -63,6 +73,7 @@ class QuasiNewton:
         self._limits = self._spread([math.inf] * len(self._parameters) if limits is None else limits)
         self._inverse = self._start  # inverse of minus the matrix of second derivatives
         self._has_learnt = False
+        self._known: Known | None = None
         #: Number of evaluations so far.
         self.evaluations = 0
         #: The gradient where the last search ended, in coordinates, ``(k,)``.
@@ -86,9 +97,9 @@ class QuasiNewton:
         self._start = scales.unsqueeze(-1) * self._start * scales
         self._inverse = scales.unsqueeze(-1) * self._inverse * scales
 
-    def forget(self) -> None:
-        """Return to the curvatures assumed at the start."""
-        self._inverse, self._has_learnt = self._start, False
+    def forget(self, known: Known | None = None) -> None:
+        """Return to the curvatures assumed at the start, except for those that are ``known`` where the next one is."""
+        self._inverse, self._has_learnt, self._known = self._start, False, known
 
     def maximise(
         self,
@@ -108,6 +119,7 @@ class QuasiNewton:
         point = self._evaluate(objective, self._read())
         if point is None:
             raise ObjectiveError("the bound is not finite at the hyperparameters of the start")
+        self._take_known(point)
         self.stopped = f"{max_steps} steps were taken"
         for _ in range(max_steps):
             direction = self._direction(point)
@@ -129,6 +141,20 @@ class QuasiNewton:
         self._write(point.position)
         self.gradient, self.value = point.gradient, point.value
         return 0.5 * (self._direction(point) @ point.gradient).item()
+
+    def _take_known(self, point: _Point) -> None:
+        """
+        Begin with the curvatures that are known, raised where a step along a single coordinate would be too long, or
+        where the objective is flat.
+        """
+        if self._known is None:
+            return
+        matrix = self._start.diagonal().reciprocal().diag()
+        chosen = torch.tensor(self._known.coordinates, device=matrix.device)
+        matrix[chosen.unsqueeze(-1), chosen] = self._known.curvature
+        diagonal = matrix.diagonal()
+        diagonal += (point.gradient.abs() / _LONGEST_KNOWN - diagonal).clamp_min(0.0) + _RIDGE * (1.0 + diagonal)
+        self._inverse, self._known, self._has_learnt = torch.linalg.inv(matrix), None, True
 
     def _direction(self, point: _Point) -> Tensor:
         # Coordinates at a limit that rise beyond it stay there.

@@ -202,6 +202,18 @@ class RowBound:
             raise ValueError("the bound is not finite at the present hyperparameters")
         return GaussianOptimum(posterior.mean, posterior.precision, posterior.mean.new_tensor(posterior.bound))
 
+    @property
+    def noise_parameter(self) -> Tensor | None:
+        """The parameter of the noise variance that all rows share with a Gaussian likelihood, None if there is none."""
+        inner = unwrapped(self._likelihood)
+        is_shared = self._is_closed_form and self._precisions.log_noise is None
+        return inner.noise_covar.raw_noise if is_shared and isinstance(inner, GaussianLikelihood) else None
+
+    @property
+    def noise_rows(self) -> Tensor | float:
+        """The number of rows that share it, or the sum of their weights."""
+        return self._precisions.num_rows
+
     @torch.no_grad()
     def trial(self) -> Trial:
         """The components at the rows."""
