@@ -39,8 +39,11 @@ from .bound_gradients import linear_function, log_prior, sum_over_processes
 # Gain of a pass, in nats, below which the posterior counts as optimal, and the largest numbers of passes and halvings.
 _GAIN, _MAX_PASSES, _MAX_HALVINGS = 1e-5, 50, 30
 
-# Halvings of a step before it forgets curvatures that are not semidefinite.
-_RAW_HALVINGS = 3
+# Share of a step below which it forgets curvatures that are not semidefinite.
+_LEAST_RAW_SHARE = 0.125
+
+# Number of passes in a row with gains below the least one that end the search, although they were short.
+_MAX_IDLE = 2
 
 # Number of passes that an extrapolation of the sites takes into account.
 _DEPTH = 5
@@ -277,14 +280,16 @@ class RowBound:
         present = self._first(view) if self._sites is None else self._posterior(view, self._sites)
         if present is None:
             return None
-        acceleration = _Acceleration(self.processes)
+        acceleration, share, num_idle = _Acceleration(self.processes), 1.0, 0
         for _ in range(_MAX_PASSES):
-            moved = self._moved(view, present, acceleration.extrapolated(present))
+            moved = self._moved(view, present, acceleration.extrapolated(present), min(2.0 * share, 1.0))
             if moved is None:
                 break
             after, share = moved
             gain, present = after.bound - present.bound, after
-            if gain <= _GAIN * share:
+            # Where expectations are not smooth, as quadrature of a Laplace density, short steps gain next to nothing.
+            num_idle = num_idle + 1 if gain <= _GAIN else 0
+            if gain <= _GAIN * share or num_idle == _MAX_IDLE:
                 break
             if share < 1:
                 acceleration = _Acceleration(self.processes)
@@ -292,24 +297,26 @@ class RowBound:
             self._sites, self._best = present.sites, present.bound
         return present
 
-    def _moved(self, view: RowView, before: _Posterior, extrapolated: _Sites | None) -> tuple[_Posterior, float] | None:
+    def _moved(
+        self, view: RowView, before: _Posterior, extrapolated: _Sites | None, share: float
+    ) -> tuple[_Posterior, float] | None:
         """
-        The posterior of the extrapolated sites, or else of the next sites, approached only as far as the bound does not
-        fall; None if it falls everywhere.
+        The posterior of the extrapolated sites, or else of a share of the way to the next sites, and that share, halved
+        until the bound does not fall; None if it falls everywhere.
         """
         lowest = before.bound - _ROUNDING * (abs(before.expected) + abs(before.bound))
         if extrapolated is not None:
             after = self._posterior(view, extrapolated)
             if after is not None and after.bound >= lowest:
                 return after, 1.0
-        share, proposed = 1.0, before.next_sites
-        for halving in range(_MAX_HALVINGS):
+        proposed = before.next_sites
+        for _ in range(_MAX_HALVINGS):
+            if share < _LEAST_RAW_SHARE and proposed is before.next_sites:
+                proposed = before.next_sites.semidefinite(before.predictors)
             after = self._posterior(view, before.sites.towards(proposed, share))
             if after is not None and after.bound >= lowest:
                 return after, share
             share /= 2
-            if halving == _RAW_HALVINGS:
-                proposed = before.next_sites.semidefinite(before.predictors)
         return None
 
     def _first(self, view: RowView) -> _Posterior | None:

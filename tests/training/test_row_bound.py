@@ -127,6 +127,17 @@ def test_derivatives_are_differences_of_bounds_at_the_optimum(kind: str, monkeyp
     torch.testing.assert_close(found, differences(bound, parameters), rtol=1e-4, atol=1e-4)
 
 
+def test_expectations_that_are_not_smooth_do_not_hold_the_search_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    x, y = inputs(), torch.randn(N)
+    model, likelihood = model_of(x), gpytorch.likelihoods.LaplaceLikelihood()
+    bound = RowBound(model, likelihood, Rows(x, y, {}), Processes(None))
+    found = bound().item()
+    assert bound.passes < 100  # halvings until rounding alone is left take five hundred
+    monkeypatch.setattr(_row_bound, "_MAX_IDLE", 1000)
+    assert found == pytest.approx(RowBound(model, likelihood, Rows(x, y, {}), Processes(None))().item(), abs=1e-2)
+
+
 def test_groups_with_nothing_to_train_are_evaluated_once_and_others_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     x = inputs()
     model = model_of(x, num_predictors=2)
