@@ -90,6 +90,7 @@ class GammaLikelihood(OnePredictorLikelihood):
     def _null_model(self, responses: Responses) -> NullModel:
         positive_y = responses.y.clamp_min(torch.finfo(torch.float64).tiny)
         logs = positive_y.log() - responses.offset
+        responses.require_spread(type(self).__name__, "shape", logs.exp())
         largest = logs.max().item()  # relative to this nothing overflows
         variance = responses.variance(logs)
         shape = shape_of_log_variance(NOISE_SHARE * variance)

@@ -65,5 +65,6 @@ class GaussianLocationScaleLikelihood(JointLikelihood):
 
     def _null_model(self, responses: Responses) -> NullModel:
         residuals = responses.without_offset
+        responses.require_spread(type(self).__name__, "scale", residuals)
         variance = responses.variance(residuals)
         return NullModel([responses.mean(residuals), 0.5 * math.log(NOISE_SHARE * variance)], [variance, 1.0], {})

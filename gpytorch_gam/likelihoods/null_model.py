@@ -68,6 +68,18 @@ class Responses:
         """The weighted variance of ``(n,)``; one if that is zero or not defined."""
         return self.mean((values - self.mean(values)).square()) or 1.0
 
+    def require_spread(self, owner: str, parameter: str, values: Tensor) -> None:
+        """
+        Raise a ValueError if responses that are all the same without their offsets, the ``values`` ``(n,)``, are to
+        determine a ``parameter`` of a likelihood of class ``owner``: it and the bound would go to a limit that is not
+        finite.
+        """
+        if len(values) > 1 and bool((values == values[0]).all()):
+            raise ValueError(
+                f"all {len(values)} responses are {values[0].item():.6g}, so that the {parameter} of {owner} has no "
+                "best value: there is nothing to fit (look for an error in the responses)"
+            )
+
     def quantile(self, values: Tensor, probability: float) -> float:
         """The weighted quantile of ``(n,)``."""
         ordered, order = values.sort()

@@ -100,6 +100,7 @@ class StudentTLocationScaleLikelihood(JointLikelihood):
 
     def _null_model(self, responses: Responses) -> NullModel:
         residuals = responses.without_offset
+        responses.require_spread(type(self).__name__, "scale", residuals)
         variance = responses.robust_variance(residuals)
         log_scale = 0.5 * math.log(NOISE_SHARE * variance)
         return NullModel([responses.quantile(residuals, 0.5), log_scale], [variance, 1.0], {})

@@ -19,6 +19,7 @@ from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
 from gpytorch_gam import likelihoods as ours
 from gpytorch_gam.components import regular_grid
 from gpytorch_gam.kernels import Empirical
+from gpytorch_gam.likelihoods.null_model import Responses, null_model
 from gpytorch_gam.terms import constant, factor, linear, smooth
 from gpytorch_gam.training import fit, fit_discretized, null_predictor, start_from_responses
 from gpytorch_gam.warnings import TrainingLoopWarning
@@ -222,6 +223,16 @@ def test_several_predictors_have_a_null_model_each() -> None:
     labels = torch.tensor([0, 0, 0, 1, 1, 2]).repeat(100).double()
     logits = null_predictor(ours.SoftmaxLikelihood(3), labels)
     torch.testing.assert_close(logits.softmax(-1), torch.tensor([3, 2, 1]).double() / 6, rtol=0, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    "kind", [ours.GaussianLocationScaleLikelihood, ours.StudentTLocationScaleLikelihood, ours.GammaLikelihood]
+)
+def test_a_scale_or_shape_of_responses_that_are_all_the_same_is_refused(kind: type) -> None:
+    y = torch.full((30,), 2.5).double()
+    with pytest.raises(ValueError, match=r"all 30 responses are 2\.5, so that the s.* has no best value"):
+        null_model(kind(), Responses(y, {}))
+    null_model(kind(), Responses(y, {"offset": torch.arange(30).double()}))
 
 
 def test_likelihoods_that_are_not_known_have_none() -> None:
