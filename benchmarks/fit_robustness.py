@@ -261,7 +261,7 @@ def chicago(path: Path, rank: int) -> Problem:
     terms = [
         constant(100.0),
         smooth(0, x, num_inducing=40, variance=10.0),
-        smooth([1, 2, 3], x, measure=[Empirical(column) for column in x.mT[1:]], variance=10.0),
+        smooth([1, 2, 3], x, measure=Empirical.from_data(x[:, 1:].mT, num_atoms=64), variance=10.0),
     ]
     return Problem(AdditiveGP(AdditivePredictor(*terms), rank=rank).double(), PoissonLikelihood().double(), x, y)
 
