@@ -31,18 +31,18 @@ def grid(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     [
         ("Gaussian", "responses + 1e4", "rows"),
         ("Gaussian", "exact responses", "bins"),
-        ("Poisson", "counts of 1e5", "rows"),
-        ("Poisson", "wide prior", "bins"),
-        ("gamma", "constant responses", "rows"),
+        ("Gaussian location-scale", "constant responses", "rows"),
+        ("gamma", "wide prior", "rows"),
         ("binomial, logit", "near separation", "bins"),
-        ("negative binomial", "simpler truth", "rows"),
-        ("ordinal", "empty class", "rows"),
-        ("beta", "five rows", "rows"),
-        ("Bernoulli of GPyTorch", "float32", "bins"),
+        ("ordinal", "five rows", "rows"),
+        ("Poisson", "wide prior", "bins"),
         ("Poisson", "counts of 1e5", "minibatches"),
     ],
 )
-def test_fits_arrive_or_say_that_they_do_not(grid: ModuleType, likelihood: str, trouble: str, method: str) -> None:
+def test_fits_arrive_or_say_that_they_do_not(
+    grid: ModuleType, likelihood: str, trouble: str, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpytorch_gam.training._settling._NUM_STEPS", 8)
     outcome = grid.run(grid.make_problem(likelihood, trouble), method)
     assert outcome.kind != grid.FAILED, outcome.reason
     assert outcome.kind == grid.REFUSED or math.isfinite(outcome.bound)
