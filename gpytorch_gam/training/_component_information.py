@@ -62,7 +62,7 @@ class ComponentInformation:
         if not self._moves[0]:
             return None
         origin, here = [parameter.clone() for parameter in self._parameters], self._coordinates.read()
-        num_rows = None if self._noise is None else self._objective.noise_rows
+        num_rows = None if self._noise is None else self._objective.sum_of_weights()
         try:
             view = self._objective.site_view()
             if view is None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gpytorch_gam.distributions.predictor_distribution import PredictorMoments, independent_rows
 from gpytorch_gam.likelihoods.expected_gradients import expected_gradients, joint_expected_gradients
-from gpytorch_gam.likelihoods.row_argument import OFFSET
+from gpytorch_gam.likelihoods.row_argument import OFFSET, WEIGHTS
 from gpytorch_gam.mlls import GaussianOptimum
 from gpytorch_gam.mlls.collapsed_elbo import GaussianStatistics, RowPrecisions, gaussian_optimum, gaussian_statistics
 from gpytorch_gam.numerics.capacitance import add_identity
@@ -209,13 +209,15 @@ class RowBound:
     def noise_parameter(self) -> Tensor | None:
         """The parameter of the noise variance that all rows share with a Gaussian likelihood, None if there is none."""
         inner = unwrapped(self._likelihood)
-        is_shared = self._is_closed_form and self._precisions.log_noise is None
-        return inner.noise_covar.raw_noise if is_shared and isinstance(inner, GaussianLikelihood) else None
+        is_shared = (
+            isinstance(inner, GaussianLikelihood) and self._num_predictors == 1 and "noise" not in self._arguments
+        )
+        return inner.noise_covar.raw_noise if is_shared else None
 
-    @property
-    def noise_rows(self) -> Tensor | float:
-        """The number of rows that share it, or the sum of their weights."""
-        return self._precisions.num_rows
+    def sum_of_weights(self) -> Tensor:
+        """The sum of the weights of all rows, which are as a rule one, of all processes."""
+        weights = WEIGHTS.read(self._arguments.get("weights"), self._y.double())
+        return self.processes.sum([weights.expand(self._y.shape).sum()])[0]
 
     @torch.no_grad()
     def trial(self) -> Trial:
