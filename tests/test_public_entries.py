@@ -248,7 +248,7 @@ ENTRIES: dict[str, Entry] = {
         {"num_inducing_points": 4, "rank": 2},
         {
             "num_inducing_points": COUNT,
-            "rank": (1.5, "many", None, True, -1, 5),
+            "rank": (1.5, "many", True, -1, 5),
             "mean_init_std": NOT_NEGATIVE,
             "init_scale": POSITIVE,
             "rank_tolerance": POSITIVE,
@@ -259,7 +259,7 @@ ENTRIES: dict[str, Entry] = {
         {"group_shapes": [(2, 2)], "rank": 2},
         {
             "group_shapes": (None, 4, "22", [], [2, 2], [(0, 2)], [(1, 1.5)], [(1, True)], [(1, 2, 3)]),
-            "rank": (1.5, "many", None, True, -1, 5),
+            "rank": (1.5, "many", True, -1, 5),
             "block_rank": OPTIONAL_COUNT,
             "mean_init_std": NOT_NEGATIVE,
             "init_scale": POSITIVE,

@@ -206,16 +206,17 @@ class AdditivePredictor(gpytorch.Module):
         self.check_state(state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
-    def check_state(self, state_dict: Mapping[str, Any], prefix: str = "") -> None:
+    def check_state(self, state_dict: Mapping[str, Any], prefix: str = "", any_number: bool = False) -> None:
         """
         Raise an error unless a state is one of the same components, see :meth:`ComponentGroup.check_state`.
 
         :param state_dict: A state with the entries of the predictor.
         :param prefix: The beginning of the names of these entries.
+        :param any_number: Whether it may have other numbers of inducing points where these are left to a fit.
         :raises ValueError: If the state is that of other components.
         """
         for index, group in enumerate(self.groups):
-            group.check_state(state_dict, f"{prefix}groups.{index}.")
+            group.check_state(state_dict, f"{prefix}groups.{index}.", any_number)
 
     def component_indices(
         self, names: Sequence[str] | str | None, exclude: Sequence[str] | str | None = None

@@ -41,8 +41,10 @@ from ._group_arguments import (
 )
 from ._level_rows import LevelRows, find_levels, level_blocks
 from ._mean_variance import is_product_of_scales, mean_diagonal, product_of_scales
+from .inducing_points import filled_up
 from .levels import Levels
 from .names import default_names
+from .point_placement import PointPlacement
 
 # The tensors of a group, all with the components in the first dimension.
 _JOINED_TENSORS = ("inducing_points", "columns", "_by_columns", "_has_by", "_indicated_levels", "_is_indicator")
@@ -92,11 +94,14 @@ class ComponentGroup(gpytorch.Module):
     :param learn_inducing_locations: Whether the inducing points are parameters; otherwise they are buffers.
     :param exact: Declare that the inducing variables determine the components everywhere (a constant, the levels of a
         factor). No jitter is added to the covariance of such a group, so it must be well conditioned.
+    :param placement: Places for other numbers of inducing points, from which a fit may choose. Default: none, the
+        number is that of ``inducing_points``.
     :ivar names: One name a component.
     :ivar predictor_index: The additive predictor that the components belong to.
     :ivar levels: The levels of each column that is a category.
     :ivar multiplier_columns: The ``by`` column of each component, be it a multiplier or a category, or None.
     :ivar multiplier_levels: The level of the ``by`` column to whose rows a component is confined, or None.
+    :ivar placement: Places for other numbers of inducing points, or None if their number is fixed.
     :ivar has_multiplier: Whether any component has a ``by`` column.
     :ivar max_column: The largest index of a column in use, -1 if no column is.
     :raises TypeError: If an argument has the wrong type.
@@ -128,6 +133,7 @@ class ComponentGroup(gpytorch.Module):
         predictor: int = 0,
         learn_inducing_locations: bool = False,
         exact: bool = False,
+        placement: PointPlacement | None = None,
     ) -> None:
         super().__init__()
         columns = checked_columns(columns)
@@ -147,6 +153,11 @@ class ComponentGroup(gpytorch.Module):
                 f"{label} is exact, so its inducing points (levels, or none) cannot be learnt: leave "
                 "learn_inducing_locations=False"
             )
+        if placement is not None and not isinstance(placement, PointPlacement):
+            raise TypeError(f"placement of {label} must be a PointPlacement or None, got {checks.shown(placement)}")
+        if placement is not None and exact:
+            raise ValueError(f"{label} is exact, so other inducing points have no place in it: leave out placement")
+        self.placement = placement
         inducing_points = checked_inducing_points(label, inducing_points, len(columns), len(columns[0]))
         check_kernel(label, kernel, inducing_points)
         self.kernel = kernel
@@ -250,22 +261,53 @@ class ComponentGroup(gpytorch.Module):
     def set_extra_state(self, state: Any) -> None:
         """Do nothing: :meth:`check_state` was called before anything was loaded."""
 
+    def more_inducing_points(self) -> Tensor | None:
+        """
+        The next larger set of inducing points, ``(*batch, C_g, M, d)``, which keeps points whose locations are learnt;
+        None if their number is fixed or the largest.
+        """
+        points = None if self.placement is None else self.placement.more_points(self.num_inducing)
+        if points is None:
+            return None
+        present = self.inducing_points.detach()
+        points = points.to(present).expand(*present.shape[:-2], *points.shape[-2:])
+        if not isinstance(self.inducing_points, torch.nn.Parameter):
+            return points.clone()
+        pairs = zip(present.flatten(0, -3), points.flatten(0, -3), strict=True)
+        return torch.stack([filled_up(own, others, len(others)) for own, others in pairs]).view_as(points)
+
+    def replace_inducing_points(self, points: Tensor) -> None:
+        """
+        Set inducing points whose number differs from the present one; those that are learnt become another parameter.
+
+        :param points: The points, ``(*batch, C_g, M, d)``.
+        """
+        present = self.inducing_points
+        points = points.detach().to(present, copy=True)
+        is_learnt = isinstance(present, torch.nn.Parameter)
+        self.inducing_points = torch.nn.Parameter(points, requires_grad=present.requires_grad) if is_learnt else points
+        self._level_blocks = None if is_learnt else level_blocks(self.kernel, points)
+
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         self.check_state(state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
-    def check_state(self, state_dict: Mapping[str, Any], prefix: str = "") -> None:
+    def check_state(self, state_dict: Mapping[str, Any], prefix: str = "", any_number: bool = False) -> None:
         """
         Raise an error unless a state is one of a group with the same names, columns, levels and kinds of kernels.
 
         :param state_dict: A state with the entries of the group.
         :param prefix: The beginning of the names of these entries.
+        :param any_number: Whether the state may have another number of inducing points, if this is left to a fit.
         :raises ValueError: If the state is that of another group.
         """
         key = prefix + STATE_KEY
         if key not in state_dict:
             return  # torch raises its own error, unless strict=False
-        found = difference(from_bytes(state_dict[key]), self._structure())
+        own = self._structure()
+        if any_number and self.placement is not None:
+            del own["num_inducing"]
+        found = difference(from_bytes(state_dict[key]), own)
         if found is not None:
             raise ValueError(
                 f"the state is that of other components than {list(self.names)}: {found}. Make the model with the "

@@ -90,6 +90,22 @@ def kmeans_points(values: Tensor, num: int, seed: int = 0) -> Tensor:
     return (centres * scale + distinct.double().mean(dim=0)).to(rows.dtype).unique(dim=0)
 
 
+def filled_up(points: Tensor, candidates: Tensor, num: int) -> Tensor:
+    """
+    The points ``(m, d)``, and those candidates that are furthest from all points before them, ``(num, d)`` in total.
+
+    :param points: One point or more.
+    :param candidates: Places for further points, ``(k, d)``.
+    :param num: Number of points.
+    """
+    distance = torch.cdist(candidates, points).amin(-1)
+    while len(points) < num:
+        new = candidates[distance.argmax()].unsqueeze(0)
+        points = torch.cat([points, new])
+        distance = torch.minimum(distance, torch.cdist(candidates, new).squeeze(-1))
+    return points
+
+
 def _validated_data(values: Tensor, num: int) -> Tensor:
     values = checks.as_numbers("inducing points", "values", values)
     checks.integer("num", num, least=1)

@@ -157,7 +157,6 @@ def _make_distribution(
     if rank_tolerance is not None:
         options["rank_tolerance"] = rank_tolerance
     if family == "low_rank":
-        rank = min(64, total) if rank is None else rank
         return LowRankPrecisionVariationalDistribution(total, rank=rank, **options)
     if family == "coupled":
         return CholeskyVariationalDistribution(total, batch_shape=batch_shape)
@@ -165,5 +164,4 @@ def _make_distribution(
         return DeltaVariationalDistribution(total, batch_shape=batch_shape)
     if family == "mean_field":
         rank = 0
-    rank = min(32, total) if rank is None else rank
     return BlockLowRankPrecisionVariationalDistribution(predictor.group_shapes, rank=rank, **options)

@@ -8,7 +8,13 @@ A term that takes several columns makes a component of each, and has ``names=``;
 * ``x``: training inputs ``(n, D)``, from whose finite values ranges are taken; not kept. Not needed with ``low`` and
   ``high``, the ends of the range of all columns, or one a column.
 * ``kernel``: radial basis function, or Matern of smoothness 1/2, 3/2 or 5/2.
-* ``num_inducing``: number of inducing points of each component; ``learn_inducing_locations``: whether their places are
+* ``num_inducing``: number of inducing points of each component, or ``"auto"``, the default: a first number (16 of
+  ``smooth``, 12 of ``cyclic``, 7 along each column of ``tensor``, 64 of ``spatial``, 10 a level of ``factor_smooth``
+  and ``interaction``), which :func:`~gpytorch_gam.fit` by rows or bins doubles while that promises the components of
+  the call, which grow together, more than a nat, up to four times as many and no more than a column has distinct
+  values; see :func:`~gpytorch_gam.training.inducing_shortfall`. Elsewhere the first number stays, unless you call
+  :meth:`~gpytorch_gam.AdditiveVariationalStrategy.add_inducing_points`. A state with more points is loaded into a model
+  whose numbers are ``"auto"``. ``learn_inducing_locations``: whether their places are
   trained.
 * ``measure``: the :class:`~gpytorch_gam.kernels.Measure` under which centred effects have mean zero. Default: uniform
   on the range, or on its bulk where the column has a long tail.

@@ -15,12 +15,14 @@ from gpytorch_gam import _checks as checks
 from gpytorch_gam.components.component_group import ComponentGroup
 from gpytorch_gam.components.levels import Levels, listed
 from gpytorch_gam.components.names import default_names
+from gpytorch_gam.components.point_placement import PointPlacement
 from gpytorch_gam.kernels import ANOVAKernel, Measure, Uniform
 from gpytorch_gam.kernels.batch_shapes import expanded
 from gpytorch_gam.kernels.bounded_kernels import BoundedMaternKernel, BoundedRBFKernel, PrintableInterval
 from gpytorch_gam.parameters.initial_values import note_initial_value
 from gpytorch_gam.parameters.positive_constraint import positive
 
+from ._placements import doubled
 from ._ranges import Ranges
 
 LevelsLike = Levels | int | Sequence[float] | Sequence[str] | Tensor
@@ -99,6 +101,14 @@ class Arguments:
             **options,
         )
 
+    def placed(
+        self, kernel: Kernel, columns: list[list[int]], placement: PointPlacement, num_inducing: Any, **options: Any
+    ) -> ComponentGroup:
+        """The components with the first number of inducing points, which a fit may change if it is automatic."""
+        points = placement.points(placement.sizes[0])
+        kept = placement if is_automatic(num_inducing) else None
+        return self.group(kernel, columns, points, placement=kept, **options)
+
     def columns(self, columns: Any) -> list[int]:
         """One column index or several, as a list."""
         given = _as_list(columns)
@@ -148,9 +158,16 @@ class Arguments:
         if len(given) != num_columns or not are_integers or min(given) < 2:
             several = f", or {num_columns} of them" if num_columns > 1 else ""
             raise (ValueError if are_integers else TypeError)(
-                f"num_inducing of {self.term} must be an integer of at least 2{several}, got {num!r}"
+                f'num_inducing of {self.term} must be an integer of at least 2{several}, or "auto", got {num!r}'
             )
         return [int(count) for count in given]
+
+    def sizes(self, num: Any, first: int, most: int, num_columns: int = 1) -> list[int]:
+        """
+        The numbers of inducing points along a column that a fit may choose, from ``first`` to ``most``; only the given
+        one unless it is automatic.
+        """
+        return doubled(first, most, num_columns) if is_automatic(num) else self.counts(num)
 
     def switch(self, argument: str, value: bool | None, default: bool) -> bool:
         """True or False; None for the default."""
@@ -311,6 +328,11 @@ def _as_list(value: Any) -> list[Any]:
     """One value, a sequence of them, an array or a tensor as a list."""
     value = value.tolist() if hasattr(value, "tolist") else value
     return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+
+
+def is_automatic(num_inducing: Any) -> bool:
+    """Whether a number of inducing points is left to a fit."""
+    return isinstance(num_inducing, str) and num_inducing == "auto"
 
 
 def _is_integer(value: Any) -> bool:

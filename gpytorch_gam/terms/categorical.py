@@ -23,9 +23,13 @@ from ._arguments import (
     centred_on,
     open_levels,
 )
+from ._placements import GridPlacement, LevelPlacement
 
 # The prior variance of the levels of a factor, relative to the variance of the predictor.
 _FACTOR_VARIANCE = 25.0
+
+# The first and the largest number of inducing points that a fit gives each level of a curve.
+_CURVE = (10, 40)
 
 # The shortest lengthscale of an ordinal kernel, in steps: neighbours then have a correlation of exp(-5).
 _SHORTEST_ORDINAL_LENGTHSCALE = 0.2
@@ -183,8 +187,8 @@ def factor_smooth(
     *,
     low: PerColumn | None = None,
     high: PerColumn | None = None,
-    num_inducing: int = 10,
-    kernel: Literal["rbf", "matern12", "matern32", "matern52"] = "rbf",
+    num_inducing: int | Literal["auto"] = "auto",
+    kernel: Literal["rbf", "matern12", "matern32", "matern52"] = "matern52",
     centred: bool = False,
     measure: Measure | None = None,
     variance: float | None = None,
@@ -227,14 +231,15 @@ def factor_smooth(
     centred = term.switch("centred", centred, default=False)
     column, by = term.column_and_by(column, by)
     levels = open_levels(levels)
-    nums, measure = term.counts(num_inducing), term.measure(measure, centred)
-    ranges = term.ranges([column], x, low, high)
+    measure, ranges = term.measure(measure, centred), term.ranges([column], x, low, high)
+    sizes = term.sizes(num_inducing, _CURVE[0], ranges.most_points(_CURVE[1]))
     base = term.stationary_kernel(kernel, ranges.width, ranges.bulk_width, active_dims=(0,))
     if centred:
         base = centred_on(base, measure, ranges)
-    points = _pairs(ranges[:, None].grid(nums)[0], _points(levels))
+    placement = LevelPlacement(GridPlacement(sizes, ranges[:, None]), _points(levels))
     names = [default_name(f"x{column}|x{by}", predictor)]
-    return term.group(base * LevelKernel(active_dims=(1,)), [[column, by]], points, names=names, levels={by: levels})
+    kernel_of_pairs = base * LevelKernel(active_dims=(1,))
+    return term.placed(kernel_of_pairs, [[column, by]], placement, num_inducing, names=names, levels={by: levels})
 
 
 def interaction(
@@ -245,8 +250,8 @@ def interaction(
     *,
     low: PerColumn | None = None,
     high: PerColumn | None = None,
-    num_inducing: int = 10,
-    kernel: Literal["rbf", "matern12", "matern32", "matern52"] = "rbf",
+    num_inducing: int | Literal["auto"] = "auto",
+    kernel: Literal["rbf", "matern12", "matern32", "matern52"] = "matern52",
     measure: Measure | None = None,
     variance: float | None = None,
     name: str | None = None,
@@ -286,20 +291,16 @@ def interaction(
     term = Arguments("interaction", variance, predictor, missing, batch_shape, name=name)
     column, by = term.column_and_by(column, by)
     levels = term.several_levels(by, levels)
-    nums, measure = term.counts(num_inducing), term.measure(measure, centred=True)
-    ranges = term.ranges([column], x, low, high)
+    measure, ranges = term.measure(measure, centred=True), term.ranges([column], x, low, high)
+    sizes = term.sizes(num_inducing, _CURVE[0], ranges.most_points(_CURVE[1]))
     base = term.stationary_kernel(kernel, ranges.width, ranges.bulk_width, active_dims=(0,))
     codes = _points(levels)
     of_levels = CentredKernel(LevelKernel(), codes, active_dims=(1,))
-    points = _pairs(ranges[:, None].grid(nums)[0], codes[:-1])
-    return term.group(centred_on(base, measure, ranges) * of_levels, [[column, by]], points, levels={by: levels})
+    placement = LevelPlacement(GridPlacement(sizes, ranges[:, None]), codes[:-1])
+    kernel_of_pairs = centred_on(base, measure, ranges) * of_levels
+    return term.placed(kernel_of_pairs, [[column, by]], placement, num_inducing, levels={by: levels})
 
 
 def _points(levels: Levels) -> Tensor:
     """The codes as inducing points, ``(L, 1)`` in the default dtype. Kernels compare levels in single precision."""
     return torch.tensor(levels.codes, dtype=torch.get_default_dtype()).unsqueeze(-1)
-
-
-def _pairs(points: Tensor, codes: Tensor) -> Tensor:
-    """All pairs of points ``(M, 1)`` and codes ``(L, 1)``, level by level: ``(1, L M, 2)``."""
-    return torch.cartesian_prod(codes.squeeze(-1), points.squeeze(-1)).flip(-1).unsqueeze(0)

@@ -13,11 +13,19 @@ from gpytorch.kernels import Kernel, PeriodicKernel
 from torch import Tensor
 
 from gpytorch_gam.components.component_group import ComponentGroup
-from gpytorch_gam.components.inducing_points import kmeans_points
 from gpytorch_gam.kernels import CentredKernel, CentredLinearKernel, Measure
 from gpytorch_gam.parameters.log_interval import LogInterval
 
-from ._arguments import INITIAL_LENGTHSCALE, LONGEST_LENGTHSCALE, Arguments, LevelsLike, PerColumn, centred_on
+from ._arguments import (
+    INITIAL_LENGTHSCALE,
+    LONGEST_LENGTHSCALE,
+    Arguments,
+    LevelsLike,
+    PerColumn,
+    centred_on,
+    is_automatic,
+)
+from ._placements import CANDIDATES, GridPlacement, PeriodPlacement, RowPlacement, doubled
 from ._ranges import Ranges
 
 # The shortest lengthscale of a periodic kernel, in periods; less could not be resolved by the centred kernel.
@@ -26,8 +34,9 @@ _SHORTEST_PERIODIC_LENGTHSCALE = 0.035
 # The most rows over which a spatial effect has mean zero: each costs one evaluation of the kernel for every input.
 _MOST_REFERENCE_ROWS = 256
 
-# The number of places among which an inducing point is chosen where there are too few rows.
-_CANDIDATES = 4
+# The first and the largest number of inducing points that a fit gives a smooth or a cyclic effect, a tensor along each
+# of its columns, and a spatial effect.
+_SMOOTH, _CYCLIC, _TENSOR, _SPATIAL = (16, 64), (12, 48), (7, 14), (64, 256)
 
 
 def smooth(
@@ -36,8 +45,8 @@ def smooth(
     *,
     low: PerColumn | None = None,
     high: PerColumn | None = None,
-    num_inducing: int = 16,
-    kernel: Literal["rbf", "matern12", "matern32", "matern52"] = "rbf",
+    num_inducing: int | Literal["auto"] = "auto",
+    kernel: Literal["rbf", "matern12", "matern32", "matern52"] = "matern52",
     centred: bool | None = None,
     measure: Measure | None = None,
     by: int | None = None,
@@ -54,12 +63,13 @@ def smooth(
 
     **Prior.** :math:`f_c \sim GP(0, \sigma_c^2 k_c)` where each component has a variance and a lengthscale of its own.
     At first the lengthscale is a quarter of the range of the column; training keeps it between a hundredth and ten
-    times the range. Inducing points are a regular grid on the range.
+    times the range. Inducing points stand halfway between a regular grid on the range and quantiles of the distinct
+    values of the column, both ends included. Where there are no more values than points, each has a point, so that
+    nothing is approximated.
 
     **Long tails.** Where a column of ``x`` has outliers or a long tail, the first lengthscale, its lower bound and the
-    measure are those of the bulk of its values, and the inducing points stand halfway between a regular grid and
-    quantiles of its distinct values, both ends included. One lengthscale serves bulk and tail, and effects that follow
-    the logarithm of a column need that as their input.
+    measure are those of the bulk of its values. One lengthscale serves bulk and tail, and effects that follow the
+    logarithm of a column need that as their input.
 
     **Identifiability.** With ``centred=True`` an effect has mean zero under ``measure``, and the variance is its mean
     prior variance there: the overall mean belongs to the constant. With ``centred=False`` effects and constant share
@@ -92,7 +102,6 @@ def smooth(
     """
     term = Arguments("smooth", variance, predictor, missing, batch_shape, names=names)
     columns = term.columns(columns)
-    nums = term.counts(num_inducing)
     parts = term.multipliers(columns, by, levels)
     centred = term.switch("centred", centred, default=by is None or levels is not None)
     measure = term.measure(measure, centred)
@@ -102,8 +111,10 @@ def smooth(
     base = term.stationary_kernel(kernel, ranges.width, ranges.bulk_width)
     if centred:
         base = centred_on(base, measure, ranges)
-    points = ranges[:, None].grid(nums)
-    return term.group(base, parts.columns, points, learn_inducing_locations=learn_inducing_locations, **parts.options)
+    placement = GridPlacement(term.sizes(num_inducing, _SMOOTH[0], ranges.most_points(_SMOOTH[1])), ranges[:, None])
+    return term.placed(
+        base, parts.columns, placement, num_inducing, learn_inducing_locations=learn_inducing_locations, **parts.options
+    )
 
 
 def cyclic(
@@ -111,7 +122,7 @@ def cyclic(
     period: PerColumn,
     *,
     start: PerColumn = 0.0,
-    num_inducing: int = 12,
+    num_inducing: int | Literal["auto"] = "auto",
     centred: bool | None = None,
     by: int | None = None,
     levels: LevelsLike | None = None,
@@ -153,7 +164,7 @@ def cyclic(
     """
     term = Arguments("cyclic", variance, predictor, missing, batch_shape, names=names)
     columns = term.columns(columns)
-    (num,) = term.counts(num_inducing)
+    sizes = term.sizes(num_inducing, *_CYCLIC)
     periods, starts = term.per_column("period", period, columns), term.per_column("start", start, columns)
     if not bool((periods > 0).all()):
         raise ValueError(f"period of cyclic must be positive, got {period!r} for columns {columns}")
@@ -163,9 +174,8 @@ def cyclic(
     base: Kernel = _periodic_kernel(ranges.width)
     if centred:
         base = centred_on(base, None, ranges)
-    without_end = Ranges.between(ranges.low, ranges.high - ranges.width / num)
-    points = without_end[:, None].grid([num])
-    return term.group(base, parts.columns, points, names=term.names_of_kind(parts), **parts.options)
+    placement = PeriodPlacement(sizes, ranges)
+    return term.placed(base, parts.columns, placement, num_inducing, names=term.names_of_kind(parts), **parts.options)
 
 
 def _periodic_kernel(periods: Tensor) -> PeriodicKernel:
@@ -277,8 +287,8 @@ def tensor(
     *,
     low: PerColumn | None = None,
     high: PerColumn | None = None,
-    num_inducing: int | Sequence[int] = 7,
-    kernel: Literal["rbf", "matern12", "matern32", "matern52"] = "rbf",
+    num_inducing: int | Sequence[int] | Literal["auto"] = "auto",
+    kernel: Literal["rbf", "matern12", "matern32", "matern52"] = "matern52",
     centred: bool = True,
     measure: Measure | Sequence[Measure] | None = None,
     by: int | None = None,
@@ -323,7 +333,7 @@ def tensor(
     centred = term.switch("centred", centred, default=True)
     sets = term.column_sets(columns, least=2)
     dims = range(len(sets[0]))
-    by, nums = term.by(by), term.counts(num_inducing, len(dims))
+    by = term.by(by)
     measures = list(measure) if isinstance(measure, Sequence) else [measure] * len(dims)
     measures = [term.measure(one, centred) for one in measures]
     if len(measures) != len(dims):
@@ -335,7 +345,11 @@ def tensor(
         factor = term.stationary_kernel(kernel, own.width, own.bulk_width, active_dims=(dim,))
         factors.append(centred_on(factor, measures[dim], own) if centred else factor)
     product = functools.reduce(operator.mul, factors)
-    return term.group(product, sets, ranges.grid(nums), by=by, learn_inducing_locations=learn_inducing_locations)
+    options: dict[str, Any] = {"by": by, "learn_inducing_locations": learn_inducing_locations}
+    if not is_automatic(num_inducing):
+        return term.group(product, sets, ranges.grid(term.counts(num_inducing, len(dims))), **options)
+    sizes = doubled(_TENSOR[0], ranges.most_points(_TENSOR[1]), len(dims))
+    return term.placed(product, sets, GridPlacement(sizes, ranges), num_inducing, **options)
 
 
 def spatial(
@@ -344,7 +358,7 @@ def spatial(
     *,
     low: PerColumn | None = None,
     high: PerColumn | None = None,
-    num_inducing: int = 64,
+    num_inducing: int | Literal["auto"] = "auto",
     kernel: Literal["rbf", "matern12", "matern32", "matern52"] = "matern32",
     centred: bool = True,
     variance: float | None = None,
@@ -386,11 +400,11 @@ def spatial(
     columns = term.columns(columns)
     if len(set(columns)) not in (2, 3) or len(set(columns)) < len(columns):
         raise ValueError(f"columns of spatial must be two different columns, or three, got {columns}")
-    (num,) = term.counts(num_inducing)
+    sizes = term.sizes(num_inducing, *_SPATIAL)
     if x is None:
         ranges = term.ranges(columns, x, low, high)
-        rows = _box(ranges, max(_MOST_REFERENCE_ROWS, _CANDIDATES * num))
-        reference = _box(ranges, _MOST_REFERENCE_ROWS)
+        rows = ranges.box(max(_MOST_REFERENCE_ROWS, CANDIDATES * sizes[-1]))
+        reference = ranges.box(_MOST_REFERENCE_ROWS)
     else:
         if low is not None or high is not None:
             raise ValueError("spatial takes its ranges from x, or low and high instead of it: leave one of them out")
@@ -402,26 +416,8 @@ def spatial(
     base = term.stationary_kernel(kernel, width, bulk_width)
     if centred:
         base = CentredKernel(base, reference)
-    points = kmeans_points(rows, num)
-    if len(points) < num:
-        points = _filled_up(points, _box(ranges, _CANDIDATES * num), num)
-    return term.group(base, [columns], points.unsqueeze(0), learn_inducing_locations=learn_inducing_locations)
-
-
-def _box(ranges: Ranges, least: int) -> Tensor:
-    """A grid of ``least`` points or a few more, ``(m, d)``."""
-    num_columns = len(ranges.low)
-    return ranges[None].grid([math.ceil(least ** (1 / num_columns) - 1e-9)] * num_columns)[0]
-
-
-def _filled_up(points: Tensor, candidates: Tensor, num: int) -> Tensor:
-    """The points, and those candidates that are furthest from all points before them, ``num`` in total."""
-    distance = torch.cdist(candidates, points).amin(-1)
-    while len(points) < num:
-        new = candidates[distance.argmax()].unsqueeze(0)
-        points = torch.cat([points, new])
-        distance = torch.minimum(distance, torch.cdist(candidates, new).squeeze(-1))
-    return points
+    placement = RowPlacement(sizes, rows, ranges)
+    return term.placed(base, [columns], placement, num_inducing, learn_inducing_locations=learn_inducing_locations)
 
 
 def _finite_rows(columns: list[int], rows: Tensor) -> Tensor:

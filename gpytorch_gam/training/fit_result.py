@@ -114,3 +114,17 @@ def recorder(history: list[Epoch], callback: Callable[[Epoch], Any] | None) -> C
             callback(history[-1])
 
     return record
+
+
+def joined(outcomes: Sequence[Outcome]) -> Outcome:
+    """
+    The outcome of fits one after the other, of the same data.
+
+    :param outcomes: One or more.
+    """
+    history = list(outcomes[0].history)
+    for outcome in outcomes[1:]:
+        for epoch in outcome.history:
+            history.append(Epoch.after(history, epoch.elbo))
+    passes, evaluations = (sum(getattr(each, name) for each in outcomes) for name in ("passes", "evaluations"))
+    return outcomes[-1]._replace(history=history, passes=passes, evaluations=evaluations)

@@ -18,11 +18,12 @@ from gpytorch_gam import _checks as checks
 from gpytorch_gam.data.whole_epochs import every_row
 from gpytorch_gam.optim.posterior.parameters import StructuredDistribution, modes_kept, validated_strategy
 from gpytorch_gam.optim.processes import Processes, start_from_first
-from gpytorch_gam.optim.rows.likelihood_check import check_number_of_predictors, with_noise_by_row
+from gpytorch_gam.optim.rows.likelihood_check import check_number_of_predictors, is_gaussian, with_noise_by_row
 from gpytorch_gam.warnings import ConvergenceWarning
 
 from ._choice import METHODS, Choice, choose, why_not_bins, why_not_minibatches, why_not_rows
 from ._data_sources import as_batches, as_minibatches
+from ._growing import grow
 from ._hyperparameters import at_bounds
 from ._minibatches import MinibatchOptions, fit_minibatches
 from ._row_count import number_of_rows
@@ -30,8 +31,8 @@ from ._row_fit import RowFit, rows_in_memory
 from .discretized.bin_shortfall import shortfall_at_bins
 from .discretized.discretized_fit import MAX_BINS, run_bins
 from .discretized.fit_statistics import FitStatistics
-from .fit_result import Epoch, FitResult, Outcome, recorder
-from .shortfall import warn_of_few_points, warn_of_shortfall
+from .fit_result import Epoch, FitResult, Outcome, joined, recorder
+from .shortfall import shortfall_of_batches, warn_of_shortfall
 from .starting_values import null_model_of, start_from_null_model
 
 if TYPE_CHECKING:
@@ -87,9 +88,12 @@ def fit(
     **The end.** The result holds the bound, its gradient in the hyperparameters, and the nats that are predicted to be
     still open. A fit that leaves more than ``tolerance``, or two nats after a given number of epochs or where they can
     only be estimated, gives a :class:`~gpytorch_gam.warnings.ConvergenceWarning`. Terms that rows and bins have
-    switched off on their way are looked at again before they end. Components that would gain from more inducing points
-    are named by an :class:`~gpytorch_gam.warnings.InducingPointsWarning`, see
-    :func:`~gpytorch_gam.training.inducing_shortfall`.
+    switched off on their way are looked at again before they end.
+
+    **Inducing points.** With rows and bins (in one process), terms whose ``num_inducing`` is ``"auto"`` get twice as
+    many points, and the model is fitted again from where it is, while that promises the components of a term more than
+    a nat. Components that would still gain from more are named by an
+    :class:`~gpytorch_gam.warnings.InducingPointsWarning`, see :func:`~gpytorch_gam.training.inducing_shortfall`.
 
     Hyperparameters with their initial values start from the responses, see
     :func:`~gpytorch_gam.training.start_from_responses`. Model and likelihood are left in eval mode, also when the fit
@@ -163,30 +167,47 @@ def fit(
         if progress and processes.leads:
             print(f"fit by {choice.method}: {choice.reason}")
         off: tuple[str, ...] = ()
-        if choice.method == "rows":
-            outcome, off = _fit_rows(model, likelihood, batches, warm_start, tolerance, callback, processes)
-        elif choice.method == "bins":
-            outcome, off = _fit_bins(model, likelihood, batches, max_bins, bins, tolerance, callback)
-        else:
-            outcome = fit_minibatches(
-                model,
-                likelihood,
-                as_minibatches(batches, is_chosen=isinstance(data, list) or data is batches),
-                num_rows,
-                options,
-                tolerance=tolerance,
-                warm_start=warm_start,
-                callback=callback,
-                progress=progress,
-                process_group=process_group,
-            )
-        shortfalls: dict[str, float] = {}
-        if processes.leads and outcome.has_moved:
+        outcomes: list[Outcome] = []
+
+        def fit_once() -> float:
+            nonlocal off
+            if choice.method == "rows":
+                goes_on = warm_start or bool(outcomes)
+                outcome, off = _fit_rows(model, likelihood, batches, goes_on, tolerance, callback, processes)
+            elif choice.method == "bins":
+                outcome, off = _fit_bins(model, likelihood, batches, max_bins, bins, tolerance, callback)
+            else:
+                outcome = fit_minibatches(
+                    model,
+                    likelihood,
+                    as_minibatches(batches, is_chosen=isinstance(data, list) or data is batches),
+                    num_rows,
+                    options,
+                    tolerance=tolerance,
+                    warm_start=warm_start,
+                    callback=callback,
+                    progress=progress,
+                    process_group=process_group,
+                )
+            outcomes.append(outcome)
+            return outcome.bound
+
+        def find_shortfalls() -> dict[str, float]:
+            if not (processes.leads and outcomes[-1].has_moved):
+                return {}
             if isinstance(data, FitStatistics):
-                shortfalls = shortfall_at_bins(strategy, likelihood, data.tables(strategy.predictor.device), data.bins)
-                warn_of_shortfall(shortfalls)
-            elif iter(batches) is not batches:
-                shortfalls = warn_of_few_points(model, likelihood, batches, num_rows)
+                return shortfall_at_bins(strategy, likelihood, data.tables(strategy.predictor.device), data.bins)
+            return {} if iter(batches) is batches else shortfall_of_batches(strategy, likelihood, batches, num_rows)
+
+        if choice.method == "minibatches" or process_group is not None:
+            fit_once()
+            shortfalls = find_shortfalls()
+        else:
+            # A Gaussian posterior is found without the one before.
+            shortfalls = grow(strategy, fit_once, find_shortfalls, keeps_posterior=not is_gaussian(likelihood))
+        outcome = joined(outcomes)
+        if processes.leads and outcome.has_moved:
+            warn_of_shortfall(shortfalls)
             _warn_if_open(outcome, tolerance)
     return FitResult(
         method=choice.method,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy
 from typing import Any
 
@@ -34,13 +34,15 @@ class _PrecisionVariationalDistribution(_VariationalDistribution):
     in float32 capacitances lose their positive definiteness when ``B`` is large.
     """
 
+    num_inducing_points: int
     variational_mean: Tensor
     precision_factor: Tensor | None
 
     # Shapes of the blocks of D; None where D is the identity.
     group_shapes: tuple[tuple[int, int], ...] | None = None
 
-    # The automatic rank before data are seen, and the nats that it may lose by default.
+    # The default rank, the automatic rank before data are seen, and the nats that this may lose by default.
+    default_rank: int
     _initial_rank: int
     _default_tolerance: float
 
@@ -82,13 +84,17 @@ class _PrecisionVariationalDistribution(_VariationalDistribution):
         """
         self.growth_watch = GrowthWatch()
 
-    def _register_precision_factor(self, rank: int | str, rank_tolerance: float) -> None:
-        """Register B (not for rank 0) with small random entries: its gradient at B = 0 is exactly zero."""
+    def _register_precision_factor(self, rank: int | str | None, rank_tolerance: float) -> None:
+        """
+        Register B (not for rank 0) with small random entries: its gradient at B = 0 is exactly zero. The rank is the
+        default one if it is None.
+        """
         checks.number("rank_tolerance", rank_tolerance, above=0)
         self.rank_tolerance = rank_tolerance if rank == "auto" else None
         self._rank_is_settled = False
-        if rank == "auto":
-            rank = min(self._initial_rank, self.num_inducing_points)
+        self._has_default_rank = rank is None
+        if rank is None or rank == "auto":
+            rank = min(self.default_rank if rank is None else self._initial_rank, self.num_inducing_points)
         _validate_rank(rank, self.num_inducing_points)
         assert isinstance(rank, int)
         self.rank = rank
@@ -111,12 +117,35 @@ class _PrecisionVariationalDistribution(_VariationalDistribution):
             raise ValueError(f"B can only be resized between ranks above 0, got {self.rank} to {rank}")
         if rank == self.rank:
             return
+        self._has_default_rank = False
         factor = self.precision_factor
         more = self.init_scale * torch.randn(*factor.shape[:-1], max(0, rank - self.rank)).to(factor)
         # A graph of the last step may still refer to the old parameter and its shape.
         columns = torch.cat([factor.detach()[..., :rank], more], dim=-1)
         self.precision_factor = torch.nn.Parameter(columns, requires_grad=factor.requires_grad)
         self.rank = rank
+
+    @torch.no_grad()
+    def resize_inducing(self, group_shapes: Sequence[tuple[int, int]]) -> None:
+        """
+        Change the numbers of inducing points. All parameters are new objects with the small random entries of a new
+        distribution. The rank stays, or is that of a new distribution if it is the default one.
+
+        :param group_shapes: Number and size ``(C_g, M_g)`` of the equal blocks of each group.
+        """
+        self.num_inducing_points = sum(count * size for count, size in group_shapes)
+        self.forget_training()
+        mean = self.variational_mean
+        self.variational_mean = torch.nn.Parameter(mean.new_zeros(self.shape()), requires_grad=mean.requires_grad)
+        factor = self.precision_factor
+        if factor is not None:
+            self.rank = min(self.default_rank if self._has_default_rank else self.rank, self.num_inducing_points)
+            self.precision_factor = self._new_factor(factor, torch.Size([*self.shape(), self.rank]))
+
+    def _new_factor(self, present: Tensor, shape: torch.Size) -> torch.nn.Parameter:
+        """A parameter of another shape in the place of a present one."""
+        entries = self.init_scale * torch.randn(shape).to(present)
+        return torch.nn.Parameter(entries, requires_grad=present.requires_grad)
 
     def settle_rank(self, excess: Tensor) -> None:
         """

@@ -87,6 +87,7 @@ class AdditiveStrategy(_FollowedStrategy):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         self._check_state(state_dict, prefix)
+        self._resize_for(state_dict, f"{prefix}predictor.groups.")
         super()._load_from_state_dict(state_dict, prefix, *args)
         self._initialized = bool(self.variational_params_initialized)
 
@@ -98,7 +99,18 @@ class AdditiveStrategy(_FollowedStrategy):
                 f"the state is that of a posterior over {kind}, but {type(self).__name__} has one over "
                 f"{self._posterior_kind}: load it into the strategy that it was trained with"
             )
-        self.predictor.check_state(state_dict, f"{prefix}predictor.")
+        self.predictor.check_state(state_dict, f"{prefix}predictor.", any_number=True)
+
+    def _resize_for(self, state_dict: Mapping[str, Any], prefix: str) -> None:
+        """Take over the numbers of inducing points that a fit has chosen for the groups of a state."""
+        for index, group in enumerate(self.predictor.groups):
+            points = state_dict.get(f"{prefix}{index}.inducing_points")
+            if group.placement is not None and points is not None and points.shape[-2] != group.num_inducing:
+                group.replace_inducing_points(points)
+        self._resize_posterior()
+
+    def _resize_posterior(self) -> None:
+        """Give the posterior the size that belongs to the inducing points, where it has one."""
 
     @property
     def jitter_val(self) -> float:

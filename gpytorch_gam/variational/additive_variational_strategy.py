@@ -25,11 +25,13 @@ from gpytorch_gam.numerics.autocast import without_autocast
 from gpytorch_gam.numerics.blocks import split_groups
 from gpytorch_gam.numerics.precision import CovarianceFactors
 from gpytorch_gam.numerics.precision_fit import inverse_cholesky
+from gpytorch_gam.numerics.triangular import safe_cholesky
 from gpytorch_gam.operators import BlockDiagonalCholeskyLinearOperator, LowRankPrecisionLinearOperator
 
 from ._inducing_projection import InducingProjection
 from ._kept_value import KeptValue
 from ._precision_variational_distribution import _PrecisionVariationalDistribution
+from ._resizing import carried_over, cross_blocks
 from .additive_strategy import AdditiveStrategy
 from .block_low_rank_precision_variational_distribution import BlockLowRankPrecisionVariationalDistribution
 from .low_rank_precision_variational_distribution import LowRankPrecisionVariationalDistribution
@@ -288,6 +290,75 @@ class AdditiveVariationalStrategy(AdditiveStrategy):
             )
         q.variational_mean.copy_(mean)
         self._mark_initialized()
+
+    def add_inducing_points(
+        self, names: Sequence[str] | str | None = None, keep_posterior: bool = True
+    ) -> tuple[str, ...]:
+        """
+        Give components whose number of inducing points is left to a fit (``num_inducing="auto"``) the next larger
+        number, about twice as many; and with them the other components of their groups. Parameters of the posterior,
+        and inducing points that are learnt, are new objects, so optimisers of torch have to be made anew.
+
+        :param names: Names of components; default all.
+        :param keep_posterior: Carry a posterior with a structured precision, or a Cholesky one, over to the new
+            inducing variables, which costs :math:`O(Q^3)`. Any other is initialised anew.
+        :return: The names of the components that have more points now: not those whose number is fixed or the largest.
+        :raises ValueError: If a name is unknown, or an optimiser is attached.
+        """
+        wanted = {self.predictor.names[index] for index in self.predictor.component_indices(names)}
+        if self.training_hooks is not None:
+            raise ValueError("model has a NaturalGradient attached: call its remove() before adding inducing points")
+        found = [
+            group.more_inducing_points() if wanted.intersection(group.names) else None
+            for group in self.predictor.groups
+        ]
+        if any(points is not None for points in found):
+            self._move_to_points(found, checks.flag("keep_posterior", keep_posterior))
+        pairs = zip(self.predictor.groups, found, strict=True)
+        return tuple(name for group, points in pairs if points is not None for name in group.names)
+
+    @torch.no_grad()
+    def _move_to_points(self, points: Sequence[Tensor | None], keep_posterior: bool) -> None:
+        """Replace the inducing points of some groups, and carry the posterior over."""
+        q, groups = self._variational_distribution, self.predictor.groups
+        has_one = bool(self.variational_params_initialized) and not (q.batch_shape or self.predictor.batch_shape)
+        if not (
+            keep_posterior
+            and has_one
+            and isinstance(q, _PrecisionVariationalDistribution | CholeskyVariationalDistribution)
+        ):
+            self._replace_points(points)
+            self._restart()
+            return
+        factors, before = self.covariance_factors(), self.inducing_choleskys()
+        pairs = list(zip(groups, points, strict=True))
+        crosses = [cross_blocks(group, group.inducing_points if new is None else new) for group, new in pairs]
+        self._replace_points(points)
+        carried = carried_over(factors, crosses, before, self.inducing_choleskys())
+        root = safe_cholesky(carried.covariance)
+        self.set_whitened_posterior(carried.mean, torch.cholesky_inverse(root))
+
+    def _replace_points(self, points: Sequence[Tensor | None]) -> None:
+        for group, new in zip(self.predictor.groups, points, strict=True):
+            if new is not None:
+                group.replace_inducing_points(new)
+        self._resize_posterior()
+
+    def _restart(self) -> None:
+        """Initialise the posterior at the next use."""
+        self.variational_params_initialized.fill_(0)
+        self._initialized = False
+
+    def _resize_posterior(self) -> None:
+        q, predictor = self._variational_distribution, self.predictor
+        shapes = q.group_shapes if isinstance(q, BlockLowRankPrecisionVariationalDistribution) else None
+        if q.num_inducing_points == predictor.num_inducing_total and shapes in (None, predictor.group_shapes):
+            return
+        if isinstance(q, _PrecisionVariationalDistribution):
+            q.resize_inducing(predictor.group_shapes)
+        else:
+            other = type(q)(predictor.num_inducing_total, batch_shape=q.batch_shape, mean_init_std=q.mean_init_std)
+            self._variational_distribution = other.to(q.dtype).to(q.device)
 
     @staticmethod
     def _structured(q: Any) -> Any:

@@ -42,8 +42,9 @@ class BlockLowRankPrecisionVariationalDistribution(_PrecisionVariationalDistribu
     thirty times as large (7 nats).
 
     :param group_shapes: Number and size ``(C_g, M_g)`` of the equal blocks of each group: ``predictor.group_shapes``.
-    :param rank: Number of columns R of B, between 0 and the sum of the block sizes, or ``"auto"`` as in the low-rank
-        family. 16 to 64 suffice in most additive models; the need grows slowly with the number of components.
+    :param rank: Number of columns R of B, between 0 and the sum of the block sizes; None for 32, or that sum if it is
+        smaller; or ``"auto"`` as in the low-rank family. 16 to 64 suffice in most additive models; the need grows
+        slowly with the number of components.
     :param block_rank: Largest number of columns of each :math:`E_c`; default the size of the block (no restriction).
     :param batch_shape: Batch shape of independent models.
     :param mean_init_std: Standard deviation of the noise on the initial mean.
@@ -53,13 +54,13 @@ class BlockLowRankPrecisionVariationalDistribution(_PrecisionVariationalDistribu
     :raises ValueError: If they are out of range.
     """
 
-    _initial_rank, _default_tolerance = 16, 1.0
+    default_rank, _initial_rank, _default_tolerance = 32, 16, 1.0
     group_shapes: tuple[tuple[int, int], ...]
 
     def __init__(
         self,
         group_shapes: Sequence[tuple[int, int]],
-        rank: int | str,
+        rank: int | str | None,
         block_rank: int | None = None,
         batch_shape: torch.Size = torch.Size([]),  # noqa: B008 (GPyTorch's own default)
         mean_init_std: float = 1e-3,
@@ -70,13 +71,30 @@ class BlockLowRankPrecisionVariationalDistribution(_PrecisionVariationalDistribu
         if block_rank is not None:
             checks.integer("block_rank", block_rank, least=1)
         super().__init__(sum(count * size for count, size in group_shapes), batch_shape, mean_init_std, init_scale)
-        self.group_shapes = group_shapes
+        self.group_shapes, self._block_rank = group_shapes, block_rank
         # Registered on the distribution itself, because GPyTorch counts parameters of submodules as hyperparameters.
         for index, (count, size) in enumerate(group_shapes):
-            columns = size if block_rank is None else min(block_rank, size)
-            factor = init_scale * torch.randn(*self.batch_shape, count, size, columns)
+            factor = init_scale * torch.randn(*self.batch_shape, count, size, self._block_columns(size))
             self.register_parameter(f"block_factor_{index}", torch.nn.Parameter(factor))
         self._register_precision_factor(rank, rank_tolerance)
+
+    def _block_columns(self, size: int) -> int:
+        """The number of columns of the factor of a block."""
+        return size if self._block_rank is None else min(self._block_rank, size)
+
+    @torch.no_grad()
+    def resize_inducing(self, group_shapes: Sequence[tuple[int, int]]) -> None:
+        """
+        Change the numbers of inducing points. All parameters are new objects with the small random entries of a new
+        distribution. The rank stays, or is that of a new distribution if it is the default one.
+
+        :param group_shapes: Number and size ``(C_g, M_g)`` of the equal blocks of each group.
+        """
+        super().resize_inducing(group_shapes)
+        self.group_shapes = _validated_shapes(group_shapes)
+        for index, (present, (count, size)) in enumerate(zip(self.block_factors, group_shapes, strict=True)):
+            shape = torch.Size([*self.batch_shape, count, size, self._block_columns(size)])
+            setattr(self, f"block_factor_{index}", self._new_factor(present, shape))
 
     @property
     def block_factors(self) -> list[Tensor]:

@@ -43,7 +43,8 @@ class LowRankPrecisionVariationalDistribution(_PrecisionVariationalDistribution)
     :class:`BlockLowRankPrecisionVariationalDistribution`, whose warning and remedies are the same).
 
     :param num_inducing_points: Length Q of the inducing vector, ``predictor.num_inducing_total``.
-    :param rank: Number of columns R of B, between 1 and Q; or ``"auto"`` for as many as ``rank_tolerance`` requires.
+    :param rank: Number of columns R of B, between 1 and Q; None for 64, or Q if it is smaller; or ``"auto"`` for as
+        many as ``rank_tolerance`` requires.
         That number is chosen when the posterior is first fitted to data, by ``NaturalGradient``, ``polish``,
         ``initialize_posterior`` or :meth:`AdditiveVariationalStrategy.set_whitened_posterior`; ``NaturalGradient`` adds
         columns later if they do not suffice.
@@ -58,12 +59,12 @@ class LowRankPrecisionVariationalDistribution(_PrecisionVariationalDistribution)
         https://arxiv.org/abs/1812.11106
     """
 
-    _initial_rank, _default_tolerance = 64, 0.1
+    default_rank, _initial_rank, _default_tolerance = 64, 64, 0.1
 
     def __init__(
         self,
         num_inducing_points: int,
-        rank: int | str,
+        rank: int | str | None,
         batch_shape: torch.Size = torch.Size([]),  # noqa: B008 (GPyTorch's own default)
         mean_init_std: float = 1e-3,
         init_scale: float = 1e-2,

@@ -326,7 +326,8 @@ def test_averages_in_chunks_are_those_in_one_go(monkeypatch: pytest.MonkeyPatch)
 def test_averages_over_many_rows_take_the_unexplained_part_of_the_prior_from_some(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    terms = smooth(0, low=0, high=1, centred=False), smooth(1, low=0, high=1, by=2)
+    options = {"low": 0, "high": 1, "kernel": "rbf"}
+    terms = smooth(0, centred=False, **options), smooth(1, by=2, **options)
     model = with_random_posterior(AdditiveGP(AdditivePredictor(*terms, constant()), rank=2).double())
     x, rows = torch.rand(11, 3).double(), torch.rand(400, 3).double()
     chosen = rows[torch.linspace(0, 399, 40).round().long()]

@@ -23,8 +23,11 @@ TERMS: dict[str, Callable[[], list[ComponentGroup]]] = {
     "ANOVA": lambda: [smooth([0, 1], **BOUNDS)],
     "plain": lambda: [smooth([0, 1], centred=False, num_inducing=40, **BOUNDS)],
     "Matern": lambda: [smooth([0, 1], kernel="matern52", **BOUNDS)],
-    "main effects and interaction": lambda: [smooth([0, 1], **BOUNDS), tensor((0, 1), **BOUNDS)],
-    "surface": lambda: [tensor((0, 1), centred=False, **BOUNDS)],
+    "main effects and interaction": lambda: [
+        smooth([0, 1], kernel="rbf", **BOUNDS),
+        tensor((0, 1), kernel="rbf", **BOUNDS),
+    ],
+    "surface": lambda: [tensor((0, 1), kernel="rbf", centred=False, **BOUNDS)],
 }
 
 

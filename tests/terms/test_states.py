@@ -133,7 +133,7 @@ def by_hand(kernel: torch.nn.Module) -> ComponentGroup:
             r"columns: \[\[0\]\] in the state, \[\[1\]\] here",
         ),
         (
-            smooth(0, **RANGE),
+            smooth(0, kernel="rbf", **RANGE),
             smooth(0, kernel="matern32", **RANGE),
             "BoundedRBFKernel in the state, BoundedMaternKernel here",
         ),
@@ -147,7 +147,7 @@ def by_hand(kernel: torch.nn.Module) -> ComponentGroup:
             smooth(0, measure=Empirical([0, 1]), **RANGE),
             "Uniform in the state, Emp",
         ),
-        (smooth(0, **RANGE), smooth(0, centred=False, **RANGE), "ANOVAKernel in the state, BoundedRBFKernel here"),
+        (smooth(0, **RANGE), smooth(0, centred=False, **RANGE), "ANOVAKernel in the state, BoundedMaternKernel here"),
         (smooth(0, **RANGE), smooth(0, num_inducing=9, **RANGE), "num_inducing: 16 in the state, 9 here"),
         (
             smooth(0, by=2, names="a", **RANGE),

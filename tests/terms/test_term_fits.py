@@ -323,7 +323,12 @@ def test_ordinal_effects_are_those_of_a_dense_prior_and_smooth_over_a_level_with
 def test_factor_smooth_is_the_dense_posterior_of_independent_curves() -> None:
     x, y = category_data()
     model, _ = fitted(
-        x, y, factor_smooth(0, 1, SITES, low=0.0, high=1.0, num_inducing=8), constant(), noise=0.1, num_steps=0
+        x,
+        y,
+        factor_smooth(0, 1, SITES, low=0.0, high=1.0, num_inducing=8, kernel="rbf"),
+        constant(),
+        noise=0.1,
+        num_steps=0,
     )
 
     def prior(a: Tensor, b: Tensor) -> Tensor:
@@ -399,7 +404,7 @@ def test_unseen_levels_of_fixed_terms_are_errors_that_name_column_and_level(grou
 
 def test_an_unseen_level_of_a_factor_smooth_is_a_new_curve_of_the_prior() -> None:
     x, y = category_data()
-    model, _ = fitted(x, y, factor_smooth(0, 1, SITES, x, num_inducing=6), constant(), num_steps=3)
+    model, _ = fitted(x, y, factor_smooth(0, 1, SITES, x, num_inducing=6, kernel="rbf"), constant(), num_steps=3)
     parts = components(model, torch.tensor([0.1, 0.2, 0.2]), torch.tensor([7.0, 7.0, 8.0]), names="x0|x1")
     kernel = model.predictor.groups[0].kernel
     variance, lengthscale = kernel.outputscale.item(), kernel.base_kernel.kernels[0].lengthscale.item()
@@ -500,7 +505,7 @@ def test_a_long_tail_of_a_column_costs_its_bulk_nothing(tail: str) -> None:
     else:
         x[0] = 20.0
         x[1] = x[1] if tail == "outlier" else -50.0
-    model, likelihood = fitted(x, truth + 0.2 * noise, smooth(0, x), constant(), noise=0.5)
+    model, likelihood = fitted(x, truth + 0.2 * noise, smooth(0, x, kernel="rbf"), constant(), noise=0.5)
     prediction = model.predict(x)
     error = (prediction.mean - truth)[2:]
     # mgcv: .037 with the outlier; .350 (thin plates) and .076 (knots at quantiles) for a log-normal column

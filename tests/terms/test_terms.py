@@ -177,7 +177,7 @@ def test_arrays_are_taken_like_tensors() -> None:
 def test_smooths_of_columns_are_batched_with_lengthscales_in_proportion_to_their_ranges() -> None:
     group = smooth([0, 1, 2], inputs(dtype=torch.float64), num_inducing=5)
     assert group.inducing_points.shape == (3, 5, 1)
-    torch.testing.assert_close(group.inducing_points[1, :, 0], torch.tensor([-50.0, -25.0, 0.0, 25.0, 50.0]))
+    torch.testing.assert_close(group.inducing_points[1, ::4, 0], torch.tensor([-50.0, 50.0]))
     base = group.kernel.base_kernel.base_kernel
     torch.testing.assert_close(base.lengthscale.flatten(), torch.tensor([0.25, 25.0, 2.5]))
     constraint = base.raw_lengthscale_constraint
@@ -196,12 +196,27 @@ def test_ranges_leave_out_nan_and_infinity_and_take_rows_of_batches_and_integers
 
 
 @pytest.mark.parametrize("n", [60, 1000])
-def test_columns_like_uniform_or_normal_ones_have_a_regular_grid_on_their_range(n: int) -> None:
+def test_columns_like_uniform_or_normal_ones_are_bulk_in_all_of_their_range(n: int) -> None:
     generator = torch.Generator().manual_seed(0)
     u = torch.rand(n, generator=generator, dtype=torch.float64)
     x = torch.stack([u, torch.special.ndtri(u), (10 * u).floor(), u.square()], -1)
     group, known = smooth([0, 1, 2, 3], x), smooth([0, 1, 2, 3], low=x.amin(0), high=x.amax(0))
-    torch.testing.assert_close(dict(group.state_dict()), dict(known.state_dict()))
+    torch.testing.assert_close(dict(group.kernel.state_dict()), dict(known.kernel.state_dict()))
+    torch.testing.assert_close(group.inducing_points[0], known.inducing_points[0], atol=0.05, rtol=0)
+
+
+def test_points_stand_halfway_between_equal_shares_of_the_range_and_of_the_distinct_values() -> None:
+    x = torch.linspace(0, 1, 401, dtype=torch.float64).square()
+    points = smooth(0, torch.cat([x, x[:50]])[:, None], num_inducing=9).inducing_points.flatten().double()
+    share = 0.5 * (points + points.sqrt())  # of the distribution of distinct values, a root
+    torch.testing.assert_close(share, torch.linspace(0, 1, 9).double(), atol=2e-3, rtol=0)
+
+
+def test_few_distinct_values_have_a_point_each() -> None:
+    x = torch.tensor([[1.0, 3.0, 7.0, 14.0, 28.0, 56.0, 90.0, 90.0, 1.0]]).mT
+    points = smooth(0, x, num_inducing=9).inducing_points.flatten()
+    assert points.tolist() == [1.0, 3.0, 7.0, 14.0, 28.0, 42.0, 56.0, 73.0, 90.0]
+    assert smooth(0, x, num_inducing=7).inducing_points.flatten().tolist() == x.unique().tolist()
 
 
 @pytest.mark.parametrize("scale", [1.0, -1e3])
@@ -229,7 +244,9 @@ def test_points_differ_and_keep_their_number_with_few_or_repeated_values() -> No
 def test_ends_that_are_given_are_those_of_the_points_whatever_the_values() -> None:
     x = torch.cat([torch.rand(500), torch.tensor([20.0])]).double()[:, None]
     clipped = smooth(0, x, low=0.0, high=1.0)
-    torch.testing.assert_close(dict(clipped.state_dict()), dict(smooth(0, low=0.0, high=1.0).state_dict()))
+    known = smooth(0, low=0.0, high=1.0)
+    torch.testing.assert_close(dict(clipped.kernel.state_dict()), dict(known.kernel.state_dict()))
+    torch.testing.assert_close(clipped.inducing_points, known.inducing_points, atol=0.05, rtol=0)
 
 
 def test_ends_may_be_given_one_a_column_instead_of_data() -> None:

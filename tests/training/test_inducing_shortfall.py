@@ -24,8 +24,8 @@ def data(n: int = 600) -> tuple[Tensor, Tensor]:
     return x, y + 0.2 * torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
 
-def model_of(*columns: int, num_inducing: int = 16, **options: object) -> AdditiveGP:
-    term = smooth(list(columns), low=0.0, high=1.0, num_inducing=num_inducing, **options)
+def model_of(*columns: int, num_inducing: int = 16, kernel: str = "rbf", **options: object) -> AdditiveGP:
+    term = smooth(list(columns), low=0.0, high=1.0, num_inducing=num_inducing, kernel=kernel, **options)
     return AdditiveGP(AdditivePredictor(term, constant()), rank=4).double()
 
 

@@ -31,7 +31,7 @@ def make_rows(num_rows: int = 300) -> tuple[Tensor, Tensor]:
 
 
 def make_model(x: Tensor, *groups: ComponentGroup, **options: object) -> AdditiveGP:
-    groups = groups or (smooth(0, x, num_inducing=6), constant())
+    groups = groups or (smooth(0, x, num_inducing=6, kernel="rbf"), constant())
     return AdditiveGP(AdditivePredictor(*groups, **options), rank=4).double()
 
 
@@ -64,7 +64,7 @@ def test_starting_values_are_moments_of_the_responses() -> None:
     x, y = make_rows()
     y = 100 + 40 * y
     levels = torch.randint(3, (300, 1)).double()
-    groups = smooth(0, x, num_inducing=8), factor(1, 3), constant()
+    groups = smooth(0, x, num_inducing=8, kernel="rbf"), factor(1, 3), constant()
     model, likelihood = make_model(x, *groups), GaussianLikelihood().double()
     start_from_responses(model, likelihood, [(torch.cat([x, levels], -1), y)])
     variance = y.var(unbiased=False).item()
@@ -81,7 +81,7 @@ def test_what_was_chosen_stays() -> None:
     kernel = ScaleKernel(RBFKernel())
     kernel.outputscale = 2.0
     own = ComponentGroup(kernel, [[0]], regular_grid(0.0, 1.0, 4).double(), names=["own"])
-    groups = smooth(0, x, num_inducing=4, variance=1.0), factor(1, 3, variance=25.0), own, constant(1.0)
+    groups = smooth(0, x, num_inducing=4, kernel="rbf", variance=1.0), factor(1, 3, variance=25.0), own, constant(1.0)
     model, likelihood = make_model(x, *groups, mean=ConstantMean()), GaussianLikelihood().double()
     likelihood.noise = 0.5
     model.predictor.means[0].constant = torch.tensor(3.0)
@@ -116,7 +116,7 @@ def test_a_copy_in_another_dtype_still_knows_what_nobody_has_chosen() -> None:
 
 def test_a_constant_mean_starts_at_the_mean() -> None:
     x, y = make_rows()
-    model = make_model(x, smooth(0, x, num_inducing=4), mean=ConstantMean())
+    model = make_model(x, smooth(0, x, num_inducing=4, kernel="rbf"), mean=ConstantMean())
     start_from_responses(model, GaussianLikelihood().double(), [(x, y + 70)])
     assert model.predictor.means[0].constant.item() == pytest.approx(70 + y.mean().item())
 
@@ -254,7 +254,11 @@ def test_counts_of_thousands_are_fitted_from_the_null_model() -> None:
 def test_each_task_starts_in_its_own_units() -> None:
     x = torch.rand(300, 1).double()
     y = torch.stack([torch.sin(6 * x[:, 0]), 50 + 1e3 * torch.cos(6 * x[:, 0])], -1) + torch.randn(300, 2).double()
-    groups = [part for p in (0, 1) for part in (smooth(0, x, num_inducing=4, predictor=p), constant(predictor=p))]
+    groups = [
+        part
+        for p in (0, 1)
+        for part in (smooth(0, x, num_inducing=4, kernel="rbf", predictor=p), constant(predictor=p))
+    ]
     model, likelihood = make_model(x, *groups), gpytorch.likelihoods.MultitaskGaussianLikelihood(2).double()
     start_from_responses(model, likelihood, [(x, y)])
     variances = y.var(0, unbiased=False).tolist()
@@ -273,7 +277,7 @@ def test_under_wide_priors_the_predictor_starts_as_narrow_as_that_of_the_null_mo
 ) -> None:
     x = torch.rand(200, 2).double()
     y = torch.poisson(torch.full((200,), 100.0).double())
-    groups = smooth([0, 1], x, num_inducing=7, variance=50.0), constant()
+    groups = smooth([0, 1], x, num_inducing=7, kernel="rbf", variance=50.0), constant()
     model = AdditiveGP(AdditivePredictor(*groups), family, **({} if rank is None else {"rank": rank})).double()
     start_from_responses(model, ours.PoissonLikelihood(), [(x, y)])
     inside = x[(x > 0.1).all(-1) & (x < 0.9).all(-1)]
@@ -295,7 +299,11 @@ def test_minibatches_under_a_log_link_and_wide_priors_stay_near_the_data(
     )  # a tail, where the prior is wide under a measure of the bulk
     y = torch.poisson((8 + 1.5 * torch.sin(3 * x[:, 0])).exp())
     options = {"num_inducing": 12, "variance": 10.0, "measure": Empirical.from_data(x[:, 1])}
-    groups = smooth(0, x, num_inducing=8, variance=10.0), smooth(1, x, **options), constant()
+    groups = (
+        smooth(0, x, num_inducing=8, kernel="rbf", variance=10.0),
+        smooth(1, x, kernel="rbf", **options),
+        constant(),
+    )
     model = AdditiveGP(AdditivePredictor(*groups), family, rank=rank).double()
     loader = DataLoader(TensorDataset(x, y), batch_size=100, shuffle=True)
     history = fit(model, likelihood(), loader, num_epochs=3, num_held_back=18).history
@@ -307,15 +315,18 @@ def test_minibatches_under_a_log_link_and_wide_priors_stay_near_the_data(
 @pytest.mark.parametrize("start", [start_from_responses, fit_discretized])
 def test_a_level_that_no_term_holds_is_warned_of(start: Callable[..., object]) -> None:
     x, y = make_rows(60)
-    model, likelihood = make_model(x, smooth(0, x, num_inducing=6), linear(0, x)), GaussianLikelihood().double()
+    model, likelihood = (
+        make_model(x, smooth(0, x, num_inducing=6, kernel="rbf"), linear(0, x)),
+        GaussianLikelihood().double(),
+    )
     with pytest.warns(TrainingLoopWarning, match=r"can hold the mean of the responses, 1\d\d .* add constant\(\)"):
         start(model, likelihood, [(x, 100 + y)])
 
 
 def test_the_predictor_that_misses_its_constant_is_named() -> None:
     x, y = make_rows(60)
-    location = smooth(0, x, num_inducing=6, names="location"), constant()
-    model = make_model(x, *location, smooth(0, x, num_inducing=6, names="scale", predictor=1))
+    location = smooth(0, x, num_inducing=6, kernel="rbf", names="location"), constant()
+    model = make_model(x, *location, smooth(0, x, num_inducing=6, kernel="rbf", names="scale", predictor=1))
     with pytest.warns(TrainingLoopWarning, match=r"add constant\(predictor=1\)"):
         start_from_responses(model, ours.GaussianLocationScaleLikelihood().double(), [(x, 100 + 40 * y)])
 
@@ -324,10 +335,10 @@ def test_the_predictor_that_misses_its_constant_is_named() -> None:
 def test_a_level_that_something_holds_is_not_warned_of(case: str) -> None:
     x, y = make_rows(60)
     y = 3 + y - y.mean()
-    groups, options = [smooth(0, x, num_inducing=6)], {}
+    groups, options = [smooth(0, x, num_inducing=6, kernel="rbf")], {}
     likelihood, row_arguments = GaussianLikelihood().double(), {}
     if case == "plain kernel":
-        groups = [smooth(0, x, num_inducing=6, centred=False)]
+        groups = [smooth(0, x, num_inducing=6, kernel="rbf", centred=False)]
     elif case == "line through the origin":
         groups.append(linear(0))
     elif case == "mean":

@@ -1,0 +1,124 @@
+"""Fits that choose numbers of inducing points."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from gpytorch.likelihoods import GaussianLikelihood
+from torch import Tensor
+
+from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup, fit
+from gpytorch_gam.likelihoods import GaussianLocationScaleLikelihood, PoissonLikelihood
+from gpytorch_gam.terms import constant, factor, smooth
+from gpytorch_gam.training._growing import grow
+from gpytorch_gam.warnings import InducingPointsWarning
+
+RANGE = {"low": 0.0, "high": 1.0}
+
+
+def data(n: int = 400) -> tuple[Tensor, Tensor, Tensor]:
+    """Inputs, a response that is a line in the first column, and one with five waves in the second."""
+    x = torch.rand(n, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    noise = 0.2 * torch.randn(n, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return x, 2 * x[:, 0] + noise, torch.sin(30 * x[:, 1] ** 2) + 2 * x[:, 0] + noise
+
+
+def model_of(*groups: ComponentGroup) -> AdditiveGP:
+    return AdditiveGP(AdditivePredictor(*groups, constant())).double()
+
+
+@pytest.mark.parametrize("method", ["rows", "bins"])
+def test_points_are_added_to_waves_and_not_to_a_line(method: str) -> None:
+    x, line, waves = data()
+    model = model_of(smooth(0, **RANGE), smooth(1, **RANGE))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", InducingPointsWarning)
+        result = fit(model, GaussianLikelihood().double(), (x, waves), method=method)
+    assert model.predictor.group_of("x1").num_inducing > 16 == model.predictor.group_of("x0").num_inducing
+    assert result.converged and max(result.shortfalls.values()) < 5.0
+    fixed = model_of(smooth(0, num_inducing=16, **RANGE), smooth(1, num_inducing=16, **RANGE))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", InducingPointsWarning)
+        few = fit(fixed, GaussianLikelihood().double(), (x, waves), method=method)
+    assert [epoch.number for epoch in result.history] == list(range(1, len(result.history) + 1))
+    assert result.bound > few.bound + 20.0 and result.evaluations > 0
+    straight = model_of(smooth(0, **RANGE), smooth(1, **RANGE))
+    fit(straight, GaussianLikelihood().double(), (x, line), method=method)
+    assert [group.num_inducing for group in straight.predictor.groups] == [16, 16, 1]
+
+
+def test_a_fit_ends_where_one_with_as_many_points_from_the_start_ends() -> None:
+    x, _, waves = data(200)
+    found = []
+    model = model_of(smooth(1, **RANGE))
+    for _ in range(2):
+        found.append(fit(model, GaussianLikelihood().double(), (x, waves), method="rows").bound)
+        number = model.predictor.groups[0].num_inducing
+        model = model_of(smooth(1, num_inducing=number, **RANGE))
+    assert number > 16
+    assert found[0] == pytest.approx(found[1], abs=0.1)  # twice the tolerance of a fit
+
+
+def test_counts_by_level_and_learnt_locations_grow() -> None:
+    x, _, waves = data(300)
+    x = torch.cat([x, (torch.arange(300) % 2).double()[:, None]], -1)
+    counts = torch.poisson((1.0 + waves * x[:, 2]).exp(), generator=torch.Generator().manual_seed(2))
+    by_level = smooth(1, by=2, levels=2, **RANGE)
+    learnt = smooth(0, learn_inducing_locations=True, **RANGE)
+    model, likelihood = model_of(by_level, learnt, factor(2, 2)), PoissonLikelihood().double()
+    fit(model, likelihood, (x, counts), method="rows")
+    assert by_level.num_inducing > 16 == learnt.num_inducing
+    assert model.predictor.group_of("x2").num_inducing == 1
+
+
+def test_terms_of_several_predictors_grow_apart() -> None:
+    x, _, waves = data(300)
+    groups = [smooth(1, predictor=index, **RANGE) for index in (0, 1)]
+    model = model_of(*groups, constant(predictor=1))
+    fit(model, GaussianLocationScaleLikelihood().double(), (x, waves), method="rows")
+    assert groups[0].num_inducing > 16 == groups[1].num_inducing
+
+
+def grown(gains: list[float], shortfalls: list[dict[str, float]], *groups: ComponentGroup) -> list[int]:
+    """The numbers of points after fits with these gains and shortfalls."""
+    model, left = model_of(*groups), iter(shortfalls)
+    bounds = iter(torch.tensor([0.0, *gains]).cumsum(0).tolist())
+    grow(model.variational_strategy, lambda: next(bounds), lambda: next(left))
+    assert next(left, None) is None and next(bounds, None) is None
+    return [group.num_inducing for group in groups]
+
+
+@pytest.mark.parametrize(
+    ("gains", "shortfalls", "expected"),
+    [
+        ([], [{"x0": 0.9, "x1": 0.0}], [16, 16]),
+        ([], [{}], [16, 16]),
+        ([3.0], [{"x0": 1.1, "x1": 0.9}, {"x0": 0.2, "x1": 0.9}], [32, 16]),
+        ([0.1], [{"x0": 9.0, "x1": 0.9}, {"x0": 9.0, "x1": 0.9}], [32, 16]),  # the promise was not kept
+        ([9.0, 9.0], [{"x0": 9.0, "x1": 0.0}] * 2 + [{"x0": 9.0, "x1": 0.0}], [64, 16]),  # the largest number
+    ],
+)
+def test_growth_stops(gains: list[float], shortfalls: list[dict[str, float]], expected: list[int]) -> None:
+    assert grown(gains, shortfalls, smooth(0, **RANGE), smooth(1, **RANGE)) == expected
+
+
+def test_components_of_a_group_grow_by_what_they_need_together() -> None:
+    together = [{"x0": 0.6, "x1": 0.6}, {"x0": 0.1, "x1": 0.1}]
+    assert grown([1.0], together, smooth([0, 1], **RANGE)) == [32]
+
+
+def test_all_points_together_have_a_limit() -> None:
+    groups: list[Any] = [smooth(list(range(24)), **RANGE), smooth(24, **RANGE)]
+    need = {f"x{column}": 5.0 for column in range(25)}
+    assert grown([500.0, 5.0], [need] * 3, *groups) == [32, 64]
+
+
+def test_minibatches_keep_the_first_number() -> None:
+    x, _, waves = data(200)
+    model = model_of(smooth(1, **RANGE))
+    with pytest.warns(InducingPointsWarning):
+        fit(model, GaussianLikelihood().double(), [(x, waves)], num_epochs=10)
+    assert model.predictor.groups[0].num_inducing == 16
