@@ -33,8 +33,8 @@ def make_data(num_rows: int = 900) -> tuple[Tensor, Tensor]:
 
 def make_predictor(x: Tensor, mean: Mean | None = None) -> AdditivePredictor:
     terms = (
-        smooth([0, 1], x, num_inducing=6),
-        tensor([1, 2], x, num_inducing=4),
+        smooth([0, 1], x, num_inducing=6, kernel="rbf"),
+        tensor([1, 2], x, num_inducing=4, kernel="rbf"),
         cyclic(3, 6.25),
         factor(4, [0.0, 1.0, 2.0]),
         constant(),
