@@ -19,8 +19,9 @@ from ._hyperparameters import largest
 from ._quasi_newton import QuasiNewton
 from ._row_bound import RowBound
 
-# Largest number of searches, each with a fresh estimate of the curvature.
-_MAX_ROUNDS = 4
+# Largest number of searches, each with a fresh estimate of the curvature, and the tolerance in nats from which on a
+# single one is enough.
+_MAX_ROUNDS, _ROUGH = 4, 1.0
 
 # A search ends where the next step is predicted to gain less than this share of the tolerance: gains left in many
 # directions add up.
@@ -58,6 +59,11 @@ class Ascent:
         self._newton = QuasiNewton(parameters, curvatures, coordinates, limits)
         self._information = ComponentInformation(objective, predictor, parameters, coordinates)
         self._jumps = ComponentJumps(predictor, num_rows, variances)
+        self._has_curvatures = False
+        self._begin()
+
+    def _begin(self) -> None:
+        """Start from the present point, whatever the objective was before."""
         self._best: tuple[float, list[Tensor]] = (-math.inf, self._read())
 
     @property
@@ -69,12 +75,16 @@ class Ascent:
         """
         Climb until a further step is predicted to gain less than a share of ``tolerance`` nats, and so is a change of
         the lengthscales or the variance of one component. If this is interrupted, :meth:`restore_best` goes to the best
-        point seen.
+        point seen. Another run, of an objective that has changed a little, begins with the curvatures of this one.
         """
+        self._begin()
         gain = _SHARE_OF_TOLERANCE * tolerance
 
         def jump_and_climb() -> Arrival | None:
-            return self._climb(tolerance, max_steps, callback) if self._jump(gain) else None
+            if not self._jump(gain):
+                return None
+            self._has_curvatures = False
+            return self._climb(tolerance, max_steps, callback)
 
         first = self._climb(tolerance, max_steps, callback)
         arrival = best_after_jumps(first, jump_and_climb, lambda end: end.value, gain)
@@ -95,14 +105,16 @@ class Ascent:
         return self._jumps.switched_off()
 
     def _climb(self, tolerance: float, max_steps: int, callback: Callable[[float], Any] | None) -> Arrival:
-        """Searches, each with a fresh estimate of the curvature, until one gains no more than the tolerance."""
+        """Searches, all but the first with a fresh estimate of the curvature, until one gains hardly anything."""
         gain, before, still_open = _SHARE_OF_TOLERANCE * tolerance, -math.inf, math.inf
-        for _ in range(_MAX_ROUNDS):
-            self._newton.forget(self._information())
+        for number in range(_MAX_ROUNDS):
+            if number > 0 or not self._has_curvatures:
+                self._newton.forget(self._information())
+            self._has_curvatures = True
             still_open = self._newton.maximise(self._seen, gain, max_steps, callback)
             value = self._newton.value
             rise, before = value - before, value
-            if rise <= tolerance and still_open <= tolerance:
+            if still_open <= tolerance and (rise <= tolerance or tolerance >= _ROUGH):
                 break
         stopped = "the bound is at a maximum" if still_open <= tolerance else self._newton.stopped
         return Arrival(before, largest(self._newton.gradient), still_open, stopped)

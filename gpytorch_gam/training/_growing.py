@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 from gpytorch_gam.components import ComponentGroup
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 
+from .fit_result import Outcome, joined
+
 # Nats that more points must promise a group to be added, and the part of them that a fit with more points must have
 # gained for a further step.
 WORTH, _KEPT_PROMISE = 1.0, 0.25
+
+# Tolerance in nats of fits that only tell where points are missing.
+_LOOSE = 1.0
 
 # Largest number of inducing points of all components together, because the work of a fit grows with its third power.
 _MOST_INDUCING = 1024
@@ -17,29 +23,43 @@ _MOST_INDUCING = 1024
 
 def grow(
     strategy: AdditiveVariationalStrategy,
-    fit: Callable[[], float],
-    shortfalls: Callable[[], Mapping[str, float]],
+    run: Callable[[float], Outcome],
+    shortfalls: Callable[[Outcome], Mapping[str, float]],
+    tolerance: float,
     *,
     keeps_posterior: bool = True,
-) -> dict[str, float]:
+) -> tuple[Outcome, dict[str, float]]:
     """
     Fit, and while groups whose number of inducing points is left to the fit would gain more than ``WORTH`` from others,
-    double these and fit again.
+    double these and fit again: loosely at first, and to the tolerance once there are points enough.
 
     :param strategy: The strategy of the model.
-    :param fit: Fits the model from its present hyperparameters, and returns the bound in nats.
+    :param run: Fits the model from its present hyperparameters to a tolerance in nats.
     :param shortfalls: Nats that more points would bring to each component, by name, see :func:`.inducing_shortfall`.
+    :param tolerance: The tolerance of the last fit in nats.
     :param keeps_posterior: Whether a fit starts from the posterior of the one before.
-    :return: The last of these.
+    :return: The outcome of all fits, and the last shortfalls.
     """
-    bound, found = fit(), shortfalls()
-    needy = _needy(strategy, found)
-    while needy:
-        strategy.add_inducing_points([name for group in needy for name in group.names], keeps_posterior)
-        before, bound, promised = bound, fit(), sum(_need(group, found) for group in needy)
-        found = shortfalls()
-        needy = _needy(strategy, found) if bound - before >= min(WORTH, _KEPT_PROMISE * promised) else []
-    return dict(found)
+    loose = max(tolerance, _LOOSE)
+    tolerances = [loose, tolerance] if _can_grow(strategy) and loose > tolerance else [tolerance]
+    outcomes: list[Outcome] = []
+    pays = True
+    for each in tolerances:
+        before, promised = -math.inf, 0.0
+        while True:
+            outcomes.append(run(each))
+            found = shortfalls(outcomes[-1])
+            pays = pays and outcomes[-1].bound - before >= min(WORTH, _KEPT_PROMISE * promised)
+            needy = _needy(strategy, found) if pays else []
+            if not needy:
+                break
+            strategy.add_inducing_points([name for group in needy for name in group.names], keeps_posterior)
+            before, promised = outcomes[-1].bound, sum(_need(group, found) for group in needy)
+    return joined(outcomes), dict(found)
+
+
+def _can_grow(strategy: AdditiveVariationalStrategy) -> bool:
+    return any(group.more_inducing_points() is not None for group in strategy.predictor.groups)
 
 
 def _needy(strategy: AdditiveVariationalStrategy, found: Mapping[str, float]) -> list[ComponentGroup]:

@@ -154,8 +154,6 @@ class RowBound:
         self._strategy = model.variational_strategy
         #: Those among which the rows are shared.
         self.processes = processes
-        self._view = ModelAtRows(self._strategy, rows.x)
-        self._segments = predictor_segments(self._strategy.predictor)
         self._num_predictors = self._strategy.predictor.num_predictors
         self._x = rows.x
         self._y = rows.y.double() if rows.y.is_floating_point() else rows.y
@@ -175,9 +173,15 @@ class RowBound:
             self._shifted = self._y - OFFSET.read(self._arguments.get("offset"), self._y)
         # Sites of the best posterior so far: where hyperparameters were bad, they may be far from those of others.
         self._sites: _Sites | None = None
-        self._best = -math.inf
         #: Number of passes over the rows so far.
         self.passes = 0
+        self.read_components()
+
+    def read_components(self) -> None:
+        """Take the model's inducing points as they are now, and go on from the same sites."""
+        self._view = ModelAtRows(self._strategy, self._x)
+        self._segments = predictor_segments(self._strategy.predictor)
+        self._best = -math.inf
 
     def __call__(self) -> Tensor:
         """The bound in nats, differentiable in the hyperparameters; NaN where it does not exist."""

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
 import gpytorch
+import torch
 from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 
 from gpytorch_gam.likelihoods.null_model import NullModel
-from gpytorch_gam.optim.processes import Processes
+from gpytorch_gam.optim.processes import Processes, start_from_first
 from gpytorch_gam.optim.rows.stream import Rows, checked_rows, concatenated
 from gpytorch_gam.parameters.log_scale import Coordinates
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 
-from ._ascent import Arrival, Ascent
+from ._ascent import Ascent
 from ._hyperparameters import hyperparameters_of, limits_of
 from ._row_bound import RowBound
-from .fit_result import Epoch, Outcome, recorder
+from .fit_result import Outcome, Recorder
 from .polishing import polish
-from .starting_values import units_of_means
+from .starting_values import null_model_of, start_from_null_model, units_of_means
 
 # Minus the second derivative of the bound that is assumed at the start: in a kernel's hyperparameter, and for each row
 # in a parameter that rows determine by themselves, and in another of the likelihood.
@@ -43,7 +44,10 @@ def rows_in_memory(strategy: AdditiveVariationalStrategy, likelihood: Likelihood
 
 
 class RowFit:
-    """The fit of a model to rows in memory, each process to its own."""
+    """
+    The fit of a model to rows in memory, each process to its own. It can be run again after inducing points were added,
+    and goes on from where it was.
+    """
 
     def __init__(
         self,
@@ -56,48 +60,82 @@ class RowFit:
         self._model, self._likelihood, self._rows, self._processes = model, likelihood, rows, processes
         self._strategy: AdditiveVariationalStrategy = model.variational_strategy
         self._num_rows = sum(count for (count,) in processes.gather([len(rows.y)], self._strategy.predictor.device))
+        self._null = null
         self._bound = RowBound(model, likelihood, rows, processes)
-        parameters = hyperparameters_of(model, likelihood)
-        units = {} if null is None else units_of_means(self._strategy, null)
-        self._ascent = Ascent(
-            self._bound,
-            self._strategy.predictor,
-            parameters,
-            Coordinates(parameters, [model, likelihood], units),
-            self._curvatures(parameters),
-            limits_of(parameters, model, likelihood),
-            self._num_rows,
-            None if null is None else null.variance,
-        )
+        self._parameters: Sequence[Tensor] = ()
 
-    def run(self, tolerance: float, callback: Callable[[Epoch], Any] | None) -> Outcome:
+    @classmethod
+    def of_batches(
+        cls,
+        model: gpytorch.models.ApproximateGP,
+        likelihood: Likelihood,
+        batches: Iterable[Any],
+        processes: Processes,
+        warm_start: bool,
+    ) -> RowFit:
+        """The fit to the rows of batches, with hyperparameters that start from the responses unless it is warm."""
+        strategy = model.variational_strategy
+        with torch.inference_mode(False), torch.no_grad():
+            rows = rows_in_memory(strategy, likelihood, batches)
+            strategy._initialize_once()
+            null = null_model_of(strategy, likelihood, [rows], processes)
+            if null is not None and not warm_start:
+                start_from_null_model(strategy, likelihood, null)
+            start_from_first(processes, strategy, [model, likelihood])
+        return cls(model, likelihood, rows, processes, null)
+
+    def run(self, tolerance: float, record: Recorder) -> Outcome:
         """
         Move hyperparameters and posterior to the maximum of the bound. After an interruption they are at the best point
         so far.
         """
-        history: list[Epoch] = []
+        self._model.train()
+        self._likelihood.train()
         try:
-            arrival = self._ascent.run(tolerance, _MAX_STEPS, recorder(history, callback))
+            with torch.inference_mode(False):
+                return self._found(tolerance, record)
+        finally:
+            self._model.eval()
+            self._likelihood.eval()
+
+    def _found(self, tolerance: float, record: Recorder) -> Outcome:
+        self._read_model()
+        passes, evaluations = self._bound.passes, self._ascent.evaluations
+        try:
+            arrival = self._ascent.run(tolerance, _MAX_STEPS, record)
         except BaseException:
             with suppress(ValueError, RuntimeError):
                 self._ascent.restore_best()
                 self._write_posterior()
             raise
-        return self._outcome(arrival, history, self._write_posterior())
-
-    def switched_off(self) -> tuple[str, ...]:
-        """The names of the components whose variance went to zero."""
-        return self._ascent.switched_off()
-
-    def _outcome(self, arrival: Arrival, history: list[Epoch], bound: float) -> Outcome:
         return Outcome(
-            history=history,
-            bound=bound,
+            history=record.history,
+            bound=self._write_posterior(),
             gradient=arrival.gradient,
             open=arrival.open,
             stopped=arrival.stopped,
-            passes=self._bound.passes,
-            evaluations=self._ascent.evaluations,
+            passes=self._bound.passes - passes,
+            evaluations=self._ascent.evaluations - evaluations,
+            switched_off=self._ascent.switched_off(),
+        )
+
+    def _read_model(self) -> None:
+        """Take inducing points as they are now; where they are learnt, they are other parameters."""
+        self._bound.read_components()
+        parameters = hyperparameters_of(self._model, self._likelihood)
+        if [id(parameter) for parameter in parameters] == [id(parameter) for parameter in self._parameters]:
+            return
+        self._parameters = parameters
+        units = {} if self._null is None else units_of_means(self._strategy, self._null)
+        self._ascent = Ascent(
+            self._bound,
+            self._strategy.predictor,
+            parameters,
+            Coordinates(parameters, [self._model, self._likelihood], units),
+            self._curvatures(parameters),
+            limits_of(parameters, self._model, self._likelihood),
+            self._num_rows,
+            None if self._null is None else self._null.variance,
         )
 
     def _write_posterior(self) -> float:

@@ -99,32 +99,37 @@ class Outcome(NamedTuple):
     stopped: str
     passes: int
     evaluations: int
+    switched_off: tuple[str, ...] = ()
     has_moved: bool = True  # whether any hyperparameter has
     notable: float | None = None  # nats that may be open without a warning, if not the tolerance
     open_names: Sequence[str] = ()  # the hyperparameters with most of what is open
     remedy: str = "Go on from here with fit(..., warm_start=True)"
 
 
-def recorder(history: list[Epoch], callback: Callable[[Epoch], Any] | None) -> Callable[[float], None]:
-    """A function that adds a bound in nats to a history and hands the new entry to a callback."""
+class Recorder:
+    """Called with bounds in nats, it keeps the history of a fit, and hands each entry to a callback."""
 
-    def record(bound: float) -> None:
-        history.append(Epoch.after(history, bound))
-        if callback is not None:
-            callback(history[-1])
+    def __init__(self, callback: Callable[[Epoch], Any] | None = None) -> None:
+        self._callback = callback
+        #: The entries so far.
+        self.history: list[Epoch] = []
 
-    return record
+    def __call__(self, bound: float) -> None:
+        """
+        Add an entry.
+
+        :param bound: The bound in nats.
+        """
+        self.history.append(Epoch.after(self.history, bound))
+        if self._callback is not None:
+            self._callback(self.history[-1])
 
 
 def joined(outcomes: Sequence[Outcome]) -> Outcome:
     """
-    The outcome of fits one after the other, of the same data.
+    The outcome of fits of the same data one after the other, which share a history.
 
     :param outcomes: One or more.
     """
-    history = list(outcomes[0].history)
-    for outcome in outcomes[1:]:
-        for epoch in outcome.history:
-            history.append(Epoch.after(history, epoch.elbo))
     passes, evaluations = (sum(getattr(each, name) for each in outcomes) for name in ("passes", "evaluations"))
-    return outcomes[-1]._replace(history=history, passes=passes, evaluations=evaluations)
+    return outcomes[-1]._replace(passes=passes, evaluations=evaluations)

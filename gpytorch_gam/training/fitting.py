@@ -16,8 +16,8 @@ from gpytorch.variational import CholeskyVariationalDistribution
 
 from gpytorch_gam import _checks as checks
 from gpytorch_gam.data.whole_epochs import every_row
-from gpytorch_gam.optim.posterior.parameters import StructuredDistribution, modes_kept, validated_strategy
-from gpytorch_gam.optim.processes import Processes, start_from_first
+from gpytorch_gam.optim.posterior.parameters import StructuredDistribution, validated_strategy
+from gpytorch_gam.optim.processes import Processes
 from gpytorch_gam.optim.rows.likelihood_check import check_number_of_predictors, is_gaussian, with_noise_by_row
 from gpytorch_gam.warnings import ConvergenceWarning
 
@@ -27,13 +27,12 @@ from ._growing import grow
 from ._hyperparameters import at_bounds
 from ._minibatches import MinibatchOptions, fit_minibatches
 from ._row_count import number_of_rows
-from ._row_fit import RowFit, rows_in_memory
+from ._row_fit import RowFit
 from .discretized.bin_shortfall import shortfall_at_bins
 from .discretized.discretized_fit import MAX_BINS, run_bins
 from .discretized.fit_statistics import FitStatistics
-from .fit_result import Epoch, FitResult, Outcome, joined, recorder
+from .fit_result import Epoch, FitResult, Outcome, Recorder
 from .shortfall import shortfall_of_batches, warn_of_shortfall
-from .starting_values import null_model_of, start_from_null_model
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -166,46 +165,43 @@ def fit(
             choice = _chosen(method, given, model, likelihood, batches, num_rows, processes)
         if progress and processes.leads:
             print(f"fit by {choice.method}: {choice.reason}")
-        off: tuple[str, ...] = ()
-        outcomes: list[Outcome] = []
+        record = Recorder(callback)
+        by_rows: RowFit | None = None
 
-        def fit_once() -> float:
-            nonlocal off
+        def run(tolerance: float) -> Outcome:
+            nonlocal by_rows
             if choice.method == "rows":
-                goes_on = warm_start or bool(outcomes)
-                outcome, off = _fit_rows(model, likelihood, batches, goes_on, tolerance, callback, processes)
-            elif choice.method == "bins":
-                outcome, off = _fit_bins(model, likelihood, batches, max_bins, bins, tolerance, callback)
-            else:
-                outcome = fit_minibatches(
-                    model,
-                    likelihood,
-                    as_minibatches(batches, is_chosen=isinstance(data, list) or data is batches),
-                    num_rows,
-                    options,
-                    tolerance=tolerance,
-                    warm_start=warm_start,
-                    callback=callback,
-                    progress=progress,
-                    process_group=process_group,
-                )
-            outcomes.append(outcome)
-            return outcome.bound
+                by_rows = by_rows or RowFit.of_batches(model, likelihood, every_row(batches), processes, warm_start)
+                return by_rows.run(tolerance, record)
+            if choice.method == "bins":
+                return _fit_bins(model, likelihood, batches, max_bins, bins, tolerance, record)
+            return fit_minibatches(
+                model,
+                likelihood,
+                as_minibatches(batches, is_chosen=isinstance(data, list) or data is batches),
+                num_rows,
+                options,
+                tolerance=tolerance,
+                warm_start=warm_start,
+                callback=callback,
+                progress=progress,
+                process_group=process_group,
+            )
 
-        def find_shortfalls() -> dict[str, float]:
-            if not (processes.leads and outcomes[-1].has_moved):
+        def shortfalls_after(outcome: Outcome) -> dict[str, float]:
+            if not (processes.leads and outcome.has_moved) or iter(batches) is batches:
                 return {}
             if isinstance(data, FitStatistics):
                 return shortfall_at_bins(strategy, likelihood, data.tables(strategy.predictor.device), data.bins)
-            return {} if iter(batches) is batches else shortfall_of_batches(strategy, likelihood, batches, num_rows)
+            return shortfall_of_batches(strategy, likelihood, batches, num_rows)
 
-        if choice.method == "minibatches" or process_group is not None:
-            fit_once()
-            shortfalls = find_shortfalls()
+        if choice.method == "minibatches" or not processes.is_alone:
+            outcome = run(tolerance)
+            shortfalls = shortfalls_after(outcome)
         else:
-            # A Gaussian posterior is found without the one before.
-            shortfalls = grow(strategy, fit_once, find_shortfalls, keeps_posterior=not is_gaussian(likelihood))
-        outcome = joined(outcomes)
+            # Rows start from the sites of their last posterior, and a Gaussian one is a closed form.
+            keeps_posterior = choice.method == "bins" and not is_gaussian(likelihood)
+            outcome, shortfalls = grow(strategy, run, shortfalls_after, tolerance, keeps_posterior=keeps_posterior)
         if processes.leads and outcome.has_moved:
             warn_of_shortfall(shortfalls)
             _warn_if_open(outcome, tolerance)
@@ -223,7 +219,7 @@ def fit(
         seconds=time.perf_counter() - started,
         shortfalls=shortfalls,
         at_bounds=at_bounds(model, likelihood),
-        switched_off=off,
+        switched_off=outcome.switched_off,
         messages=tuple(messages),
     )
 
@@ -287,36 +283,6 @@ def _chosen_for_sums(method: str, processes: Processes) -> Choice:
     return Choice("bins", "the data are sums over bins")
 
 
-def _fit_rows(
-    model: gpytorch.models.ApproximateGP,
-    likelihood: Likelihood,
-    batches: Iterable[Any],
-    warm_start: bool,
-    tolerance: float,
-    callback: Callable[[Epoch], Any] | None,
-    processes: Processes,
-) -> tuple[Outcome, tuple[str, ...]]:
-    """The fit by rows, and the names of the components that it has switched off."""
-    strategy = model.variational_strategy
-    try:
-        with torch.inference_mode(False), modes_kept(model, likelihood):
-            model.train()
-            likelihood.train()
-            with processes.sharing_errors("read its rows", strategy.predictor.device):
-                rows = rows_in_memory(strategy, likelihood, every_row(batches))
-            with torch.no_grad():
-                strategy._initialize_once()
-                null = null_model_of(strategy, likelihood, [rows], processes)
-                if null is not None and not warm_start:
-                    start_from_null_model(strategy, likelihood, null)
-                start_from_first(processes, strategy, [model, likelihood])
-            found = RowFit(model, likelihood, rows, processes, null)
-            return found.run(tolerance, callback), found.switched_off()
-    finally:
-        model.eval()
-        likelihood.eval()
-
-
 def _fit_bins(
     model: gpytorch.models.ApproximateGP,
     likelihood: Likelihood,
@@ -324,23 +290,20 @@ def _fit_bins(
     max_bins: int | Sequence[int] | None,
     bins: ColumnBins | None,
     tolerance: float,
-    callback: Callable[[Epoch], Any] | None,
-) -> tuple[Outcome, tuple[str, ...]]:
-    """The fit by bins, and the names of the components that it has switched off."""
-    history: list[Epoch] = []
-    note = recorder(history, callback)
+    record: Recorder,
+) -> Outcome:
     max_bins = MAX_BINS if max_bins is None else max_bins
-    found = run_bins(model, likelihood, batches, max_bins=max_bins, bins=bins, tolerance=tolerance, callback=note)
-    outcome = Outcome(
-        history=history,
+    found = run_bins(model, likelihood, batches, max_bins=max_bins, bins=bins, tolerance=tolerance, callback=record)
+    return Outcome(
+        history=record.history,
         bound=found.bound,
         gradient=found.gradient,
         open=found.open,
         stopped=found.stopped,
         passes=found.passes,
         evaluations=found.evaluations,
+        switched_off=found.switched_off,
     )
-    return outcome, found.switched_off
 
 
 def _warn_if_open(outcome: Outcome, tolerance: float) -> None:
