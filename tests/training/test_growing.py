@@ -14,6 +14,7 @@ from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup, fit
 from gpytorch_gam.likelihoods import GaussianLocationScaleLikelihood, PoissonLikelihood
 from gpytorch_gam.terms import constant, factor, smooth
 from gpytorch_gam.training._growing import grow
+from gpytorch_gam.training.fit_result import Outcome
 from gpytorch_gam.warnings import InducingPointsWarning
 
 RANGE = {"low": 0.0, "high": 1.0}
@@ -82,11 +83,16 @@ def test_terms_of_several_predictors_grow_apart() -> None:
     assert groups[0].num_inducing > 16 == groups[1].num_inducing
 
 
+def outcome(bound: float) -> Outcome:
+    return Outcome(history=[], bound=bound, gradient=0.0, open=0.0, stopped="", passes=1, evaluations=2)
+
+
 def grown(gains: list[float], shortfalls: list[dict[str, float]], *groups: ComponentGroup) -> list[int]:
     """The numbers of points after fits with these gains and shortfalls."""
     model, left = model_of(*groups), iter(shortfalls)
     bounds = iter(torch.tensor([0.0, *gains]).cumsum(0).tolist())
-    grow(model.variational_strategy, lambda: next(bounds), lambda: next(left))
+    strategy = model.variational_strategy
+    grow(strategy, lambda _: outcome(next(bounds)), lambda _: next(left), tolerance=1.0)
     assert next(left, None) is None and next(bounds, None) is None
     return [group.num_inducing for group in groups]
 
@@ -103,6 +109,23 @@ def grown(gains: list[float], shortfalls: list[dict[str, float]], *groups: Compo
 )
 def test_growth_stops(gains: list[float], shortfalls: list[dict[str, float]], expected: list[int]) -> None:
     assert grown(gains, shortfalls, smooth(0, **RANGE), smooth(1, **RANGE)) == expected
+
+
+def test_fits_are_loose_until_there_are_points_enough() -> None:
+    model, tolerances = model_of(smooth(0, **RANGE)), []
+    left = iter([{"x0": 5.0}, {}, {"x0": 3.0}, {}])  # the last fit finds that it needs some, too
+
+    def run(tolerance: float) -> Outcome:
+        tolerances.append(tolerance)
+        return outcome(9.0 * len(tolerances))
+
+    found, shortfalls = grow(model.variational_strategy, run, lambda _: next(left), tolerance=0.05)
+    assert tolerances == [1.0, 1.0, 0.05, 0.05] and shortfalls == {}
+    assert model.predictor.groups[0].num_inducing == 64
+    assert (found.bound, found.passes, found.evaluations) == (36.0, 4, 8)
+    tolerances.clear()
+    grow(model.variational_strategy, run, lambda _: {}, tolerance=0.05)  # there are no more
+    assert tolerances == [0.05]
 
 
 def test_components_of_a_group_grow_by_what_they_need_together() -> None:
