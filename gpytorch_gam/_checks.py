@@ -119,7 +119,9 @@ def tensor(name: str, value: Any) -> Tensor:
     :raises TypeError: If it is something else, such as an array of NumPy's.
     """
     if not torch.is_tensor(value):
-        remedy = f": pass torch.as_tensor({name}, dtype=...)" if isinstance(value, np.ndarray | list | tuple) else ""
+        array = f"{name}.to_numpy()" if hasattr(value, "to_numpy") else name
+        is_array = array != name or isinstance(value, np.ndarray | list | tuple)
+        remedy = f": pass torch.as_tensor({array}, dtype=...)" if is_array else ""
         raise TypeError(f"{name} must be a torch.Tensor, got {_kind(value)}{remedy}")
     return value
 

@@ -32,7 +32,9 @@ def check_one_kind(groups: Sequence[ComponentGroup]) -> None:
 
 
 def check_kind(x: Tensor, dtype: torch.dtype, device: torch.device) -> None:
-    """Inputs must have the dtype and the device of the model."""
+    """Inputs must be dense, and have the dtype and the device of the model."""
+    if x.layout != torch.strided:
+        raise ValueError(f"x has layout {x.layout}: pass x.to_dense()")
     if not x.is_floating_point():
         raise ValueError(f"x has dtype {x.dtype}, but the model computes in {dtype}: pass x.to({dtype})")
     if x.device != device:
@@ -47,7 +49,10 @@ def check_kind(x: Tensor, dtype: torch.dtype, device: torch.device) -> None:
 def check_shape(groups: Sequence[ComponentGroup], x: Tensor) -> None:
     """Inputs must have rows, and the columns that the components read."""
     if x.dim() < 2:
-        raise ValueError(f"x must have shape (*batch, n, D), got {tuple(x.shape)}")
+        raise ValueError(
+            f"x must have shape (*batch, n, D), got {tuple(x.shape)}: pass x.unsqueeze(-1) if it is one column, and "
+            "x.unsqueeze(0) if it is one row (a DataLoader makes batches of rows)"
+        )
     for group in groups:
         if group.max_column >= x.shape[-1]:
             raise ValueError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from numbers import Number
 from typing import Any
 
 import torch
@@ -47,14 +48,28 @@ def as_batches(data: Any) -> Iterable[Any]:
         return [data.tensors]
     if isinstance(data, Dataset) and not isinstance(data, StreamedBatches | IterableDataset):
         return DataLoader(data, batch_size=_BATCH_SIZE, shuffle=True)
-    if isinstance(data, tuple | list) and len(data) and torch.is_tensor(data[0]):
+    if isinstance(data, tuple | list) and len(data) and _are_inputs(data[0]):
         return [_checked_rows(data)]
     checks.batches(data)
     return data
 
 
+def _are_inputs(first: Any) -> bool:
+    """Whether the first entry of data is inputs, in any form, and no batch."""
+    if isinstance(first, tuple | list):
+        return len(first) > 0 and (isinstance(first[0], Number) or _are_inputs_of_rows(first[0]))
+    return torch.is_tensor(first) or hasattr(first, "shape")
+
+
+def _are_inputs_of_rows(row: Any) -> bool:
+    return isinstance(row, tuple | list) and len(row) > 0 and isinstance(row[0], Number)
+
+
 def _checked_rows(data: Any) -> tuple[Any, ...]:
-    if len(data) not in (2, 3) or not torch.is_tensor(data[1]):
+    if len(data) in (2, 3):
+        checks.tensor("x", data[0])
+        checks.tensor("y", data[1])
+    else:
         raise TypeError(
             "data must be (x, y) or (x, y, dict of row-wise arguments), a dataset, or batches of these, got a "
             f"{type(data).__name__} of {', '.join(map(checks.shown, data))}"

@@ -16,6 +16,7 @@ from ._likelihood_step import is_deterministic
 from ._minibatch_loop import MinibatchLoop
 from ._profile_bound import ProfileBound
 from ._quasi_newton import ObjectiveError
+from .bound_gradients import log_prior
 from .polishing import polish
 
 # Number of rows times inducing variables up to which a fit ends with the hyperparameters at their optimum, whatever the
@@ -64,7 +65,7 @@ def end_of(loop: MinibatchLoop, batches: Iterable[Any], tolerance: float, ends_b
     except ObjectiveError:
         return _estimate(loop)
     return End(
-        found.bound,
+        found.bound - float(log_prior(model, likelihood)),
         found.gradient,
         found.open,
         found.stopped if ends_by_itself else None,
@@ -121,7 +122,7 @@ def _all_rows(loop: MinibatchLoop, batches: Iterable[Any], in_memory: bool) -> I
 def _estimate(loop: MinibatchLoop) -> End:
     """What is open by the gradients of the last epoch."""
     if not loop.has_moved:
-        return End(math.nan, math.nan, open=0.0)
+        return End(math.nan, math.nan, open=math.nan if loop.hyperparameters else 0.0)
     gains = open_gains(loop.mll.model, loop.mll.likelihood, loop.gradient, loop.mll.num_data)
     names = [gain.name for gain in gains[:_NUM_NAMED]]
     return End(math.nan, math.nan, sum(gain.nats for gain in gains), open_names=names)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import gpytorch
@@ -19,7 +19,7 @@ from gpytorch_gam.parameters.log_scale import Adam, Coordinates
 from ._convergence import MeanGradient
 from ._graphed_step import GraphedStep
 from ._likelihood_step import fit_likelihood
-from ._row_count import warn_of_other_rows
+from ._row_count import number_of_batches, warn_of_other_rows
 from .starting_values import null_model_of, start_from_null_model, units_of_means
 
 if TYPE_CHECKING:
@@ -129,9 +129,10 @@ class MinibatchLoop:
         return rows
 
     def _check_lengths(self, batches: Iterable[Any]) -> None:
-        if isinstance(batches, Sized):
+        number = number_of_batches(batches)
+        if number is not None:
             device = self.mll.model.variational_strategy.predictor.device
-            self.processes.require_equal({"numbers of batches": len(batches)}, device)
+            self.processes.require_equal({"numbers of batches": number}, device)
 
     def _limit_moves(self, rows: Rows) -> None:
         """Let the natural gradient know how fast the likelihood's curvature changes, once an epoch."""

@@ -6,7 +6,7 @@ import importlib
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,7 +20,9 @@ from gpytorch_gam.warnings import TrainingLoopWarning
 from ._cosine_decay import CosineDecay
 from ._minibatch_end import End, end_of
 from ._minibatch_loop import MinibatchLoop
+from ._row_count import number_of_batches
 from ._settling import Settling, has_stalled
+from .bound_gradients import log_prior
 from .fit_result import Epoch, Outcome
 from .polishing import polish
 
@@ -117,7 +119,8 @@ def fit_minibatches(
         polished = polish(model, likelihood, batches, max_passes=options.polish_passes, process_group=process_group)
         end, passes = end._replace(bound=polished[-1]), passes + len(polished)
     if not math.isnan(end.bound):
-        history.append(Epoch(len(history) + 1, end.bound, end.bound))
+        objective = end.bound + float(log_prior(model, likelihood))
+        history.append(Epoch(len(history) + 1, objective, objective))
     return Outcome(
         history=history,
         bound=end.bound,
@@ -175,9 +178,10 @@ def _with_first(batches: Iterable[Any]) -> tuple[Iterable[Any], Iterable[Any]]:
 
 def _default_held_back(batches: Iterable[Any], num_epochs: int | None) -> int:
     """The default number of steps before the hyperparameters move: 12, but at most a quarter of all steps."""
-    if num_epochs is None or not isinstance(batches, Sized):
+    number = number_of_batches(batches)
+    if num_epochs is None or number is None:
         return _NUM_HELD_BACK
-    return min(_NUM_HELD_BACK, num_epochs * len(batches) // 4)
+    return min(_NUM_HELD_BACK, num_epochs * number // 4)
 
 
 def _has_diverged(history: list[Epoch]) -> bool:

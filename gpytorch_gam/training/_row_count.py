@@ -18,6 +18,14 @@ from gpytorch_gam.warnings import TrainingLoopWarning
 _DRAWING = (RandomSampler, WeightedRandomSampler)
 
 
+def number_of_batches(batches: Iterable[Any]) -> int | None:
+    """The number of batches, or None where it takes reading them."""
+    try:
+        return len(batches)  # type: ignore[arg-type]
+    except TypeError:  # also of the loader of a dataset without a length
+        return None
+
+
 class _RowCount(NamedTuple):
     """Bounds on the number of rows, known before they are read."""
 

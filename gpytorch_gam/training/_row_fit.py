@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gpytorch_gam.likelihoods.null_model import NullModel
 from gpytorch_gam.optim.processes import Processes, start_from_first
-from gpytorch_gam.optim.rows.stream import Rows, checked_rows, concatenated
+from gpytorch_gam.optim.rows.stream import Rows, check_finite_responses, checked_rows, concatenated
 from gpytorch_gam.parameters.log_scale import Coordinates
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 
@@ -37,6 +37,8 @@ def rows_in_memory(strategy: AdditiveVariationalStrategy, likelihood: Likelihood
     parts = [checked_rows(strategy, likelihood, batch) for batch in batches]
     if not parts:
         raise ValueError("batches is empty: there is no data to fit")
+    for part in parts:
+        check_finite_responses(part)
     joined = concatenated(parts)
     if len(joined) > 1:
         raise ValueError("the batches must all have the same row-wise arguments: give those of some to each")
@@ -76,7 +78,8 @@ class RowFit:
         """The fit to the rows of batches, with hyperparameters that start from the responses unless it is warm."""
         strategy = model.variational_strategy
         with torch.inference_mode(False), torch.no_grad():
-            rows = rows_in_memory(strategy, likelihood, batches)
+            with processes.sharing_errors("read its rows", strategy.predictor.device):
+                rows = rows_in_memory(strategy, likelihood, batches)
             strategy._initialize_once()
             null = null_model_of(strategy, likelihood, [rows], processes)
             if null is not None and not warm_start:
@@ -104,7 +107,7 @@ class RowFit:
         try:
             arrival = self._ascent.run(tolerance, _MAX_STEPS, record)
         except BaseException:
-            with suppress(ValueError, RuntimeError):
+            with suppress(Exception):  # the one that interrupts may come again
                 self._ascent.restore_best()
                 self._write_posterior()
             raise

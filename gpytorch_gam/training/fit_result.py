@@ -12,7 +12,8 @@ class Epoch(NamedTuple):
     A pass over the data, or with methods that see all rows at once a step of the hyperparameters.
 
     :ivar number: Its number: 1, 2, ...
-    :ivar elbo: The evidence lower bound in nats, summed over the data. Of minibatches it is estimated: the mean over
+    :ivar elbo: The evidence lower bound in nats, summed over the data, plus the log density of the hyperparameters'
+        priors if they have any. Of minibatches it is estimated: the mean over
         the rows of the batches' estimates.
     :ivar smoothed_elbo: The exponential moving average of ``elbo`` with weight one half, in nats.
     """
@@ -45,7 +46,7 @@ class FitResult:
     :ivar gradient: The largest magnitude of the bound's derivatives in the hyperparameters (priors included) where the
         fit ended, in nats per unit of the unconstrained parameter: its logarithm if it is positive, the logit within
         its interval if it has one. NaN if it is not known.
-    :ivar open: Nats by which the bound is predicted to rise if the fit went on.
+    :ivar open: Nats by which the bound is predicted to rise if the fit went on; NaN if hyperparameters did not move.
     :ivar converged: Whether ``open`` is below the tolerance.
     :ivar stopped: Why the fit ended.
     :ivar passes: Number of passes over the data.

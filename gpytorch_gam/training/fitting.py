@@ -6,7 +6,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Literal
 
 import gpytorch
@@ -19,6 +19,7 @@ from gpytorch_gam.data.whole_epochs import every_row
 from gpytorch_gam.optim.posterior.parameters import StructuredDistribution, validated_strategy
 from gpytorch_gam.optim.processes import Processes
 from gpytorch_gam.optim.rows.likelihood_check import check_number_of_predictors, is_gaussian, with_noise_by_row
+from gpytorch_gam.optim.rows.stream import num_rows_of
 from gpytorch_gam.warnings import ConvergenceWarning
 
 from ._choice import METHODS, Choice, choose, why_not_bins, why_not_minibatches, why_not_rows
@@ -141,6 +142,8 @@ def fit(
         >>> print(result)
     """
     started = time.perf_counter()
+    # A compiled module shares its parameters with the one that was compiled.
+    model, likelihood = (getattr(module, "_orig_mod", module) for module in (model, likelihood))
     checks.likelihood(likelihood)
     strategy = validated_strategy(model, (*StructuredDistribution, CholeskyVariationalDistribution), True)
     check_number_of_predictors(strategy, likelihood)
@@ -189,11 +192,14 @@ def fit(
             )
 
         def shortfalls_after(outcome: Outcome) -> dict[str, float]:
-            if not (processes.leads and outcome.has_moved) or iter(batches) is batches:
+            if not (processes.leads and outcome.has_moved):
                 return {}
             if isinstance(data, FitStatistics):
                 return shortfall_at_bins(strategy, likelihood, data.tables(strategy.predictor.device), data.bins)
-            return shortfall_of_batches(strategy, likelihood, batches, num_rows)
+            if iter(batches) is batches:
+                return {}
+            seen = batches if choice.method == "minibatches" else every_row(batches)
+            return shortfall_of_batches(strategy, likelihood, seen, num_rows)
 
         if choice.method == "minibatches" or not processes.is_alone:
             outcome = run(tolerance)
@@ -245,7 +251,7 @@ def _number_of_rows(
         if num_data is not None or method == "minibatches" or iter(batches) is batches:
             raise
     with processes.sharing_errors("count its rows", device):
-        own = sum(len(batch[1]) for batch in batches)
+        own = sum(num_rows_of(batch) for batch in batches)
     return sum(count for (count,) in processes.gather([own], device))
 
 
@@ -329,8 +335,16 @@ def _collected_warnings() -> Iterator[list[str]]:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             yield messages
-    finally:
-        for warning in caught:
-            if warning.category.__module__.startswith("gpytorch_gam"):
-                messages.append(str(warning.message))
-            warnings.warn(warning.message, warning.category, stacklevel=4)
+    except BaseException:
+        with suppress(Warning):  # where warnings are errors, they must not take the place of this one
+            _give(caught)
+        raise
+    messages += _give(caught)
+
+
+def _give(caught: Sequence[warnings.WarningMessage]) -> list[str]:
+    """Give each warning once to the caller of :func:`fit`; returns the texts of this package's own."""
+    different = {(warning.category, str(warning.message)): warning for warning in caught}
+    for warning in different.values():
+        warnings.warn(warning.message, warning.category, stacklevel=5)
+    return [text for category, text in different if category.__module__.startswith("gpytorch_gam")]

@@ -129,7 +129,7 @@ def test_what_is_no_pair_of_rows_is_an_error_that_says_so() -> None:
     model, likelihood, x, y = fit_problem()
     with pytest.raises(ValueError, match=r"pass \[\(x, y\)\] for a single one"):
         fit(model, likelihood, [{"x": x, "y": y}], num_data=len(y))
-    with pytest.raises(TypeError, match=r"data must be \(x, y\) or"):
+    with pytest.raises(TypeError, match=r"y must be a torch.Tensor, got str"):
         fit(model, likelihood, (x, "y"))
     with pytest.raises(ValueError, match=r"responses of shape \(\d+,\) beside"):
         fit(model, likelihood, [(x, y.unsqueeze(-1))], num_data=len(y))

@@ -64,6 +64,11 @@ def check_number_of_predictors(strategy: AdditiveVariationalStrategy, likelihood
             f"MultitaskGaussianLikelihood(rank={inner.rank}): the expected log-probability of GPyTorch knows the "
             "variances of the tasks' noises alone, so that their covariances would not be learnt: take rank=0"
         )
+    if isinstance(inner, SoftmaxLikelihood):
+        raise TypeError(
+            "the expectations of GPyTorch's SoftmaxLikelihood are random samples of independent tasks: take "
+            "gpytorch_gam.likelihoods.SoftmaxLikelihood(num_classes), with one predictor a class"
+        )
     taken = getattr(inner, "num_predictors", 1 if isinstance(inner, _SINGLE) else None)
     taken = inner.num_tasks if isinstance(inner, MultitaskGaussianLikelihood) else taken
     found = strategy.predictor.num_predictors

@@ -156,12 +156,27 @@ def concatenated(parts: Sequence[Rows]) -> list[Rows]:
 
 def checked_rows(strategy: AdditiveVariationalStrategy | None, likelihood: Likelihood | None, batch: Any) -> Rows:
     """The rows of a batch, a pair or triple as for :func:`checked_data`; anything else is a ValueError."""
+    return checked_data(strategy, likelihood, *_entries(batch))
+
+
+def num_rows_of(batch: Any) -> int:
+    """The number of rows of a batch, which is not checked further."""
+    y = checks.tensor("y", _entries(batch)[1])
+    if not y.dim():
+        raise ValueError(
+            "batches hold single rows, a response () each: pass a DataLoader of them, DataLoader(dataset, batch_size)"
+        )
+    return len(y)
+
+
+def _entries(batch: Any) -> Sequence[Any]:
+    """The entries of a pair or triple."""
     if not isinstance(batch, tuple | list) or len(batch) not in (2, 3):
         raise ValueError(
             f"batches must hold pairs (x, y), or triples (x, y, dict of row-wise arguments), got {type(batch).__name__}"
             f"{f' of {len(batch)}' if isinstance(batch, tuple | list) else ''}; pass [(x, y)] for a single one"
         )
-    return checked_data(strategy, likelihood, *batch)
+    return batch
 
 
 def checked_data(
@@ -189,6 +204,18 @@ def checked_data(
     return Rows(trainable(x), trainable(y), {name: trainable(value) for name, value in row_arguments.items()})
 
 
+def check_finite_responses(rows: Rows) -> None:
+    """Raise a ValueError if responses are missing or infinite."""
+    if torch.isfinite(rows.y.sum()):
+        return
+    bad = ~torch.isfinite(rows.y.reshape(len(rows.y), -1)).all(-1)
+    if bad.any():
+        raise ValueError(
+            f"y has NaN or infinity in {int(bad.sum())} of {len(rows.y)} rows: leave these out, as "
+            "gpytorch_gam.data.drop_missing(x, y) does where responses are missing"
+        )
+
+
 def _check_responses(likelihood: Likelihood | None, y: Tensor, x: Tensor) -> None:
     in_row = () if likelihood is None else responses_in_a_row(likelihood)
     fits = y.shape[:1] == x.shape[:1] if in_row is None else y.shape == (len(x), *in_row)
@@ -198,6 +225,8 @@ def _check_responses(likelihood: Likelihood | None, y: Tensor, x: Tensor) -> Non
         raise ValueError(
             f"y must hold responses of shape {wanted} beside {len(x)} rows of x, got {tuple(y.shape)}{hint}"
         )
+    if y.is_complex():
+        raise ValueError(f"y must be real numbers, got {y.dtype}")
     if y.device != x.device or (y.is_floating_point() and y.dtype != x.dtype):
         raise ValueError(f"y is {y.dtype} on {y.device}, but x is {x.dtype} on {x.device}: pass y.to(x)")
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from gpytorch_gam.likelihoods import RowwiseLikelihood
 from gpytorch_gam.likelihoods.one_predictor_likelihood import OnePredictorLikelihood
 from gpytorch_gam.likelihoods.row_argument import OFFSET, WEIGHTS, RowArgument
-from gpytorch_gam.optim.rows.stream import Rows
+from gpytorch_gam.optim.rows.stream import Rows, check_finite_responses
 
 from ._chunks import CHUNK_SIZE, chunks, in_threads, one_thread
 from .column_bins import ColumnBins
@@ -147,7 +147,5 @@ def _alike(batches: Iterable[Rows]) -> Iterator[Rows]:
         names = rows.row_arguments.keys() if names is None else names
         if rows.row_arguments.keys() != names:
             raise ValueError("the batches must all have the same row-wise arguments: give those of some to each")
-        if not torch.isfinite(rows.y.sum()):
-            missing = int((~torch.isfinite(rows.y)).sum())
-            raise ValueError(f"y has NaN or infinity in {missing} of {len(rows.y)} rows")
+        check_finite_responses(rows)
         yield rows
