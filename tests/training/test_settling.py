@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import math
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from gpytorch.likelihoods import GaussianLikelihood
+from torch import distributed
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor
 from gpytorch_gam.mlls import CollapsedELBO
 from gpytorch_gam.parameters.log_scale import Coordinates
 from gpytorch_gam.terms import constant, smooth
-from gpytorch_gam.training import FitResult, _minibatch_end, fit, polish
+from gpytorch_gam.training import FitResult, _minibatch_end, _settling, fit, polish
 from gpytorch_gam.training._cosine_decay import CosineDecay
 from gpytorch_gam.training._settling import Settling
 from gpytorch_gam.warnings import ConvergenceWarning
+from tests.two_processes import Together
 
 
 def make_settling(lr: float = 0.1) -> tuple[Settling, torch.nn.Parameter]:
@@ -104,7 +108,7 @@ def fitted(**options: object) -> FitResult:
 
 def test_a_fit_of_many_rows_arrives_by_passes_over_its_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_minibatch_end, "_MAX_FEATURES", 0)  # whatever the data, they count as large
-    monkeypatch.setattr("gpytorch_gam.training._settling._NUM_STEPS", 8)
+    monkeypatch.setattr(_settling, "_NUM_STEPS", 8)
     exact, result = fitted(method="rows"), fitted(num_epochs="auto")
     assert result.method == "minibatches"
     assert result.converged
@@ -118,7 +122,7 @@ def test_a_fit_of_many_rows_arrives_by_passes_over_its_batches(monkeypatch: pyte
 def test_steps_that_run_out_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_minibatch_end, "_MAX_FEATURES", 0)
     monkeypatch.setattr(_minibatch_end, "_LAST_STEPS", 0)
-    monkeypatch.setattr("gpytorch_gam.training._settling._MAX_EPOCHS", (1, 1, 1))
+    monkeypatch.setattr(_settling, "_MAX_EPOCHS", (1, 1, 1))
     with pytest.warns(ConvergenceWarning, match="has not arrived"):
         result = fitted(method="minibatches", num_held_back=1, lr=0.001)
     assert not result.converged
@@ -127,7 +131,7 @@ def test_steps_that_run_out_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_passes_of_other_rows_end_with_an_estimate_of_what_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpytorch_gam.training._settling._NUM_STEPS", 8)
+    monkeypatch.setattr(_settling, "_NUM_STEPS", 8)
     x, y = make_rows()
     model, likelihood = make_model(x)
     sampler = RandomSampler(y, replacement=True)
@@ -143,7 +147,7 @@ def test_passes_of_other_rows_end_with_an_estimate_of_what_is_open(monkeypatch: 
 
 def test_a_posterior_alone_ends_at_its_optimum(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_minibatch_end, "_MAX_FEATURES", 0)
-    monkeypatch.setattr("gpytorch_gam.training._settling._NUM_STEPS", 8)
+    monkeypatch.setattr(_settling, "_NUM_STEPS", 8)
     x, y = make_rows()
     model, likelihood = make_model(x)
     for parameter in (*model.hyperparameters(), *likelihood.parameters()):
@@ -151,3 +155,27 @@ def test_a_posterior_alone_ends_at_its_optimum(monkeypatch: pytest.MonkeyPatch) 
     result = fit(model, likelihood, [(x[::2], y[::2]), (x[1::2], y[1::2])], method="minibatches")
     assert result.converged and result.open == 0.0 and result.gradient == 0.0
     assert result.bound == pytest.approx(CollapsedELBO(likelihood, model).optimum(x, y).bound.item(), abs=1e-6)
+
+
+def arrived(group: Any) -> tuple[FitResult, dict[str, torch.Tensor]]:
+    """A fit of data that count as large, each process to its share of each batch."""
+    x, y = make_rows()
+    model, likelihood = make_model(x)
+    parts = torch.arange(len(y)).split(100)
+    if group is not None:
+        parts = tuple(rows.split((30, 70))[distributed.get_rank(group)] for rows in parts)
+    batches = [(x[rows], y[rows]) for rows in parts]
+    with mock.patch.object(_minibatch_end, "_MAX_FEATURES", 0), mock.patch.object(_settling, "_NUM_STEPS", 8):
+        result = fit(model, likelihood, batches, 400, num_epochs="auto", process_group=group)
+    return result, {**model.state_dict(), **likelihood.state_dict()}
+
+
+@pytest.mark.xdist_group("distributed")
+def test_processes_arrive_together(together: Together) -> None:
+    alone, _ = arrived(None)
+    (one, state), (other, same) = together(arrived)
+    assert (one.bound, one.open, one.stopped, one.passes) == (other.bound, other.open, other.stopped, other.passes)
+    assert all(torch.equal(state[name], same[name]) for name in state)
+    assert one.converged
+    # Where searches within a tolerance of .05 nats end depends on rounding.
+    assert one.bound == pytest.approx(alone.bound, abs=0.1)
