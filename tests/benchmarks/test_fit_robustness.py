@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import math
 import sys
 from collections.abc import Iterator
@@ -84,3 +85,12 @@ def test_numbers_that_are_not_finite_are_found(grid: ModuleType) -> None:
     with torch.no_grad():
         problem.likelihood.noise_covar.raw_noise.fill_(math.nan)
     assert list(grid.wrong_numbers(problem)) == ["noise_covar.raw_noise is not finite"]
+
+
+def test_the_script_prints_a_line_a_case(grid: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "numbers.json"
+    grid.main(["--quick", "--troubles", "five rows", "constant column", "--json", str(path)])
+    printed = capsys.readouterr().out
+    assert "Gaussian | five rows | rows | converged | bound" in printed
+    assert "Gaussian | constant column | terms | refused | bound nan" in printed
+    assert [fit["kind"] for fit in json.loads(path.read_text())["fits"]] == [grid.CONVERGED, grid.REFUSED]
