@@ -52,15 +52,16 @@ def at_bounds(model: gpytorch.models.ApproximateGP, likelihood: gpytorch.Module)
         for path, raw, constraint in group.named_parameters_and_constraints():
             names = group.names if len(raw) == group.num_components else ["+".join(group.names)] * raw.numel()
             leaf = path.rpartition(".")[2].removeprefix("raw_")
-            found += [f"{names[entry[0]]}.{leaf}" for entry in _entries_at_bounds(raw, constraint)]
+            found += [f"{names[entry[0]]}.{leaf}" for entry in entries_at_bounds(raw, constraint)]
     for path, raw, constraint in likelihood.named_parameters_and_constraints():
         leaf = path.rpartition(".")[2].removeprefix("raw_")
-        found += [f"likelihood.{leaf}" for _ in _entries_at_bounds(raw, constraint)]
+        found += [f"likelihood.{leaf}" for _ in entries_at_bounds(raw, constraint)]
     return tuple(dict.fromkeys(found))
 
 
 @torch.no_grad()
-def _entries_at_bounds(raw: Tensor, constraint: Interval | None) -> list[list[int]]:
+def entries_at_bounds(raw: Tensor, constraint: Interval | None) -> list[list[int]]:
+    """The indices of a parameter's entries whose values are at a bound of the constraint."""
     if constraint is None or not raw.requires_grad or raw.dim() == 0:
         return []
     value = constraint.transform(raw.double())

@@ -106,6 +106,10 @@ class _Posterior(NamedTuple):
     next_sites: _Sites
     predictors: Tensor  # their means in the rows, (P, n)
 
+    def as_optimum(self) -> GaussianOptimum:
+        """The posterior and its bound alone."""
+        return GaussianOptimum(self.mean, self.precision, self.mean.new_tensor(self.bound))
+
 
 class _Acceleration:
     """Anderson's acceleration of the iteration of the sites of all processes, see Walker and Ni (2011)."""
@@ -175,6 +179,8 @@ class RowBound:
         self._sites: _Sites | None = None
         #: Number of passes over the rows so far.
         self.passes = 0
+        #: The optimal posterior where the bound was evaluated last, None where it does not exist.
+        self.posterior: GaussianOptimum | None = None
         self.read_components()
 
     def read_components(self) -> None:
@@ -191,6 +197,7 @@ class RowBound:
             return self._gaussian_bound(view) + log_prior(self._model, self._likelihood)
         with torch.no_grad():
             posterior = self._settle(view.detach())
+        self.posterior = None if posterior is None else posterior.as_optimum()
         if posterior is None:
             return view.features.sum() * torch.nan
         own = self._expected(view, posterior)
@@ -207,7 +214,7 @@ class RowBound:
         posterior = self._settle(view)
         if posterior is None:
             raise ValueError("the bound is not finite at the present hyperparameters")
-        return GaussianOptimum(posterior.mean, posterior.precision, posterior.mean.new_tensor(posterior.bound))
+        return posterior.as_optimum()
 
     @property
     def noise_parameter(self) -> Tensor | None:
@@ -258,7 +265,10 @@ class RowBound:
         with torch.no_grad():
             known, fixed = view.detach(), noise.detach()
             statistics = self._statistics(known)
-            optimum = gaussian_optimum(statistics, fixed)
+            optimum = self.posterior = gaussian_optimum(statistics, fixed)
+        if not torch.is_grad_enabled():
+            return optimum.bound
+        with torch.no_grad():
             covariance = torch.cholesky_inverse(torch.linalg.cholesky(optimum.precision))
             weights = torch.ones_like(self._shifted) if precisions is None else precisions
             residual = self._shifted - known.means.squeeze(0) - optimum.mean @ known.features

@@ -56,9 +56,9 @@ class LikelihoodAscent:
     def maximise(self, rows: WeightedRows, nats: float) -> None:
         """Move until a step promises less than ``nats``, at moments of the predictor with its offset."""
         with suppress(ObjectiveError):
-            self._ascent.maximise(lambda: self._objective(rows), nats, _MAX_STEPS)
+            self._ascent.maximise(lambda: self.objective(rows), nats, _MAX_STEPS)
 
-    def _objective(self, rows: WeightedRows) -> Tensor:
+    def objective(self, rows: WeightedRows) -> Tensor:
         """The expected log-likelihood, differentiable once: a chunk of rows has a graph at a time."""
         jobs = [functools.partial(self._differentiate, rows.chunk(part)) for part in chunks(len(rows.mean))]
         found = zip(*in_threads(jobs, self._num_threads), strict=True)

@@ -180,7 +180,7 @@ class DiscretizedProblem:
 
     def open_at(self, statistics: BinStatistics) -> Open:
         """What can be gained from where the hyperparameters are; an ObjectiveError if the bound is not finite there."""
-        nats = self._ascent.maximise(lambda: self._objective(statistics), math.inf, 0)
+        nats = self._ascent.maximise(lambda: self.objective(statistics), math.inf, 0)
         return Open(self._ascent.value, nats, self.gradient)
 
     def ascend(self, statistics: BinStatistics, nats: float, steps: int) -> Maximum:
@@ -218,7 +218,7 @@ class DiscretizedProblem:
     def maximise_afresh(self, statistics: BinStatistics, nats: float, steps: int) -> float:
         """:meth:`maximise` on all bins, with curvatures as at the start, whatever those of the last moves were."""
         self._ascent.forget()
-        return self._ascent.maximise(lambda: self._objective(statistics), nats, steps)
+        return self._ascent.maximise(lambda: self.objective(statistics), nats, steps)
 
     def switched_off(self) -> tuple[str, ...]:
         """The names of the components whose variance went to zero."""
@@ -232,19 +232,19 @@ class DiscretizedProblem:
         """
         if not self._moved:
             return 0.0
-        few = self._on_fewer_bins(statistics)
+        few = self.on_fewer_bins(statistics)
         if few is not None or begins:
             before, values = self._bound(statistics), self._values()
             with suppress(ObjectiveError):  # an approximation is not finite at its start, or the bound at its end
                 if begins:
                     self._begin(few or statistics, steps)
                 if few is not None:
-                    self._ascent.maximise(self._interpolated_objective(few), nats, steps)
-                still_open = self._ascent.maximise(lambda: self._objective(statistics), nats, steps)
+                    self._ascent.maximise(self.interpolated_objective(few), nats, steps)
+                still_open = self._ascent.maximise(lambda: self.objective(statistics), nats, steps)
                 if not self._ascent.value < before:
                     return still_open
             self._return_to(values)
-        return self._ascent.maximise(lambda: self._objective(statistics), nats, steps)
+        return self._ascent.maximise(lambda: self.objective(statistics), nats, steps)
 
     def _begin(self, statistics: BinStatistics, steps: int) -> None:
         """Move the noise, then, if rows are many, all hyperparameters on the bound of a part of them."""
@@ -255,7 +255,7 @@ class DiscretizedProblem:
         part = BinStatistics(self.strategy, self.terms, statistics.tables.scaled(_FIRST_ROWS / num_rows))
         self.scale_to(_FIRST_ROWS)
         try:
-            self._ascent.maximise(self._interpolated_objective(part), _FIRST_NATS, steps)
+            self._ascent.maximise(self.interpolated_objective(part), _FIRST_NATS, steps)
         finally:
             self.scale_to(num_rows)
 
@@ -289,7 +289,7 @@ class DiscretizedProblem:
         values = self._values()
         if self._last is None or self._last[0] is not statistics or not all(map(torch.equal, values, self._last[1])):
             try:
-                value = self._objective(statistics).item()
+                value = self.objective(statistics).item()
             except (torch.linalg.LinAlgError, NotPSDError, NanError):
                 value = -math.inf
             self._last = statistics, values, value if math.isfinite(value) else -math.inf
@@ -304,30 +304,35 @@ class DiscretizedProblem:
         before, self._num_rows = self._num_rows, num_rows
         self._ascent.rescale([self._curvature(p, num_rows) / self._curvature(p, before) for p in self._moved])
 
-    def _on_fewer_bins(self, statistics: BinStatistics) -> BinStatistics | None:
+    def on_fewer_bins(self, statistics: BinStatistics) -> BinStatistics | None:
         """The statistics interpolated on coarser bins, or None if no bins become fewer."""
         tables = statistics.tables
         coarse = interpolated(tables, self._is_rounded, _NUM_KNOTS)
         is_smaller = any(len(few) < len(many) for few, many in zip(coarse.places, tables.places, strict=True))
         return BinStatistics(self.strategy, self.terms, coarse) if is_smaller else None
 
-    def _interpolated_objective(self, statistics: BinStatistics) -> Callable[[], Tensor]:
+    def interpolated_objective(self, statistics: BinStatistics) -> Callable[[], Tensor]:
         """The bound; NaN where features vary too fast for the knots: they explain too much, and it has no limit."""
 
         def objective() -> Tensor:
-            sums = statistics(self.constant())
-            bound = self._optimum(sums).bound + log_prior(self.model, self.likelihood)
-            explained = sums.gram.diagonal(dim1=-2, dim2=-1).sum(-1)
-            return torch.where(sums.unexplained < -_LARGEST_EXCESS * explained, torch.full_like(bound, math.nan), bound)
+            return self.interpolated_optimum(statistics).bound + log_prior(self.model, self.likelihood)
 
         return objective
+
+    def interpolated_optimum(self, statistics: BinStatistics) -> GaussianOptimum:
+        """The optimal posterior, whose bound is NaN where features vary too fast for the knots."""
+        sums = statistics(self.constant())
+        optimum, explained = self._optimum(sums), sums.gram.diagonal(dim1=-2, dim2=-1).sum(-1)
+        is_false = sums.unexplained < -_LARGEST_EXCESS * explained
+        return optimum._replace(bound=torch.where(is_false, torch.full_like(optimum.bound, math.nan), optimum.bound))
 
     @torch.no_grad()
     def log_prior(self) -> float:
         """The logarithm of the prior density of the hyperparameters."""
         return float(log_prior(self.model, self.likelihood))
 
-    def _objective(self, statistics: BinStatistics) -> Tensor:
+    def objective(self, statistics: BinStatistics) -> Tensor:
+        """The bound and the priors of the hyperparameters, differentiable in these."""
         return self.optimum(statistics).bound + log_prior(self.model, self.likelihood)
 
 

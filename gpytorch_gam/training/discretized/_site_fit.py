@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -40,6 +40,9 @@ _SMALLEST_RATE = 1e-8
 
 # Hyperparameters start to move once the gain of a pass differs from the sites' prediction by at most this fraction.
 _FORETOLD = 0.25
+
+# Factor on the size of a step of the posterior alone that lowers the bound.
+_SHORTER = 0.3
 
 # Number of rows from which the model without effects is estimated, and its precision relative to the prior's.
 _NULL_ROWS, _NULL_WEIGHT = 500, 100.0
@@ -224,6 +227,49 @@ class SiteFit:
             self._measure(state)
         self._state = state
         return _End(state, history, self.open, self.gradient, self.stopped)
+
+    def settle(self, start: GaussianOptimum, max_passes: int, tolerance: float) -> GaussianOptimum | None:
+        """
+        Bring the posterior to its optimum at the present hyperparameters, from another one, by passes until one gains
+        no more than ``tolerance`` nats; None if the bound of ``start`` is not finite.
+        """
+        seen = self._pass(start)
+        if seen is None:
+            return None
+        self._state, rate = _State(self._hyperparameters(), start, seen), 1.0
+        for _ in range(max_passes):
+            proposal = self._proposal(self._state, False, tolerance)
+            optimum = None if proposal is None else self._part(self._state, proposal, rate)
+            seen = None if optimum is None else self._pass(optimum)
+            gain = -math.inf if seen is None else seen.bound - self._state.seen.bound
+            if optimum is None or seen is None or gain < -ROUNDING * abs(self._state.seen.bound):
+                rate *= _SHORTER
+                continue
+            self._state = _State(self._state.hyperparameters, optimum, seen)
+            if gain <= tolerance * rate:
+                break
+        return self.optimum
+
+    def differentiate(self, parameters: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """
+        The objective at the posterior of :meth:`settle`, and its gradients in some hyperparameters at that posterior:
+        those of the sites' bound, but in the likelihood's parameters those of the rows' expected log-likelihood.
+        """
+        assert self._state is not None
+        problem, data = self._problem, self._data
+        statistics = BinStatistics(problem.strategy, problem.terms, self._state.seen.sites)
+        with torch.no_grad():
+            mean, variance = data.moments(problem.moments(data, self._state.optimum)[0])
+            mean += problem.constant()
+        own = {id(parameter) for parameter in self._likelihood_ascent.parameters}
+        with torch.enable_grad():
+            terms = [problem.objective(statistics)]
+            if own:
+                terms.append(self._likelihood_ascent.objective(self._weighted_rows(mean, variance)))
+            found = [torch.autograd.grad(term, parameters, allow_unused=True) for term in terms]
+        chosen = [found[-1 if id(parameter) in own else 0][i] for i, parameter in enumerate(parameters)]
+        gradients = [torch.zeros_like(p) if g is None else g for g, p in zip(chosen, parameters, strict=True)]
+        return mean.new_tensor(self._state.seen.objective), gradients
 
     def _first_state(self, start: GaussianOptimum | None) -> _State:
         for posterior in itertools.chain([] if start is None else [start], self._starts()):

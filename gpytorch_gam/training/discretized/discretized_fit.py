@@ -206,7 +206,7 @@ def run_bins(
     check_supported(strategy, likelihood)
     statistics: FitStatistics | None = None
     if isinstance(batches, FitStatistics):
-        _check_statistics(batches, strategy, likelihood, bins)
+        check_statistics(batches, strategy, likelihood, bins)
         statistics, bins = batches, batches.bins
         width = 1 + max(group.max_column for group in strategy.predictor.groups)
         batches = [(bins.example(width).to(strategy.predictor.device, strategy.predictor.dtype),)]
@@ -217,7 +217,7 @@ def run_bins(
             if bins is None:
                 bins = ColumnBins.from_batches(batches, strategy.predictor, max_bins=max_bins)
             check_sizes(bins)
-            _check_forward(strategy, batches)
+            check_forward(strategy, batches)
             _refuse_coarse_bins(bins, strategy)
             with torch.no_grad():
                 strategy._initialize_once()
@@ -234,7 +234,7 @@ def run_bins(
     return found
 
 
-def _check_forward(strategy: AdditiveVariationalStrategy, batches: Iterable[Any]) -> None:
+def check_forward(strategy: AdditiveVariationalStrategy, batches: Iterable[Any]) -> None:
     """Refuse a model whose predictor reads other inputs than x, whose columns are discretised."""
     for x, *_ in batches:
         if not strategy.read(x[:2]).is_plain:
@@ -253,7 +253,7 @@ def check_supported(strategy: AdditiveVariationalStrategy, likelihood: Likelihoo
             f"model has {predictor.num_predictors} predictors, and sums over bins are made for one: {_INSTEAD}"
         )
     mean = predictor.means[0]
-    if _fixed_mean(strategy) is not None and any(parameter.requires_grad for parameter in mean.parameters()):
+    if fixed_mean(strategy) is not None and any(parameter.requires_grad for parameter in mean.parameters()):
         raise NotImplementedError(
             f"the mean module, a {type(mean).__name__}, has trainable parameters, and of these only a ConstantMean "
             "can be trained on discretised data: set requires_grad_(False) to keep it as it is"
@@ -265,7 +265,7 @@ def check_supported(strategy: AdditiveVariationalStrategy, likelihood: Likelihoo
         )
 
 
-def _check_statistics(
+def check_statistics(
     statistics: FitStatistics, strategy: AdditiveVariationalStrategy, likelihood: Likelihood, bins: ColumnBins | None
 ) -> None:
     """Refuse what sums over the rows cannot serve."""
@@ -276,7 +276,7 @@ def _check_statistics(
             f"FitStatistics determine a fit with a Gaussian likelihood, and {type(unwrapped(likelihood)).__name__} "
             "needs the rows in each pass: give batches of these in place of their statistics"
         )
-    mean = _fixed_mean(strategy)
+    mean = fixed_mean(strategy)
     if mean is not None:
         raise NotImplementedError(
             f"the mean module, a {type(mean).__name__}, is a function of the rows, which FitStatistics do not hold: "
@@ -322,7 +322,7 @@ def _warn_of_coarse_bins(bins: ColumnBins, strategy: AdditiveVariationalStrategy
         )
 
 
-def _fixed_mean(strategy: AdditiveVariationalStrategy) -> Any:
+def fixed_mean(strategy: AdditiveVariationalStrategy) -> Any:
     """The mean module, unless it is zero or a constant, which can be handled without the rows."""
     mean = strategy.predictor.means[0]
     return None if isinstance(mean, ZeroMean | ConstantMean) else mean
@@ -353,7 +353,7 @@ def _statistics(
     strategy: AdditiveVariationalStrategy, likelihood: Likelihood, batches: Iterable[Any], bins: ColumnBins
 ) -> FitStatistics:
     """The sums over the rows, in one pass that keeps none of them."""
-    return FitStatistics.of_rows(rows_for(likelihood, strategy, batches), bins, _fixed_mean(strategy))
+    return FitStatistics.of_rows(rows_for(likelihood, strategy, batches), bins, fixed_mean(strategy))
 
 
 def _fit_gaussian(
@@ -402,7 +402,7 @@ def _fit_sites(
     """The fit by passes over the rows, which are kept as indices of bins."""
     strategy = model.variational_strategy
     with torch.no_grad():
-        mean, num_threads = _fixed_mean(strategy), torch.get_num_threads()
+        mean, num_threads = fixed_mean(strategy), torch.get_num_threads()
         data = DiscretizedData.from_batches(batches, bins, strategy, likelihood, mean, num_threads)
     check_response_values(likelihood, data.responses.cpu())
     with one_thread(strategy.predictor.num_inducing_total <= _SMALL):
@@ -453,7 +453,7 @@ def _fit_sample(
     strategy = problem.strategy
     part = sampled(batches, _SAMPLE_SIZE / len(data))
     sample = DiscretizedData.from_batches(
-        part, bins.coarser(_SAMPLE_BINS), strategy, problem.likelihood, _fixed_mean(strategy)
+        part, bins.coarser(_SAMPLE_BINS), strategy, problem.likelihood, fixed_mean(strategy)
     )
     problem.scale_to(sample.num_rows)
     fit = SiteFit(problem, sample)
