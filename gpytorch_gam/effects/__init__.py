@@ -1,6 +1,8 @@
 """The posterior of each component: joint moments, centred effects, bands, and predictions of many rows."""
 
+from .component_mixture import ComponentMixture
 from .component_posterior import ComponentPosterior, ComponentSamples
 from .prediction import Prediction
+from .weighted_models import WeightedModels
 
-__all__ = ["ComponentPosterior", "ComponentSamples", "Prediction"]
+__all__ = ["ComponentMixture", "ComponentPosterior", "ComponentSamples", "Prediction", "WeightedModels"]

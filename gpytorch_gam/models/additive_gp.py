@@ -15,7 +15,7 @@ from torch import Tensor
 from gpytorch_gam import _checks as checks
 from gpytorch_gam.components import AdditivePredictor
 from gpytorch_gam.components.reading import predictor_alone
-from gpytorch_gam.effects import ComponentPosterior, Prediction
+from gpytorch_gam.effects import ComponentPosterior, Prediction, WeightedModels
 from gpytorch_gam.variational import (
     AdditiveVariationalStrategy,
     BlockLowRankPrecisionVariationalDistribution,
@@ -107,6 +107,7 @@ class AdditiveGP(ApproximateGP):
         x: Tensor,
         names: Sequence[str] | str | None = None,
         exclude: Sequence[str] | str | None = None,
+        hyperparameters: WeightedModels | None = None,
         **kwargs: Any,
     ) -> ComponentPosterior:
         """
@@ -115,10 +116,12 @@ class AdditiveGP(ApproximateGP):
         :param x: Inputs ``(*batch, n, D)``.
         :param names: A list of components; default all. A single name gives results without the components' dimension.
         :param exclude: Components to leave out, instead of ``names``.
+        :param hyperparameters: A :class:`~gpytorch_gam.diagnostics.HyperparameterUncertainty` of this model, whose
+            uncertainty the result then includes; by default they are taken as known.
         :param kwargs: Further arguments of :meth:`forward`, for subclasses whose method has some.
         """
         x = x.unsqueeze(-1) if torch.is_tensor(x) and x.dim() == 1 else x
-        return self.variational_strategy.components(x, names, exclude, **kwargs)
+        return self.variational_strategy.components(x, names, exclude, hyperparameters, **kwargs)
 
     def predict(
         self,
@@ -126,6 +129,7 @@ class AdditiveGP(ApproximateGP):
         components: Sequence[str] | str | bool = True,
         chunk_size: int | None = None,
         exclude: Sequence[str] | str | None = None,
+        hyperparameters: WeightedModels | None = None,
         **kwargs: Any,
     ) -> Prediction:
         """
@@ -136,10 +140,12 @@ class AdditiveGP(ApproximateGP):
         :param components: Components whose moments to return: True for all, False for none, or names.
         :param chunk_size: Number of rows whose projections are in memory at a time.
         :param exclude: Components to leave out of the predictor, such as random effects.
+        :param hyperparameters: A :class:`~gpytorch_gam.diagnostics.HyperparameterUncertainty` of this model, whose
+            uncertainty the moments then include, at the cost of a prediction for each of its points.
         :param kwargs: Further arguments of :meth:`forward`, for subclasses whose method has some.
         """
         x = x.unsqueeze(-1) if torch.is_tensor(x) and x.dim() == 1 else x
-        return self.variational_strategy.predict(x, components, chunk_size, exclude, **kwargs)
+        return self.variational_strategy.predict(x, components, chunk_size, exclude, hyperparameters, **kwargs)
 
 
 def _make_distribution(

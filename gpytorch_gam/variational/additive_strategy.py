@@ -26,6 +26,7 @@ from gpytorch_gam.distributions.predictor_distribution import PredictorDistribut
 from gpytorch_gam.effects.component_posterior import ComponentPosterior
 from gpytorch_gam.effects.component_source import ComponentProjections
 from gpytorch_gam.effects.prediction import Prediction, joined
+from gpytorch_gam.effects.weighted_models import WeightedModels, checked_models
 from gpytorch_gam.numerics.autocast import without_autocast
 from gpytorch_gam.numerics.transforms import is_transformed
 from gpytorch_gam.operators.deferred_linear_operator import DeferredLinearOperator
@@ -301,6 +302,7 @@ class AdditiveStrategy(_FollowedStrategy):
         x: Tensor,
         names: Sequence[str] | str | None = None,
         exclude: Sequence[str] | str | None = None,
+        hyperparameters: WeightedModels | None = None,
         **kwargs: Any,
     ) -> ComponentPosterior:
         """
@@ -311,6 +313,8 @@ class AdditiveStrategy(_FollowedStrategy):
         :param names: A list of components; default all. A single name gives results without the components' dimension,
             as indexing by it does.
         :param exclude: Components to leave out, instead of ``names``.
+        :param hyperparameters: A :class:`~gpytorch_gam.diagnostics.HyperparameterUncertainty` of this model, whose
+            uncertainty the result then includes; by default they are taken as known.
         :param kwargs: Further arguments of the model's ``forward``.
         :return: Means, variances, covariances and samples of the components, see :class:`ComponentPosterior`.
         :raises ValueError: If a name is unknown, or none is left.
@@ -318,6 +322,8 @@ class AdditiveStrategy(_FollowedStrategy):
         """
         check_keywords(self.model, kwargs)
         self.predictor.component_indices(names, exclude)  # reports wrong names before any work
+        if hyperparameters is not None:
+            return checked_models(hyperparameters, self.predictor).components(x, names, exclude, **kwargs)
         return ComponentPosterior(self, self._prepared(x, kwargs), names, exclude)
 
     @torch.no_grad()
@@ -327,6 +333,7 @@ class AdditiveStrategy(_FollowedStrategy):
         components: Sequence[str] | str | bool = True,
         chunk_size: int | None = None,
         exclude: Sequence[str] | str | None = None,
+        hyperparameters: WeightedModels | None = None,
         **kwargs: Any,
     ) -> Prediction:
         """
@@ -339,6 +346,8 @@ class AdditiveStrategy(_FollowedStrategy):
         :param chunk_size: Number of rows whose projections are in memory at a time; by default they take a few
             megabytes.
         :param exclude: Components to leave out of the predictor, such as random effects.
+        :param hyperparameters: A :class:`~gpytorch_gam.diagnostics.HyperparameterUncertainty` of this model, whose
+            uncertainty the moments then include, at the cost of a prediction for each of its points.
         :param kwargs: Further arguments of the model's ``forward`` that are no tensors, because it runs on each chunk.
         :return: The moments, see :class:`Prediction`.
         :raises ValueError: If a name is unknown, or ``chunk_size`` not positive.
@@ -360,6 +369,9 @@ class AdditiveStrategy(_FollowedStrategy):
             checks.integer("chunk_size", chunk_size, least=1)
         if not torch.is_tensor(x) or x.dim() < 2 or x.shape[-2] == 0:
             self.read(x)  # raises
+        if hyperparameters is not None:
+            models = checked_models(hyperparameters, self.predictor)
+            return models.predict(x, components, chunk_size, exclude, **kwargs)
         chunks = x.split(chunk_size or self._rows_at_a_time(x), dim=-2)
         self._prepare()
         projection = self._projection_in(torch.float64)  # once for all chunks

@@ -1,0 +1,70 @@
+"""Mixtures of distributions of any kind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+
+
+class WeightedMixture(Distribution):
+    """
+    The mixture of distributions of one number in each of the same rows, ``(*batch, n)``, such as those of a response
+    under several models.
+
+    :param parts: The distributions.
+    :param weights: Their weights ``(K,)``, which sum to one.
+    """
+
+    arg_constraints: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, parts: Sequence[Distribution], weights: Tensor) -> None:
+        self._parts, self._weights = list(parts), weights
+        super().__init__(parts[0].batch_shape, validate_args=False)
+
+    @property
+    def support(self) -> Any:
+        """The support of the parts."""
+        return self._parts[0].support
+
+    def _stacked(self, values: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Values of all parts, ``(K, ...)``, and weights that broadcast to them."""
+        stacked = torch.stack(list(values))
+        return stacked, self._weights.to(stacked).view(-1, *[1] * (stacked.dim() - 1))
+
+    @property
+    def mean(self) -> Tensor:
+        """The means, ``(*batch, n)``."""
+        means, weights = self._stacked([part.mean for part in self._parts])
+        return (weights * means).sum(0)
+
+    @property
+    def variance(self) -> Tensor:
+        """The variances, ``(*batch, n)``."""
+        means, weights = self._stacked([part.mean for part in self._parts])
+        variances = torch.stack([part.variance for part in self._parts])
+        return (weights * (variances + (means - self.mean).square())).sum(0)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log-probabilities or log-densities."""
+        found, weights = self._stacked([part.log_prob(value) for part in self._parts])
+        return torch.logsumexp(found + weights.log(), 0)
+
+    def cdf(self, value: Tensor) -> Tensor:
+        """The distribution function."""
+        found, weights = self._stacked([part.cdf(value) for part in self._parts])
+        return (weights * found).sum(0)
+
+    @torch.no_grad()
+    def sample(self, sample_shape: Any = ()) -> Tensor:
+        """Draws ``(*sample_shape, *batch, n)``, for each row from a part of its own."""
+        draws = torch.stack([part.sample(torch.Size(sample_shape)) for part in self._parts])
+        index = torch.multinomial(self._weights, draws[0].numel(), replacement=True).to(draws.device)
+        return draws.gather(0, index.view_as(draws[:1])).squeeze(0)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> WeightedMixture:
+        """The same mixture with a larger batch shape."""
+        return WeightedMixture([part.expand(batch_shape) for part in self._parts], self._weights)
