@@ -90,12 +90,12 @@ def covered(name: str, num_draws: int, quick: bool) -> dict[str, Any]:
         case = CASES[name](150 if quick else 0, seed)
         posterior = case.model(case.fresh)
         start = time.process_time()
-        added = HyperparameterUncertainty(case.model, case.likelihood, [case.rows]).variance(case.fresh)
+        uncertainty = HyperparameterUncertainty(case.model, case.likelihood, case.rows)
         found["uncertainty"].append(time.process_time() - start)
+        wider = case.model.predict(case.fresh, components=False, hyperparameters=uncertainty)
         found["fit"].append(case.seconds)
         found["plain"].append(coverage(posterior.mean, posterior.variance.sqrt(), case.truth))
-        total = (posterior.variance + added).sqrt()
-        found["with_uncertainty"].append(coverage(posterior.mean, total, case.truth))
+        found["with_uncertainty"].append(coverage(wider.mean, wider.stddev, case.truth))
     return {
         "name": name,
         "num_draws": num_draws,

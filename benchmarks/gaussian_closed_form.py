@@ -96,9 +96,9 @@ def score_with_uncertainty(
     """RMSE and coverage, with bands that take the hyperparameters for known and with wider ones that do not."""
     with torch.no_grad():
         mean, stddev = marginals(model, fresh)
-    added = HyperparameterUncertainty(model, likelihood, [(x, y)]).variance(fresh)
-    wider = coverage(mean, (stddev.square() + added).sqrt(), friedman(fresh))
-    return {**score(mean, stddev, fresh), "wider_coverage": wider}
+    uncertainty = HyperparameterUncertainty(model, likelihood, (x, y))
+    wider = model.predict(fresh, components=False, hyperparameters=uncertainty)
+    return {**score(mean, stddev, fresh), "wider_coverage": coverage(wider.mean, wider.stddev, friedman(fresh))}
 
 
 def fit_bam(x: Tensor, y: Tensor, fresh: Tensor) -> dict[str, float]:

@@ -181,16 +181,12 @@ class Fitted(NamedTuple):
 
     def intervals(self) -> dict[str, tuple[float, float]]:
         """Their 95% intervals, by Laplace's approximation."""
-        uncertainty = HyperparameterUncertainty(self.model, self.likelihood, [self.rows])
-        errors = dict(zip(uncertainty.names, uncertainty.covariance.diagonal().sqrt().tolist(), strict=True))
+        variances = HyperparameterUncertainty(self.model, self.likelihood, self.rows).intervals()
         parameter = "model.variational_strategy.predictor.groups.{}.kernel.raw_outputscale[0]"
         names = {group.names[0]: parameter.format(i) for i, group in enumerate(self.model.predictor.groups)}
         names["noise"] = "likelihood.noise_covar.raw_noise[0]"
-        intervals = {}
-        for name, value in self.deviations().items():
-            factor = math.exp(Z95 * errors[names[name]] / 2)  # errors are those of log variances
-            intervals[name] = (value / factor, value * factor)
-        return intervals
+        scale = self.scale.item()
+        return {name: tuple(scale * math.sqrt(end) for end in variances[path]) for name, path in names.items()}
 
 
 def effects(levels: Levels) -> list[ComponentGroup]:

@@ -67,6 +67,7 @@ CHOICE = (3, None, "other", ["rbf"])
 PREDICTOR = (None, "smooth", terms.constant())
 INDEX = (1.5, "0", True, -1, None)
 NAMES = (["x7"], "x7", [], 3, [0])
+UNCERTAINTY = {"hyperparameters": (3, True, [1.0])}
 COLUMN_NAMES = (3, [], [1], ["a", "b"])
 LEVELS = (None, 2.5, True, 0, [], [NAN])
 
@@ -158,12 +159,13 @@ ENTRIES: dict[str, Entry] = {
         HyperparameterUncertainty,
         {
             "likelihood": LIKELIHOOD,
-            "batches": BATCHES,
+            "data": BATCHES,
+            "num_data": (*NO_INTEGERS, 0, -1),
             "prior_stddev": POSITIVE,
-            "step": POSITIVE,
-            "max_passes": COUNT,
+            "max_models": (*COUNT, 1),
         },
-        **OF_DATA,
+        likelihood=GaussianLikelihood(),
+        data=(X, Y),
     ),
     "initialize_posterior": with_model(
         initialize_posterior,
@@ -215,12 +217,12 @@ ENTRIES: dict[str, Entry] = {
         },
     ),
     "model call": (lambda **given: model()(**given), {"inputs": X}, {"inputs": INPUTS, "prior": FLAG}),
-    "components": (lambda **given: model().components(**given), {"x": X}, {"x": INPUTS, "names": NAMES}),
+    "components": (lambda **given: model().components(**given), {"x": X}, {"x": INPUTS, "names": NAMES, **UNCERTAINTY}),
     "components without": (lambda **given: model().components(X, **given), {}, {"exclude": NAMES}),
     "predict": (
         lambda **given: model().predict(**given),
         {"x": X},
-        {"x": INPUTS, "components": ("x7", ["x7"], 3), "chunk_size": OPTIONAL_COUNT, "exclude": NAMES},
+        {"x": INPUTS, "components": ("x7", ["x7"], 3), "chunk_size": OPTIONAL_COUNT, "exclude": NAMES, **UNCERTAINTY},
     ),
     "AdditivePredictor": (
         lambda **given: AdditivePredictor(terms.constant(), **given),

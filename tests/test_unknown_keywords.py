@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import inspect
@@ -19,6 +20,7 @@ from gpytorch.mlls import VariationalELBO
 
 import gpytorch_gam
 from gpytorch_gam import AdditiveGP, AdditivePredictor, data, kernels, likelihoods, mlls, terms, training
+from gpytorch_gam.diagnostics import HyperparameterUncertainty
 
 MISSPELT = {"weigths": 1.0}
 X = torch.rand(12, 2).double()
@@ -66,6 +68,14 @@ def model() -> AdditiveGP:
 
 
 @functools.cache
+def uncertainty() -> HyperparameterUncertainty:
+    own, noise = copy.deepcopy(model()), GaussianLikelihood().double()
+    own.requires_grad_(False)
+    training.fit(own, noise, (X, torch.sin(7 * X[:, 0]) + X[:, 1]))
+    return HyperparameterUncertainty(own, noise, (X, torch.sin(7 * X[:, 0]) + X[:, 1]), max_models=2)
+
+
+@functools.cache
 def likelihood(name: str) -> Likelihood:
     arguments = {"SoftmaxLikelihood": (3,), "OrdinalLikelihood": (3,), "QuantileLikelihood": (0.5,)}
     arguments["RowwiseLikelihood"] = (GaussianLikelihood(),)
@@ -110,6 +120,7 @@ OTHERS: dict[str, Callable[..., Any]] = {
     "initialize_posterior": lambda **keywords: training.initialize_posterior(
         model(), GaussianLikelihood().double(), X, Y, **dict.fromkeys(keywords, Y)
     ),
+    "HyperparameterUncertainty.responses": lambda **keywords: uncertainty().responses(X, **keywords),
     "ANOVAKernel": lambda **keywords: kernels.ANOVAKernel(RBFKernel(), kernels.Uniform(0, 1), **keywords),
     "OrdinalKernel": lambda **keywords: kernels.OrdinalKernel([0.0, 1.0, 2.0], **keywords),
 }

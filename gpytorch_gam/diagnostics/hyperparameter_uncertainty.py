@@ -1,257 +1,228 @@
-"""The uncertainty of hyperparameters, and its contribution to the bands."""
+"""The uncertainty of hyperparameters, and predictions that include it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+import warnings
+from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any, NamedTuple
 
 import gpytorch
 import torch
+from gpytorch.distributions import MultivariateNormal
 from gpytorch.likelihoods import Likelihood
 from torch import Tensor
+from torch.distributions import Distribution, Normal
 
 from gpytorch_gam import _checks as checks
-from gpytorch_gam.components.group_projection import project_components, whitened_weights
-from gpytorch_gam.data.whole_epochs import every_row
-from gpytorch_gam.numerics.blocks import split_groups
-from gpytorch_gam.numerics.grad_mode import gradients_on
-from gpytorch_gam.optim.rows.likelihood_check import with_noise_by_row
-from gpytorch_gam.optim.rows.stream import checked_rows
-from gpytorch_gam.training.bound_gradients import bound_and_gradients
-from gpytorch_gam.training.polishing import polish
+from gpytorch_gam.distributions.weighted_mixture import WeightedMixture
+from gpytorch_gam.effects import WeightedModels
+from gpytorch_gam.optim.rows.likelihood_check import check_row_arguments
+from gpytorch_gam.training.optimal_bound import Evaluation, OptimalBound
 from gpytorch_gam.variational import AdditiveVariationalStrategy
+from gpytorch_gam.warnings import ConvergenceWarning
+
+from ._laplace_points import design, laplace, leading_directions, most_directions
+
+# Step of the forward differences of the gradient, in the coordinates: third derivatives bias larger ones, and smaller
+# ones show where passes of the posterior ended.
+_STEP = 0.02
+
+# Curvature of the bound, in nats per squared unit of a coordinate, below which it counts as rising from the estimates,
+# and nats by which it may be higher at a point nearby.
+_NOTABLE_CURVATURE, _NOTABLE_RISE = -0.5, 2.0
 
 
-class _Coordinate(NamedTuple):
-    """One entry of a hyperparameter, on a logarithmic scale if its constraint makes it positive."""
+class _Point(NamedTuple):
+    """A model with its likelihood at some hyperparameters, and their posterior probability up to a factor."""
 
-    name: str  # of the raw parameter, with a prefix "model." or "likelihood."
-    raw: Tensor
-    constraint: gpytorch.constraints.Interval
-    entry: int  # index in the flattened parameter
-    is_log: bool
-
-    @property
-    def value(self) -> float:
-        """The constrained value."""
-        return self.constraint.transform(self.raw.detach()).flatten()[self.entry].item()
+    model: gpytorch.models.ApproximateGP
+    likelihood: Likelihood
+    log_weight: float
 
 
-class _Neighbour(NamedTuple):
-    state: tuple[dict[str, Tensor], Tensor]  # state of the prior, and mean of the whitened inducing variables
-    gradient: Tensor  # (p,)
-
-
-class HyperparameterUncertainty:
+class HyperparameterUncertainty(WeightedModels):
     r"""
-    The share of the uncertainty of predictor and components that is due to estimated hyperparameters, after training.
+    The uncertainty of estimated hyperparameters after training, for predictions and effects that include it:
+    ``model.predict(x, hyperparameters=uncertainty)``, ``model.components(x, hyperparameters=uncertainty)``, and
+    :meth:`responses`.
 
     A posterior given point estimates of the hyperparameters leaves out that these are uncertain, and its bands are
-    somewhat too narrow. With the hyperparameters on a logarithmic scale, :math:`\mathbf z`, their posterior is taken to
-    be Gaussian around the estimates (Laplace), with the curvature of the bound :math:`\mathcal L(\mathbf z)` at the
-    optimal posterior for :math:`\mathbf z` and a normal prior of standard deviation ``prior_stddev`` around the
-    estimates, so that directions that the data leave open stay bounded. To first order the mean of the predictor then
-    has an additional variance (Kass and Steffey, 1989; for smoothing parameters Wood, Pya and Säfken, 2016)
+    somewhat too narrow. In their coordinates :math:`\mathbf z` (logarithms of what is positive, logits within
+    intervals), the posterior of the hyperparameters is first taken to be Gaussian (Laplace's approximation): around the
+    estimates :math:`\hat{\mathbf z}`, with the curvature of the bound :math:`\mathcal L(\mathbf z)` at the optimal
+    posterior for :math:`\mathbf z`, which includes the priors of GPyTorch's ``register_prior``, and a normal prior of
+    standard deviation s around the estimates, so that directions which the data leave open stay bounded,
 
     .. math::
-        J(\mathbf x) V J(\mathbf x)^\top, \qquad
-        V = \Big(-\frac{\partial^2 \mathcal L}{\partial \mathbf z^2} + \frac{1}{s^2} I\Big)^{-1}, \qquad
-        J(\mathbf x) = \frac{\partial\, \mathrm{E} \rho(\mathbf x)}{\partial \mathbf z} ,
+        V = \Big(-\frac{\partial^2 \mathcal L}{\partial \mathbf z^2} + \frac{1}{s^2} I\Big)^{-1} .
 
-    and the components likewise, jointly. Derivatives are central differences: for p hyperparameters the posterior is
-    brought to its optimum 2p times by :func:`polish`. A hyperparameter at one of its bounds counts as known. Inducing
-    points and the parameters of mean modules without a constraint are held fixed.
+    Results are those of a mixture of models with hyperparameters :math:`\mathbf z_k = \hat{\mathbf z} + V^{1/2} R\,
+    \mathbf h_k`, each with its optimal posterior. The columns of R are the directions in which components and
+    predictors change most, and the vectors :math:`\mathbf h_k` of plus and minus ones are rows of a Hadamard matrix:
+    the points have mean :math:`\hat{\mathbf z}` and the covariance V in these directions, exactly. Their weights are
+    those of importance sampling, :math:`w_k \propto \exp\{\mathcal L(\mathbf z_k) - \tfrac{1}{2 s^2} \|\mathbf z_k -
+    \hat{\mathbf z}\|^2\}`, since all have the same density under Laplace's approximation. (The points are in the
+    spirit of INLA, Rue, Martino and Chopin, 2009, section 6.5.)
 
-    With a Gaussian likelihood and some thousand rows it takes seconds. For other likelihoods the bound is used in the
-    same way.
+    For p hyperparameters it takes p evaluations of the bound and its gradient, and one of the bound for each model,
+    which is about as long as the fit, or less. The bound is that of all rows, of rounded columns, or of rows that are
+    streamed, as in :func:`~gpytorch_gam.fit`. Hyperparameters at a bound of their constraint count as known, and so do
+    those of components that are switched off; inducing points and parameters of modules beside kernels, mean and
+    likelihood that have no constraint are held fixed.
 
-    :param model: A trained model that :func:`polish` takes. It is copied and stays as it is.
+    :param model: A trained model that :func:`~gpytorch_gam.fit` takes. It is copied and stays as it is.
     :param likelihood: Its likelihood, which is copied too.
-    :param batches: All rows of the data, as for :func:`polish`.
-    :param prior_stddev: Prior standard deviation of each hyperparameter around its estimate, on the logarithmic scale.
-    :param step: Step of the central differences, on the logarithmic scale.
-    :param max_passes: Largest number of passes of :func:`polish` for each neighbour of the estimates.
+    :param data: All rows, as for :func:`~gpytorch_gam.fit`.
+    :param num_data: Number of rows of all the data, where batches do not tell it.
+    :param prior_stddev: Prior standard deviation s of each hyperparameter around its estimate, in its coordinate.
+    :param max_models: Largest number of models in the mixture; as many directions, less one, can be explored.
     :raises ValueError: If an argument is out of range or there is no hyperparameter to be uncertain of.
+    :raises TypeError: If an argument is of another kind.
 
     Example:
-        >>> uncertainty = HyperparameterUncertainty(model, likelihood, loader)
-        >>> posterior = model(x)
-        >>> stddev = (posterior.variance + uncertainty.variance(x)).sqrt()
-        >>> parts = model.components(x)
-        >>> effect_stddev = (parts.variance + uncertainty.component_variance(x)).sqrt()
+        >>> fit(model, likelihood, (x, y))
+        >>> uncertainty = HyperparameterUncertainty(model, likelihood, (x, y))
+        >>> prediction = model.predict(x_new, hyperparameters=uncertainty)
+        >>> effects = model.components(x_new, hyperparameters=uncertainty).centred(over=x)
+        >>> low, high = predictive_quantiles(uncertainty.responses(x_new), [0.025, 0.975])
+        >>> uncertainty.intervals()["likelihood.noise_covar.raw_noise[0]"]
     """
 
     def __init__(
         self,
         model: gpytorch.models.ApproximateGP,
         likelihood: Likelihood,
-        batches: Iterable[Any],
+        data: Any,
+        num_data: int | None = None,
         *,
         prior_stddev: float = 2.0,
-        step: float = 0.05,
-        max_passes: int = 5,
+        max_models: int = 8,
     ) -> None:
-        checks.number("prior_stddev", prior_stddev, above=0)
-        checks.number("step", step, above=0)
-        checks.integer("max_passes", max_passes, least=1)
-        self._batches, self._max_passes, self._step = every_row(batches), max_passes, step
-        self._batches = with_noise_by_row(likelihood, self._batches)
-        with torch.inference_mode(False):
-            self._model, self._likelihood = deepcopy(model), deepcopy(likelihood)
-            #: Covariance V of the hyperparameters :attr:`names` on the logarithmic scale, ``(p, p)``, float64.
-            self.covariance = self._explored_covariance(prior_stddev)
-
-    def _explored_covariance(self, prior_stddev: float) -> Tensor:
-        """The covariance V, from the gradients at all neighbours of the estimates."""
-        polish(self._model, self._likelihood, self._batches, max_passes=self._max_passes)
-        self._origin = deepcopy((self._model.state_dict(), self._likelihood.state_dict()))
-        self._coordinates = [c for c in self._all_coordinates() if self._may_move(c)]
-        if not self._coordinates:
-            raise ValueError("no hyperparameter is free to move: all are fixed, without a constraint, or at a bound")
-        step = self._step
-        pairs = [(self._explore(c, step), self._explore(c, -step)) for c in self._coordinates]
-        self._load(*self._origin)
-        self._states = [(ahead.state, behind.state) for ahead, behind in pairs]
-        curvature = -torch.stack([(ahead.gradient - behind.gradient) / (2 * step) for ahead, behind in pairs])
-        precision = 0.5 * (curvature + curvature.mT)
-        precision.diagonal().add_(prior_stddev**-2)
-        values, vectors = torch.linalg.eigh(precision)
-        return (vectors / values.clamp_min(prior_stddev**-2)) @ vectors.mT
+        self._prior_precision = checks.number("prior_stddev", prior_stddev, above=0) ** -2
+        most = most_directions(checks.integer("max_models", max_models, least=2))
+        with torch.inference_mode(False), torch.no_grad():
+            own, noise = deepcopy(model), deepcopy(likelihood)
+            bound = OptimalBound(own, noise, data, num_data)
+            self._free = bound.free
+            if not self.names:
+                raise ValueError(f"no hyperparameter is free to move: {self.left_out or 'none is trained'}")
+            origin = bound.evaluate(self._free.position)
+            curvature, changes = _derivatives(bound, origin, own.variational_strategy)
+            found = laplace(curvature, self._prior_precision)
+            #: Covariance V of the hyperparameters :attr:`names` in the coordinates, ``(p, p)``, float64.
+            self.covariance = found.covariance
+            directions = leading_directions(found.root, changes, most)
+            points = list(self._points(bound, own, noise, directions))
+            self._free.write(self._free.position)
+        if not points:
+            raise ValueError("the bound is finite at none of the points near the hyperparameters: are they a maximum?")
+        log_weights = torch.tensor([point.log_weight for point in points], dtype=torch.float64, device="cpu")
+        if found.least_curvature < _NOTABLE_CURVATURE or log_weights.max() > origin.value + _NOTABLE_RISE:
+            _warn_of_no_maximum()
+        self._likelihoods = [point.likelihood for point in points]
+        super().__init__([point.model.variational_strategy for point in points], torch.softmax(log_weights, 0))
 
     @property
     def names(self) -> list[str]:
-        """Names of the uncertain hyperparameters, with the index of the entry."""
-        return [f"{c.name}[{c.entry}]" for c in self._coordinates]
-
-    # ------------------------------------------------------------------ what it adds
-
-    @torch.no_grad()
-    def component_changes(self, x: Tensor) -> Tensor:
-        """
-        Changes of the components' means along independent directions of the hyperparameters, each of one standard
-        deviation. The additional covariance of the components is the sum of their outer products over the first
-        dimension.
-
-        :param x: Inputs ``(n, D)``.
-        :return: The changes ``(p, C, n)``.
-        """
-        differences = [
-            self._component_means(*ahead, x) - self._component_means(*behind, x) for ahead, behind in self._states
-        ]
-        self._load(*self._origin)
-        values, vectors = torch.linalg.eigh(self.covariance)
-        root = (vectors * values.clamp_min(0).sqrt()).to(x)
-        return torch.einsum("ik,icn->kcn", root, torch.stack(differences) / (2 * self._step))
-
-    def component_variance(self, x: Tensor) -> Tensor:
-        """
-        Variance ``(C, n)`` to be added to the posterior variance of each component.
-
-        :param x: Inputs ``(n, D)``.
-        """
-        return self.component_changes(x).square().sum(0)
-
-    def variance(self, x: Tensor) -> Tensor:
-        """
-        Variance ``(n,)``, with several predictors ``(n, P)``, to be added to the posterior variance of the predictor.
-
-        :param x: Inputs ``(n, D)``.
-        """
-        changes = self.component_changes(x)
-        predictor = self._strategy.predictor
-        if predictor.num_predictors == 1:
-            return changes.sum(-2).square().sum(0)
-        owner = torch.tensor(predictor.predictor_of, device=changes.device)
-        own = [changes[:, owner == index].sum(-2) for index in range(predictor.num_predictors)]
-        return torch.stack(own, dim=-1).square().sum(0)
-
-    # ------------------------------------------------------------------ the hyperparameters
+        """The uncertain hyperparameters: names of the raw parameters, with the index of the entry."""
+        return self._free.names
 
     @property
-    def _strategy(self) -> AdditiveVariationalStrategy:
-        return self._model.variational_strategy
+    def left_out(self) -> dict[str, str]:
+        """The hyperparameters that count as known, with the reason."""
+        return self._free.left_out
 
-    def _all_coordinates(self) -> Iterator[_Coordinate]:
-        for owner, module in (("model", self._model), ("likelihood", self._likelihood)):
-            for name, raw, constraint in module.named_parameters_and_constraints():
-                if constraint is not None and raw.requires_grad:
-                    is_log = bool((constraint.lower_bound >= 0).all())
-                    for entry in range(raw.numel()):
-                        yield _Coordinate(f"{owner}.{name}", raw, constraint, entry, is_log)
+    def intervals(self, num_stddevs: float = 1.96) -> dict[str, tuple[float, float]]:
+        """
+        Intervals of the values of the hyperparameters, by :attr:`names`, from Laplace's approximation.
 
-    def _may_move(self, coordinate: _Coordinate) -> bool:
-        """Whether both neighbours of the estimate satisfy the constraint."""
-        value, constraint = coordinate.value, coordinate.constraint
-        lower, upper = (
-            bound.expand(coordinate.raw.shape).flatten()[coordinate.entry].item()
-            for bound in (constraint.lower_bound, constraint.upper_bound)
-        )
-        if coordinate.is_log:
-            reach = math.exp(2 * self._step)
-            return value > 0 and lower < value / reach and value * reach < upper
-        return lower < value - 2 * self._step and value + 2 * self._step < upper
+        :param num_stddevs: Half-width in standard deviations of the coordinates; the default is the central 95%.
+        """
+        half_width = checks.number("num_stddevs", num_stddevs, above=0) * self.covariance.diagonal().sqrt()
+        ends = [self._free.values(self._free.position + sign * half_width).tolist() for sign in (-1.0, 1.0)]
+        return dict(zip(self.names, zip(*ends, strict=True), strict=True))
 
-    # ------------------------------------------------------------------ exploring their neighbourhood
+    @torch.no_grad()
+    def responses(self, x: Tensor, **row_arguments: Any) -> Distribution:
+        """
+        The distribution of new responses in independent rows, in which the hyperparameters of the likelihood, such as
+        noise, are uncertain, too. It has a mean, variance, log-probabilities and samples, and a distribution function
+        if those of the likelihood have; quantiles are found by
+        :func:`~gpytorch_gam.distributions.predictive_quantiles`.
 
-    def _load(self, model: dict[str, Tensor], likelihood: dict[str, Tensor]) -> None:
-        self._model.load_state_dict(model)
-        self._likelihood.load_state_dict(likelihood)
+        :param x: Inputs ``(n, D)``.
+        :param row_arguments: Row-wise arguments of the likelihood, such as ``offset``.
+        :raises TypeError: If the likelihood does not know an argument.
+        """
+        check_row_arguments(self._likelihoods[0], row_arguments)
+        parts = [
+            _in_rows(likelihood(strategy.predict(x, components=False).distribution, **row_arguments))
+            for strategy, likelihood in zip(self._strategies, self._likelihoods, strict=True)
+        ]
+        return WeightedMixture(parts, self.weights)
 
-    def _explore(self, coordinate: _Coordinate, change: float) -> _Neighbour:
-        """The optimal posterior and the gradient of the bound at a neighbour of the estimates."""
-        self._load(*self._origin)
-        _move(coordinate, change)
-        polish(self._model, self._likelihood, self._batches, max_passes=self._max_passes)
-        gradient = self._gradient()
-        mean = self._strategy.covariance_factors().mean.detach().clone()
-        return _Neighbour((self._prior_state(), mean), gradient)
-
-    def _prior_state(self) -> dict[str, Tensor]:
-        """The state of the model without its posterior: the predictor, and whatever else its forward reads."""
-        names = {
-            f"variational_strategy._variational_distribution.{name}"
-            for name in self._strategy._variational_distribution.state_dict()
-        }
-        return {name: value.clone() for name, value in self._model.state_dict().items() if name not in names}
-
-    def _gradient(self) -> Tensor:
-        """The gradient of the bound in all coordinates, ``(p,)``, float64."""
-        rows = (checked_rows(self._strategy, self._likelihood, batch) for batch in self._batches)
-        num_data = sum(len(batch[1]) for batch in self._batches)
-        parameters = {id(c.raw): c.raw for c in self._coordinates}
-        _, found = bound_and_gradients(self._model, self._likelihood, rows, num_data, list(parameters.values()))
-        totals = dict(zip(parameters, found, strict=True))
-        return torch.stack([totals[id(c.raw)].flatten()[c.entry] * _slope(c) for c in self._coordinates])
-
-    def _component_means(self, prior: dict[str, Tensor], mean: Tensor, x: Tensor) -> Tensor:
-        """The components' means ``(C, n)`` at a neighbour of the estimates."""
-        strategy = self._strategy
-        self._model.load_state_dict(prior, strict=False)
-        inputs = strategy.read(x).inputs
-        parts = split_groups(mean.unsqueeze(-1), strategy.predictor.group_shapes)
-        means = []
-        for group, cholesky, part in zip(strategy.predictor.groups, strategy.inducing_choleskys(), parts, strict=True):
-            projection = project_components(group, inputs, whitened_weights(cholesky, part).to(inputs.dtype), None)
-            means.append(projection.shared.squeeze(-2))
-        return torch.cat(means, dim=-2)
+    def _points(
+        self, bound: OptimalBound, model: gpytorch.models.ApproximateGP, likelihood: Likelihood, directions: Tensor
+    ) -> Iterator[_Point]:
+        """The models at the points of the design where the bound exists."""
+        for signs in design(directions.shape[-1]).to(directions):
+            move = directions @ signs
+            found = bound.evaluate(self._free.position + move, gradient=False)
+            if math.isfinite(found.value):
+                bound.write_posterior()
+                copies = deepcopy(model).eval(), deepcopy(likelihood).eval()
+                yield _Point(*copies, found.value - 0.5 * self._prior_precision * move.square().sum().item())
 
 
-@torch.no_grad()
-def _move(coordinate: _Coordinate, change: float) -> None:
-    raw, constraint, entry = coordinate.raw, coordinate.constraint, coordinate.entry
-    values = constraint.transform(raw).clone()
-    value = values.view(-1)[entry]
-    values.view(-1)[entry] = value * math.exp(change) if coordinate.is_log else value + change
-    raw.view(-1)[entry] = constraint.inverse_transform(values).view(-1)[entry]
+def _derivatives(
+    bound: OptimalBound, origin: Evaluation, strategy: AdditiveVariationalStrategy
+) -> tuple[Tensor, Tensor]:
+    """
+    By forward differences: minus the second derivatives of the bound, ``(p, p)``, and the derivatives of the quantities
+    of :func:`_quantities`, ``(p, m)``.
+    """
+    free = bound.free
+    free.write(free.position)
+    scale = strategy.predict(bound.rows, components=False).moments.covariance.diagonal(dim1=-2, dim2=-1).mean(0).sqrt()
+    before = _quantities(strategy, origin.mean, bound.rows, scale)
+    curvature, changes = [], []
+    units = torch.diag(torch.ones_like(free.position))
+    for step in _STEP * units:
+        ahead = bound.evaluate(free.position + step)
+        curvature.append((origin.gradient - ahead.gradient) / _STEP)
+        changes.append((_quantities(strategy, ahead.mean, bound.rows, scale) - before) / _STEP)
+    of_likelihood = units[:, free.is_of_likelihood]
+    # A unit of a coordinate of the likelihood counts as much as a standard deviation of the predictor in all rows.
+    return torch.stack(curvature), torch.cat([torch.stack(changes), len(bound.rows) ** 0.5 * of_likelihood], dim=-1)
 
 
-def _slope(coordinate: _Coordinate) -> Tensor:
-    """The derivative of the raw parameter in the coordinate."""
-    with gradients_on():
-        raw = coordinate.raw.detach().double().requires_grad_()
-        value = coordinate.constraint.transform(raw).flatten()[coordinate.entry]
-        (derivative,) = torch.autograd.grad(value, raw)
-    scale = value.detach() if coordinate.is_log else torch.ones_like(value)
-    return scale / derivative.flatten()[coordinate.entry]
+def _quantities(strategy: AdditiveVariationalStrategy, mean: Tensor, rows: Tensor, scale: Tensor) -> Tensor:
+    """
+    The means of predictors and centred components at some rows, in units of the predictors' standard deviations,
+    ``(m,)``, under a posterior with the whitened mean ``(Q,)``.
+    """
+    reading, predictor = strategy.read(rows), strategy.predictor
+    features = strategy.at_rows(reading.inputs.double()).features  # (Q, n)
+    weighted = (mean.unsqueeze(-1) * features).split(predictor.num_inducing_per_component)
+    owners = torch.tensor(predictor.predictor_of, device=features.device)
+    components = torch.stack([part.sum(0) for part in weighted]) / scale[owners].double().unsqueeze(-1)
+    predictors = (reading.means.double() / scale.double().unsqueeze(-1)).index_add(0, owners, components)
+    return torch.cat([predictors, components - components.mean(-1, keepdim=True)]).flatten()
+
+
+def _in_rows(distribution: Distribution) -> Distribution:
+    """A distribution of the responses of single rows."""
+    if isinstance(distribution, MultivariateNormal):
+        return Normal(distribution.mean, distribution.variance.sqrt(), validate_args=False)
+    return distribution
+
+
+def _warn_of_no_maximum() -> None:
+    warnings.warn(
+        "the bound is higher near the hyperparameters of the model than at them, where their uncertainty is that of a "
+        "maximum: go on with fit(model, likelihood, data, warm_start=True) before",
+        ConvergenceWarning,
+        stacklevel=3,
+    )

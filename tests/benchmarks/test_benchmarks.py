@@ -209,8 +209,7 @@ def test_fewer_than_five_repeats_are_refused(load, capsys):
 
 def test_gaussian_closed_form_finds_the_function(load, tmp_path, monkeypatch):
     path, script = tmp_path / "results.json", load("gaussian_closed_form")
-    # One pass is the optimum of the coupled family.
-    quick = functools.partial(script.HyperparameterUncertainty, max_passes=1)
+    quick = functools.partial(script.HyperparameterUncertainty, max_models=2)
     monkeypatch.setattr(script, "HyperparameterUncertainty", quick)
     monkeypatch.setattr(script, "NUM_FRESH", 200)
     script.main(["--quick", "--json", str(path)])
@@ -233,19 +232,11 @@ def test_calibration_shows_what_mean_field_loses(load, tmp_path):
     assert results["0.99"]["mean-field"]["coverage"] < results["0.99"]["coupled covariance"]["coverage"]
 
 
-class Known:
-    """Stands in for the uncertainty of hyperparameters, which takes seconds to find."""
-
-    def __init__(self, *arguments):
-        pass
-
-    def variance(self, x):
-        return torch.zeros(len(x))
-
-
 def test_training_compares_optimisers(load, tmp_path, monkeypatch):
     figure, path, script = tmp_path / "training.png", tmp_path / "results.json", load("training")
-    monkeypatch.setattr(load("gaussian_closed_form"), "HyperparameterUncertainty", Known)
+    peer = load("gaussian_closed_form")
+    quick = functools.partial(peer.HyperparameterUncertainty, max_models=2)
+    monkeypatch.setattr(peer, "HyperparameterUncertainty", quick)
     script.main(["--quick", "--settings", "friedman", "--figure", str(figure), "--json", str(path)])
     assert figure.stat().st_size > 10_000
     results = json.loads(path.read_text())["results"]

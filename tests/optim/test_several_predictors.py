@@ -272,10 +272,12 @@ def test_location_and_scale_are_learnt_and_intervals_cover_everywhere() -> None:
 def test_hyperparameters_make_every_predictor_uncertain() -> None:
     x, y = location_scale_problem(200)
     model, likelihood = make_model(rank=6), GaussianLocationScaleLikelihood()
-    uncertainty = HyperparameterUncertainty(model, likelihood, [(x, y)], max_passes=3)
-    changes = uncertainty.component_changes(x[:7])
-    assert uncertainty.variance(x[:7]).shape == (7, 2)
-    torch.testing.assert_close(uncertainty.variance(x[:7])[:, 1], changes[:, 2:].sum(1).square().sum(0))
+    uncertainty = HyperparameterUncertainty(model, likelihood, (x, y))
+    moments = model.predict(x[:7], hyperparameters=uncertainty).moments
+    parts = model.components(x[:7], hyperparameters=uncertainty)
+    torch.testing.assert_close(moments.covariance, parts.predictor_moments().covariance)
+    total = parts.cross_covariance()[:, 2:, 2:].sum((-2, -1))
+    torch.testing.assert_close(moments.covariance[:, 1, 1], total)
 
 
 def test_row_wise_arguments_reach_the_likelihood_in_fit_and_polish() -> None:

@@ -56,9 +56,13 @@ def optimum(model: AdditiveGP, likelihood: GaussianLikelihood, x: torch.Tensor, 
     model.variational_strategy.set_whitened_posterior(found.mean, found.precision)
 
 
-def added_variance(model: AdditiveGP, likelihood: GaussianLikelihood, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def uncertain_variance(
+    model: AdditiveGP, likelihood: GaussianLikelihood, x: torch.Tensor, y: torch.Tensor
+) -> torch.Tensor:
     model.predictor.requires_grad_(False)  # so that the noise alone is uncertain
-    return HyperparameterUncertainty(model, likelihood, [(x, y)], max_passes=1).variance(x)
+    fit(model, likelihood, [(x, y)])
+    uncertainty = HyperparameterUncertainty(model, likelihood, (x, y))
+    return model.predict(x, hyperparameters=uncertainty).variance
 
 
 TRAINED: dict[str, Callable[..., torch.Tensor]] = {
@@ -69,7 +73,7 @@ TRAINED: dict[str, Callable[..., torch.Tensor]] = {
     "initialize": mean_after(initialize_posterior),
     "discretized": mean_after(lambda model, likelihood, *data: fit_discretized(model, likelihood, [data])),
     "collapsed": mean_after(optimum),
-    "uncertainty": added_variance,
+    "uncertainty": uncertain_variance,
     "sobol": lambda model, likelihood, x, y: sobol_indices(model, x).share,
     "concurvity": lambda model, likelihood, x, y: concurvity(model, x).estimate,
 }

@@ -187,7 +187,7 @@ def diagnosed(name: str) -> tuple[AdditiveGP, Likelihood, Tensor, Tensor]:
 
 def diagnose(model: AdditiveGP, likelihood: Likelihood, batches: Any) -> tuple[Tensor, Tensor]:
     shortfall = torch.tensor(list(inducing_shortfall(model, likelihood, batches).values()))
-    return shortfall, HyperparameterUncertainty(model, likelihood, batches, max_passes=1).covariance
+    return shortfall, HyperparameterUncertainty(model, likelihood, batches).covariance
 
 
 @pytest.mark.parametrize("source", SOURCES)

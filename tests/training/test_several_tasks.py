@@ -100,8 +100,9 @@ def test_own_loops_and_uncertainty_take_several_tasks(data: Data) -> None:
     torch.testing.assert_close(model.predict(x).mean, mean, atol=1e-4, rtol=1e-4)
     model.predictor.requires_grad_(False)
     likelihood.raw_task_noises.requires_grad_(False)
-    uncertainty = HyperparameterUncertainty(model, likelihood, [(x, y)], max_passes=1)
-    assert uncertainty.variance(x).shape == (NUM_ROWS, 2)
+    fit(model, likelihood, (x, y), warm_start=True)
+    uncertainty = HyperparameterUncertainty(model, likelihood, (x, y))
+    assert model.predict(x, hyperparameters=uncertainty).variance.shape == (NUM_ROWS, 2)
 
 
 @pytest.mark.parametrize("shape", [(NUM_ROWS,), (NUM_ROWS, 1), (NUM_ROWS, 3), (2, NUM_ROWS)])
