@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from torch.distributions import Binomial
 
 from gpytorch_gam import _checks as checks
+from gpytorch_gam.numerics.quadrature import expectation
 
 from ._settings_in_state import SettingsInState
 from .null_model import NullModel, Responses, log_odds, probit
@@ -54,8 +56,15 @@ class BinomialLikelihood(SettingsInState, OnePredictorLikelihood):
     def _log_prob(self, y: Tensor, f: Tensor, values: Values) -> Tensor:
         trials = values["trials"]
         success, failure = self._log_probabilities(f)
-        choices = torch.lgamma(trials + 1) - torch.lgamma(y + 1) - torch.lgamma(trials - y + 1)
-        return y * success + (trials - y) * failure + choices
+        return y * success + (trials - y) * failure + _log_choices(y, trials)
+
+    def _expected_log_prob(self, y: Tensor, mean: Tensor, variance: Tensor, values: Values) -> Tensor:
+        if self.link != "logit":
+            return super()._expected_log_prob(y, mean, variance, values)
+        # log sigmoid(f) = f - softplus(f), of which the first term is linear
+        rule = self._bend_rule(y, mean, variance, values, self._num_nodes)
+        softplus = expectation(partial(torch.nn.functional.softplus, threshold=40.0), mean, variance, rule)
+        return y * mean - values["trials"] * softplus + _log_choices(y, values["trials"])
 
     def _bend(self, y: Tensor, values: Values) -> tuple[Tensor, Tensor]:
         place = torch.zeros_like(y)
@@ -82,3 +91,8 @@ class BinomialLikelihood(SettingsInState, OnePredictorLikelihood):
         share = responses.mean(responses.y) / responses.mean(trials)
         link = log_odds if self.link == "logit" else probit
         return NullModel([link(share, len(responses)) - responses.mean(responses.offset)], [1.0], {})
+
+
+def _log_choices(successes: Tensor, trials: Tensor) -> Tensor:
+    """The logarithm of the number of orders of successes and failures."""
+    return torch.lgamma(trials + 1) - torch.lgamma(successes + 1) - torch.lgamma(trials - successes + 1)

@@ -11,8 +11,11 @@ from torch import Tensor
 
 from gpytorch_gam.distributions.mean_dispersion_negative_binomial import (
     MeanDispersionNegativeBinomial,
+    log_prob_given_rate,
+    log_rate,
     negative_binomial_log_prob,
 )
+from gpytorch_gam.numerics.quadrature import expectation
 from gpytorch_gam.parameters.positive_constraint import positive
 
 from .null_model import Counts, NullModel, Responses
@@ -63,6 +66,13 @@ class NegativeBinomialLikelihood(OnePredictorLikelihood):
 
     def _log_prob(self, y: Tensor, f: Tensor, values: Values) -> Tensor:
         return negative_binomial_log_prob(y, f + values["exposure"].log(), _log_dispersion(values))
+
+    def _expected_log_prob(self, y: Tensor, mean: Tensor, variance: Tensor, values: Values) -> Tensor:
+        # All but log(1 + alpha mu) is linear in f.
+        log_means, log_dispersion = mean + values["exposure"].log(), _log_dispersion(values)
+        rule = self._bend_rule(y, mean, variance, values, self._num_nodes)
+        log_rates = expectation(lambda f: log_rate(f, log_dispersion), log_means, variance, rule)
+        return log_prob_given_rate(y, log_dispersion, log_rates) + y * log_means
 
     def _bend(self, y: Tensor, values: Values) -> tuple[Tensor, Tensor]:
         # log(1 + alpha E e^f) is singular where its argument is -1
