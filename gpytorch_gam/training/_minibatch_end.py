@@ -16,7 +16,7 @@ from ._likelihood_step import is_deterministic
 from ._minibatch_loop import MinibatchLoop
 from ._profile_bound import ProfileBound
 from ._quasi_newton import ObjectiveError
-from .bound_gradients import log_prior
+from .bound_gradients import log_prior_in_nats
 from .polishing import polish
 
 # Number of rows times inducing variables up to which a fit ends with the hyperparameters at their optimum, whatever the
@@ -65,7 +65,7 @@ def end_of(loop: MinibatchLoop, batches: Iterable[Any], tolerance: float, ends_b
     except ObjectiveError:
         return _estimate(loop)
     return End(
-        found.bound - float(log_prior(model, likelihood)),
+        found.bound - log_prior_in_nats(model, likelihood),
         found.gradient,
         found.open,
         found.stopped if ends_by_itself else None,

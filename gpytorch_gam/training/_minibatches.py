@@ -22,7 +22,7 @@ from ._minibatch_end import End, end_of
 from ._minibatch_loop import MinibatchLoop
 from ._row_count import number_of_batches
 from ._settling import Settling, has_stalled
-from .bound_gradients import log_prior
+from .bound_gradients import log_prior_in_nats
 from .fit_result import Epoch, Outcome
 from .polishing import polish
 
@@ -119,8 +119,7 @@ def fit_minibatches(
         polished = polish(model, likelihood, batches, max_passes=options.polish_passes, process_group=process_group)
         end, passes = end._replace(bound=polished[-1]), passes + len(polished)
     if not math.isnan(end.bound):
-        objective = end.bound + float(log_prior(model, likelihood))
-        history.append(Epoch(len(history) + 1, objective, objective))
+        history.append(Epoch(len(history) + 1, end.bound, end.bound))
     return Outcome(
         history=history,
         bound=end.bound,
@@ -152,7 +151,7 @@ def _train(
         before = loop.num_steps
         with gradients_on():
             elbo = loop.run(batches)
-        history.append(Epoch.after(history, elbo))
+        history.append(Epoch.after(history, elbo - log_prior_in_nats(loop.mll.model, loop.mll.likelihood)))
         if loop.processes.leads and _has_diverged(history) and not _has_diverged(history[:-1]):
             _warn_of_divergence(history, loop.lr)
         if callback is not None:

@@ -20,6 +20,7 @@ from gpytorch_gam.variational import AdditiveVariationalStrategy
 from ._ascent import Ascent
 from ._hyperparameters import hyperparameters_of, limits_of
 from ._row_bound import RowBound
+from .bound_gradients import log_prior_in_nats
 from .fit_result import Outcome, Recorder
 from .polishing import polish
 from .starting_values import null_model_of, start_from_null_model, units_of_means
@@ -105,7 +106,7 @@ class RowFit:
         self._read_model()
         passes, evaluations = self._bound.passes, self._ascent.evaluations
         try:
-            arrival = self._ascent.run(tolerance, _MAX_STEPS, record)
+            arrival = self._ascent.run(tolerance, _MAX_STEPS, lambda value: record(value - self._log_prior()))
         except BaseException:
             with suppress(Exception):  # the one that interrupts may come again
                 self._ascent.restore_best()
@@ -121,6 +122,9 @@ class RowFit:
             evaluations=self._ascent.evaluations - evaluations,
             switched_off=self._ascent.switched_off(),
         )
+
+    def _log_prior(self) -> float:
+        return log_prior_in_nats(self._model, self._likelihood)
 
     def _read_model(self) -> None:
         """Take inducing points as they are now; where they are learnt, they are other parameters."""

@@ -55,6 +55,12 @@ def sum_over_processes(processes: Processes, own: Tensor, parameters: Sequence[T
     return linear_function(total, gradients, parameters)
 
 
+@torch.no_grad()
+def log_prior_in_nats(*modules: gpytorch.Module) -> float:
+    """The logarithm of the prior density as a number."""
+    return float(log_prior(*modules))
+
+
 def log_prior(*modules: gpytorch.Module) -> Tensor | float:
     """The logarithm of the prior density of the modules' hyperparameters."""
     priors = [each for module in modules for each in module.named_priors()]

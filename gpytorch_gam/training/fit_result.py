@@ -12,9 +12,8 @@ class Epoch(NamedTuple):
     A pass over the data, or with methods that see all rows at once a step of the hyperparameters.
 
     :ivar number: Its number: 1, 2, ...
-    :ivar elbo: The evidence lower bound in nats, summed over the data, plus the log density of the hyperparameters'
-        priors if they have any. Of minibatches it is estimated: the mean over
-        the rows of the batches' estimates.
+    :ivar elbo: The evidence lower bound in nats, summed over the data, without the priors of hyperparameters. Of
+        minibatches it is estimated: the mean over the rows of the batches' estimates.
     :ivar smoothed_elbo: The exponential moving average of ``elbo`` with weight one half, in nats.
     """
 
