@@ -66,7 +66,7 @@ CASES = {
     "closures": Case("block_low_rank", 6, UNEVEN, labels=True, by_closure=True),
     "without variance reduction": Case("low_rank", 20, UNEVEN, options={"variance_reduction": False, "lr": 0.3}),
 }
-NUM_STEPS = 4
+NUM_STEPS = 3
 
 
 class Loss(torch.nn.Module):
