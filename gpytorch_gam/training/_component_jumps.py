@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gpytorch_gam.components import AdditivePredictor
 
-from ._component_scan import ComponentScan, Place, ScanSums
+from ._component_scan import Change, ComponentScan, Place, ScanSums
 
 # Largest number of jumps to other maxima.
 _MAX_JUMPS = 8
@@ -22,11 +22,11 @@ _MAX_JUMPS = 8
 # data hardly see it, or below this share of the predictor's variance.
 _OFF_BY_ROWS, _OFF = 30.0, 1e-2
 
-# Lengthscales, as multiples of a reference, of which the best is looked for in each component, the number of changes of
-# components that are made before the next search, and the least variance relative to the predictor's. The reference is
+# Lengthscales, as multiples of a reference, of which the best is looked for in each component, the number of sweeps
+# over the components before the next search, and the least variance relative to the predictor's. The reference is
 # this multiple of the smallest lengthscale allowed, which makes it the first one of the terms, or that at the start.
 _SCANNED_LENGTHSCALES, _ABOVE_SMALLEST = tuple(0.1 * 1.5**power for power in range(13)), 25.0
-_MAX_CHANGES, _LEAST_VARIANCE = 50, 1e-6
+_MAX_SWEEPS, _LEAST_VARIANCE = 8, 1e-6
 
 _T = TypeVar("_T")
 
@@ -56,25 +56,20 @@ class ComponentJumps:
         self._predictor, self._num_rows, self._variances = predictor, num_rows, variances
         self._scales = list(scales_of_components(predictor))
         self._references = [[_reference(part) for part in scale.lengthscales] for scale in self._scales]
+        self._is_complete = _are_all(predictor, self._scales)
 
-    def jump(self, sums: ScanSums[_T], trial: Callable[[], _T], least_gain: float) -> bool:
+    def jump(
+        self, sums: ScanSums[_T], trial: Callable[[], _T], least_gain: float, kept: dict[float, _T] | None = None
+    ) -> bool:
         """
         Make the changes that gain more than ``least_gain`` nats, one after the other; whether there are any. ``trial``
-        evaluates the components at the hyperparameters that they have.
+        evaluates the components at the hyperparameters that they have; ``kept`` takes its values, for the next call
+        with the same inputs.
         """
         if not self._scales:
             return False
-        present, origin = trial(), [parameter.detach().clone() for parameter in self._predictor.parameters()]
-        units = [self._variance(scale) for scale in self._scales]
-        found: dict[float, _T] = {}
-        for factor in _SCANNED_LENGTHSCALES:
-            for index, unit in enumerate(units):
-                self._set(index, factor, unit)
-            with suppress(torch.linalg.LinAlgError, NotPSDError, NanError):  # this lengthscale cannot be had
-                found[factor] = trial()
-        with torch.no_grad():
-            for parameter, value in zip(self._predictor.parameters(), origin, strict=True):
-                parameter.copy_(value)
+        present, units = trial(), [self._variance(scale) for scale in self._scales]
+        found = self._trials(trial, units, kept if self._is_complete and kept is not None else {})
         factors, trials = list(found), list(found.values())
         values = self._better(sums, present, trials, units, least_gain)
         for index, (number, variance) in values.items():
@@ -85,6 +80,21 @@ class ComponentJumps:
                 self._set(index, factors[number], variance)
         return bool(values)
 
+    def _trials(self, trial: Callable[[], _T], units: Sequence[float], found: dict[float, _T]) -> dict[float, _T]:
+        """The components at each lengthscale, unless they have been found before; the hyperparameters stay."""
+        origin = [parameter.detach().clone() for parameter in self._predictor.parameters()]
+        try:
+            for factor in _SCANNED_LENGTHSCALES if not found else ():
+                for index, unit in enumerate(units):
+                    self._set(index, factor, unit)
+                with suppress(torch.linalg.LinAlgError, NotPSDError, NanError):  # this lengthscale cannot be had
+                    found[factor] = trial()
+        finally:
+            with torch.no_grad():
+                for parameter, value in zip(self._predictor.parameters(), origin, strict=True):
+                    parameter.copy_(value)
+        return found
+
     def _better(
         self, sums: ScanSums[_T], present: _T, trials: Sequence[_T], units: Sequence[float], least_gain: float
     ) -> dict[int, tuple[int, float]]:
@@ -93,16 +103,26 @@ class ComponentJumps:
         scan = ComponentScan(sums, present, trials, [places[scale.name] for scale in self._scales])
         own = {places[scale.name].number: index for index, scale in enumerate(self._scales)}
         values: dict[int, tuple[int, float]] = {}
-        for _ in range(_MAX_CHANGES):
-            change = scan.best()
-            if change is None or change.gain <= least_gain:
+        for _ in range(_MAX_SWEEPS):
+            taken = list(self._sweep(scan, least_gain))
+            for change in taken:
+                index = own[change.place.number]
+                before = values.get(index, (-1, self._scales[index].value()))
+                number, variance = before if change.trial < 0 else (change.trial, units[index])
+                values[index] = number, change.ratio * variance
+            if not taken:
                 break
-            scan.take(change)
-            index = own[change.place.number]
-            before = values.get(index, (-1, self._scales[index].value()))
-            number, variance = before if change.trial < 0 else (change.trial, units[index])
-            values[index] = number, change.ratio * variance
         return values
+
+    def _sweep(self, scan: ComponentScan[_T], least_gain: float) -> Iterator[Change]:
+        """Take the best change of each component beside those taken before, if it gains more than the least."""
+        for position, first in enumerate(scan.best()):
+            if first.gain <= least_gain:
+                break
+            change = scan.best_of(first.place) if position else first
+            if change is not None and change.gain > least_gain:
+                scan.take(change)
+                yield change
 
     def _variance(self, scale: Scale) -> float:
         """The variance of the predictor that a component belongs to."""
@@ -122,6 +142,15 @@ class ComponentJumps:
         scale.set(variance)
         for part, reference in zip(scale.lengthscales, self._references[index], strict=True):
             _set_lengthscale(part, scale.entry, factor * reference)
+
+
+def _are_all(predictor: AdditivePredictor, scales: Sequence[Scale]) -> bool:
+    """Whether components with scales have no other trained parameters than these and their lengthscales."""
+    known = {id(scale.raw) for scale in scales}
+    known.update(id(part.raw_lengthscale) for scale in scales for part in scale.lengthscales)
+    names = {scale.name for scale in scales}
+    groups = [group for group in predictor.groups if names.intersection(group.names)]
+    return all(id(p) in known for group in groups for p in group.parameters() if p.requires_grad)
 
 
 class Scale(NamedTuple):

@@ -84,10 +84,40 @@ class ComponentScan(Generic[_T]):
         self._explainable = [sums.explainable(source) for source in sources]
         self._blocks = [{place.number: sums.block(source, place) for place in places} for source in sources]
 
-    def best(self) -> Change | None:
-        """The change of one component that gains most; ``trial`` is -1 where it keeps its hyperparameters."""
-        changes = list(self._changes())
-        return max(changes, key=lambda change: change.gain) if changes else None
+    def best(self) -> list[Change]:
+        """The best change of each component, that which gains most first; ``trial`` is -1 where none is better."""
+        changes = [change for change in map(self.best_of, self._places) if change is not None]
+        return sorted(changes, key=lambda change: -change.gain)
+
+    def best_of(self, place: Place) -> Change | None:
+        """The change of a component that gains most; None if the others have no Cholesky factor."""
+        is_rest = torch.ones(len(self._crosses[0]), dtype=torch.bool, device=self._crosses[0].device)
+        is_rest[place.part] = False
+        rest = self._crosses[0][is_rest][:, is_rest]
+        rest.diagonal().add_(1.0)
+        cholesky, info = torch.linalg.cholesky_ex(rest)
+        if info.any():
+            return None
+        number = place.number
+        shared = torch.cat([cross[place.part][:, is_rest] for cross in self._crosses])  # (T M, rest)
+        known = torch.cat([shared, self._projections[0][is_rest].unsqueeze(0)]).mT
+        *halves, solved = torch.linalg.solve_triangular(cholesky, known, upper=False).mT.split(
+            [len(cross[place.part]) for cross in self._crosses] + [1]
+        )
+        half = torch.stack(halves)  # (T, M, rest)
+        targets = torch.stack([projected[place.part] for projected in self._projections]) - half @ solved.squeeze(0)
+        gram = torch.stack([blocks[number] for blocks in self._blocks])
+        explainable = torch.stack([each[number] for each in self._explainable])
+        values, vectors = torch.linalg.eigh(gram - half @ half.mT)
+        curves = _Curves(
+            values.clamp_min(0.0),
+            (vectors.mT @ targets.unsqueeze(-1)).squeeze(-1).square(),
+            (explainable - gram.diagonal(dim1=-2, dim2=-1).sum(-1)).clamp_min(0.0),
+        )
+        table = curves(gram.new_tensor(_RATIOS))
+        trial, index = divmod(int(table.argmax()), len(_RATIOS))
+        present = curves(gram.new_ones(1))[0, 0]
+        return Change(place, trial - 1, _RATIOS[index], (table[trial, index] - present).item())
 
     def take(self, change: Change) -> None:
         """Make a change, which the next ones are made beside."""
@@ -108,46 +138,19 @@ class ComponentScan(Generic[_T]):
         self._projections[0][part] = root * self._projections[index][part]
         self._explainable[0][number] = change.ratio * self._explainable[index][number]
 
-    def _changes(self) -> Iterator[Change]:
-        crosses, projections = self._crosses, self._projections
-        ratios = projections[0].new_tensor(_RATIOS)
-        for place in self._places:
-            is_rest = torch.ones(len(crosses[0]), dtype=torch.bool, device=ratios.device)
-            is_rest[place.part] = False
-            rest = crosses[0][is_rest][:, is_rest]
-            rest.diagonal().add_(1.0)
-            cholesky, info = torch.linalg.cholesky_ex(rest)
-            if info.any():
-                continue
-            known = torch.linalg.solve_triangular(cholesky, projections[0][is_rest].unsqueeze(-1), upper=False)
-            curves = []
-            for index, (cross, projected) in enumerate(zip(crosses, projections, strict=True)):
-                half = torch.linalg.solve_triangular(cholesky, cross[place.part][:, is_rest].mT, upper=False)
-                target = projected[place.part] - (half.mT @ known).squeeze(-1)
-                curves.append(self._curve(index, place, half.mT @ half, target))
-            present = curves[0](torch.ones_like(ratios[:1])).item()
-            table = torch.stack([curve(ratios) for curve in curves])
-            trial, index = divmod(int(table.argmax()), len(_RATIOS))
-            yield Change(place, trial - 1, _RATIOS[index], table[trial, index].item() - present)
 
-    def _curve(self, index: int, place: Place, explained: Tensor, target: Tensor) -> _Curve:
-        gram = self._blocks[index][place.number]
-        unexplained = self._explainable[index][place.number] - gram.diagonal().sum()
-        values, vectors = torch.linalg.eigh(gram - explained)
-        return _Curve(values.clamp_min(0.0), (vectors.mT @ target).square(), unexplained.clamp_min(0.0))
+class _Curves(NamedTuple):
+    """What trials of a component add to the bound, as functions of the ratio of its variance."""
 
-
-class _Curve(NamedTuple):
-    """What a component adds to the bound, as a function of the ratio of its variance."""
-
-    values: Tensor
-    squares: Tensor
-    unexplained: Tensor
+    values: Tensor  # (T, M)
+    squares: Tensor  # (T, M)
+    unexplained: Tensor  # (T,)
 
     def __call__(self, ratios: Tensor) -> Tensor:
-        scaled = ratios.unsqueeze(-1) * self.values
-        fit = (ratios.unsqueeze(-1) * self.squares / (1.0 + scaled)).sum(-1)
-        return 0.5 * (fit - scaled.log1p().sum(-1) - ratios * self.unexplained)
+        """The nats ``(T, K)``."""
+        scaled = ratios.unsqueeze(-1) * self.values.unsqueeze(-2)  # (T, K, M)
+        fit = (ratios.unsqueeze(-1) * self.squares.unsqueeze(-2) / (1.0 + scaled)).sum(-1)
+        return 0.5 * (fit - scaled.log1p().sum(-1) - ratios * self.unexplained.unsqueeze(-1))
 
 
 class Trial(NamedTuple):

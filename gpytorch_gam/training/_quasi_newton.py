@@ -156,10 +156,20 @@ class QuasiNewton:
         diagonal += (point.gradient.abs() / _LONGEST_KNOWN - diagonal).clamp_min(0.0) + _RIDGE * (1.0 + diagonal)
         self._inverse, self._known, self._has_learnt = torch.linalg.inv(matrix), None, True
 
+    def promised_afresh(self) -> float:
+        """The gain that the curvatures assumed at the start predict for a step from where the last search ended."""
+        if not self._parameters:
+            return 0.0
+        direction = self._start @ self.gradient
+        direction = torch.where(self._is_held(self._read(), self.gradient), 0.0, direction)
+        return 0.5 * (direction @ self.gradient).item()
+
+    def _is_held(self, position: Tensor, gradient: Tensor) -> Tensor:
+        """Which coordinates are at a limit and rise beyond it: they stay there."""
+        return (position.abs() >= self._limits) & (position * gradient > 0)
+
     def _direction(self, point: _Point) -> Tensor:
-        # Coordinates at a limit that rise beyond it stay there.
-        is_held = (point.position.abs() >= self._limits) & (point.position * point.gradient > 0)
-        free = (~is_held).double()
+        free = (~self._is_held(point.position, point.gradient)).double()
         direction = free * (self._inverse @ (free * point.gradient))
         if not self._has_learnt:
             return direction.clamp(-_FIRST, _FIRST)

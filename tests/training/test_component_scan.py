@@ -72,7 +72,7 @@ def test_gains_of_changes_are_those_of_the_dense_bound(num_predictors: int) -> N
     view, places, trials = problem(num_predictors)
     scan = scan_of(view, places, trials)
     for _ in range(4):
-        change = scan.best()
+        change = scan.best()[0]
         source = Trial(view.features, view.variances) if change.trial < 0 else trials[change.trial]
         after = changed(view, change.place, source, change.ratio)
         assert change.gain == pytest.approx(dense_bound(after, places) - dense_bound(view, places), abs=1e-8)
@@ -83,7 +83,7 @@ def test_gains_of_changes_are_those_of_the_dense_bound(num_predictors: int) -> N
 @pytest.mark.parametrize("num_predictors", [1, 2])
 def test_no_other_change_gains_more(num_predictors: int) -> None:
     view, places, trials = problem(num_predictors, seed=1)
-    best = scan_of(view, places, trials).best()
+    best = scan_of(view, places, trials).best()[0]
     own = Trial(view.features, view.variances)
     for place in places:
         for source in (own, *trials):
@@ -95,7 +95,7 @@ def test_no_other_change_gains_more(num_predictors: int) -> None:
 def test_a_scan_ends_where_nothing_gains() -> None:
     view, places, trials = problem(1, seed=2)
     scan, gains = scan_of(view, places, trials), []
-    while (change := scan.best()).gain > 1e-6:
+    while (change := scan.best()[0]).gain > 1e-6:
         scan.take(change)
         gains.append(change.gain)
-    assert len(gains) < 30 and scan.best().gain <= 1e-6
+    assert len(gains) < 30 and scan.best()[0].gain <= 1e-6

@@ -27,7 +27,7 @@ from .._quasi_newton import ObjectiveError, QuasiNewton
 from ..bound_gradients import log_prior
 from ..starting_values import start_from_null_model, units_of_means
 from ._data import DiscretizedData, MomentTables
-from ._statistics import BinStatistics, interpolated, moment_tables
+from ._statistics import BinStatistics, SetFeatures, interpolated, moment_tables
 from ._sums_at_bins import SumsAtBins
 from .column_bins import ColumnBins
 
@@ -48,6 +48,10 @@ _EXACT = 1e6
 # on the kernels is not yet drowned in that on the noise. They end where a step promises less than the second number.
 _FIRST_ROWS, _FIRST_NATS = 2000, 2.0
 
+# Gain that curvatures as at the start promise where a search has ended, relative to what would be another step's, above
+# which there is another search with them.
+_AFRESH = 4.0
+
 
 class Open(NamedTuple):
     """The bound at some hyperparameters, and what a step of them can gain."""
@@ -55,6 +59,10 @@ class Open(NamedTuple):
     objective: float  # in nats, priors included
     nats: float  # predicted gain
     gradient: float  # largest derivative in the coordinates
+
+
+class _TooFewBinsError(Exception):
+    """Features vary too fast for the knots: they explain more than there is."""
 
 
 class Maximum(NamedTuple):
@@ -88,6 +96,8 @@ class DiscretizedProblem:
         self.hyperparameters = hyperparameters_of(model, likelihood)
         self._num_rows = num_rows
         self._last: tuple[BinStatistics, list[Tensor], float] | None = None
+        self._fewer: tuple[BinStatistics, BinStatistics | None] | None = None
+        self._trials: tuple[list[Tensor], dict[float, SetFeatures]] | None = None  # at some bins
         if null is not None:
             start_from_null_model(self.strategy, likelihood, null)
         self._jumps = ComponentJumps(self.strategy.predictor, num_rows, None if null is None else null.variance)
@@ -192,33 +202,57 @@ class DiscretizedProblem:
         def end(still_open: float) -> Maximum:
             return Maximum(self._bound(statistics), still_open, self.gradient, self.stopped, self._values())
 
-        def jump_and_climb() -> Maximum:
+        def jump_and_climb() -> Maximum | None:
             if self.jump(statistics, nats):
                 return end(self.maximise(statistics, nats, steps))
-            return end(self.maximise_afresh(statistics, nats, steps))
+            afresh = self.maximise_afresh(statistics, nats, steps)
+            return None if afresh is None else end(afresh)
 
         first = end(self.maximise(statistics, nats, steps, begins=True))
         best = best_after_jumps(first, jump_and_climb, lambda found: found.objective, nats)
-        self._return_to(best.hyperparameters)
+        if self._bound(statistics) != best.objective:
+            self._return_to(best.hyperparameters)
         return best
 
-    @torch.no_grad()
     def jump(self, statistics: BinStatistics, least_gain: float) -> bool:
         """
         Set lengthscales and variances of single components to others from which the bound is higher, by more than
         ``least_gain`` for each; whether there are any.
         """
-        noise = self._shared_noise(statistics.tables.log_noise)
-        sums = SumsAtBins(statistics.tables, float(self.constant()), 1.0 if noise is None else noise.item())
-        has_jumped = self._jumps.jump(sums, statistics.features, least_gain)
+        few = self.on_fewer_bins(statistics)
+        try:
+            has_jumped = self._jump(statistics if few is None else few, least_gain)
+        except _TooFewBinsError:
+            has_jumped = self._jump(statistics, least_gain)
         if has_jumped:
             self._ascent.forget()
         return has_jumped
 
-    def maximise_afresh(self, statistics: BinStatistics, nats: float, steps: int) -> float:
-        """:meth:`maximise` on all bins, with curvatures as at the start, whatever those of the last moves were."""
+    @torch.no_grad()
+    def _jump(self, statistics: BinStatistics, least_gain: float) -> bool:
+        noise = self._shared_noise(statistics.tables.log_noise)
+        sums = SumsAtBins(statistics.tables, float(self.constant()), 1.0 if noise is None else noise.item())
+
+        def trial() -> SetFeatures:
+            features = statistics.features()
+            if sums.excess(features) > _LARGEST_EXCESS:
+                raise _TooFewBinsError
+            return features
+
+        places = statistics.tables.places
+        if self._trials is None or not _are_equal(self._trials[0], places):
+            self._trials = places, {}
+        return self._jumps.jump(sums, trial, least_gain, self._trials[1])
+
+    def maximise_afresh(self, statistics: BinStatistics, nats: float, steps: int) -> float | None:
+        """
+        :meth:`maximise` on all bins with curvatures as at the start, whatever those of the last moves were; None if
+        these promise little.
+        """
+        if self._ascent.promised_afresh() <= _AFRESH * nats:
+            return None
         self._ascent.forget()
-        return self._ascent.maximise(lambda: self.objective(statistics), nats, steps)
+        return self._maximise_fully(statistics, nats, steps)
 
     def switched_off(self) -> tuple[str, ...]:
         """The names of the components whose variance went to zero."""
@@ -237,18 +271,28 @@ class DiscretizedProblem:
             before, values = self._bound(statistics), self._values()
             with suppress(ObjectiveError):  # an approximation is not finite at its start, or the bound at its end
                 if begins:
-                    self._begin(few or statistics, steps)
+                    self._begin(few or statistics, nats, steps)
                 if few is not None:
                     self._ascent.maximise(self.interpolated_objective(few), nats, steps)
-                still_open = self._ascent.maximise(lambda: self.objective(statistics), nats, steps)
+                still_open = self._maximise_fully(statistics, nats, steps)
                 if not self._ascent.value < before:
                     return still_open
             self._return_to(values)
-        return self._ascent.maximise(lambda: self.objective(statistics), nats, steps)
+        return self._maximise_fully(statistics, nats, steps)
 
-    def _begin(self, statistics: BinStatistics, steps: int) -> None:
-        """Move the noise, then, if rows are many, all hyperparameters on the bound of a part of them."""
+    def _maximise_fully(self, statistics: BinStatistics, nats: float, steps: int) -> float:
+        still_open = self._ascent.maximise(lambda: self.objective(statistics), nats, steps)
+        self._last = statistics, self._values(), self._ascent.value
+        return still_open
+
+    def _begin(self, statistics: BinStatistics, nats: float, steps: int) -> None:
+        """
+        Move the noise, then lengthscales and variances of single components, and if rows are many, all hyperparameters
+        on the bound of a part of them.
+        """
         self._move_noise(statistics, steps)
+        with suppress(_TooFewBinsError):
+            self._jump(statistics, nats)
         num_rows = statistics.tables.num_rows
         if num_rows <= 4 * _FIRST_ROWS:
             return
@@ -305,7 +349,12 @@ class DiscretizedProblem:
         self._ascent.rescale([self._curvature(p, num_rows) / self._curvature(p, before) for p in self._moved])
 
     def on_fewer_bins(self, statistics: BinStatistics) -> BinStatistics | None:
-        """The statistics interpolated on coarser bins, or None if no bins become fewer."""
+        """The statistics interpolated on coarser bins, or None if no bins become fewer; they are remembered."""
+        if self._fewer is None or self._fewer[0] is not statistics:
+            self._fewer = statistics, self._interpolated(statistics)
+        return self._fewer[1]
+
+    def _interpolated(self, statistics: BinStatistics) -> BinStatistics | None:
         tables = statistics.tables
         coarse = interpolated(tables, self._is_rounded, _NUM_KNOTS)
         is_smaller = any(len(few) < len(many) for few, many in zip(coarse.places, tables.places, strict=True))
@@ -334,6 +383,10 @@ class DiscretizedProblem:
     def objective(self, statistics: BinStatistics) -> Tensor:
         """The bound and the priors of the hyperparameters, differentiable in these."""
         return self.optimum(statistics).bound + log_prior(self.model, self.likelihood)
+
+
+def _are_equal(some: list[Tensor], others: list[Tensor]) -> bool:
+    return len(some) == len(others) and all(map(torch.equal, some, others))
 
 
 def is_closed_form(likelihood: Likelihood) -> bool:

@@ -61,3 +61,12 @@ class SumsAtBins(ScanSums[SetFeatures]):
     def explainable(self, trial: SetFeatures) -> Tensor:
         weights = self._tables.weights
         return torch.stack([weights[term] @ variance for term, variance in trial.components]) / self._noise
+
+    def excess(self, trial: SetFeatures) -> float:
+        """What the features explain beyond the prior variances, relative to what they explain; negative if nothing."""
+        explained = torch.stack(
+            [(phi * self._weighted(term, term, phi.mT).mT).sum() for term, phi in enumerate(trial.features)]
+        )
+        prior = zip(self._tables.weights, trial.prior, strict=True)
+        explainable = torch.stack([weights @ variance for weights, variance in prior])
+        return ((explained.sum() - explainable.sum()) / explained.sum()).item()
