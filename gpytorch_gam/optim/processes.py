@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from gpytorch.variational._variational_distribution import _VariationalDistribution
@@ -18,6 +18,8 @@ from .rows.sums import Resistance, RowSums, Totals
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+_T = TypeVar("_T")
 
 
 class Processes:
@@ -70,6 +72,20 @@ class Processes:
         table[self.rank] = torch.tensor(numbers, device=device)
         distributed.all_reduce(table, group=self.group)
         return table.tolist()
+
+    def gather_objects(self, value: _T) -> list[_T]:
+        """The values of each process, which are pickled, in the order of their ranks."""
+        found = [value] * self.size
+        if self.group is not None:
+            distributed.all_gather_object(found, value, group=self.group)
+        return found
+
+    def of_first(self, value: _T) -> _T:
+        """The value of the first process, which is pickled."""
+        found = [value]
+        if self.group is not None:
+            distributed.broadcast_object_list(found, distributed.get_global_rank(self.group, 0), group=self.group)
+        return found[0]
 
     def require_equal(self, numbers: Mapping[str, int], device: torch.device) -> None:
         """Raise a ValueError in every process if they differ in a number, named by a plural."""

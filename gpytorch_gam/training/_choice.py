@@ -32,7 +32,7 @@ _FIXED, _PER_FEATURE, _PER_PRODUCT, _PER_CUBE, _EVALUATIONS = 2e-2, 1e-7, 1e-9, 
 # Gaussian likelihood, and with others, where bins may end in a lower one of several maxima.
 _PATIENCE, _PATIENCE_WITH_SITES = 4.0, 30.0
 
-# Largest number of rows times components whose indices are kept in memory by bins.
+# Largest number of rows times components whose indices are kept in memory by bins, unless the likelihood is Gaussian.
 _MAX_INDICES = 2**31
 
 
@@ -48,18 +48,18 @@ def choose(
     likelihood: Likelihood,
     batches: Iterable[Any],
     num_data: int,
-    is_alone: bool = True,
 ) -> Choice:
     """The method for ``method="auto"``."""
     predictor = model.variational_strategy.predictor
     size = f"{num_data} rows of {predictor.num_inducing_total} features"
     not_rows = why_not_rows(model, likelihood, batches, num_data)
-    not_bins = why_not_bins(model, likelihood, batches, is_alone)
+    not_bins = why_not_bins(model, likelihood, batches)
     seconds = _seconds_of_rows(likelihood, num_data, predictor.num_inducing_total)
     patience = _PATIENCE if is_gaussian(likelihood) else _PATIENCE_WITH_SITES
     if not_rows is None and (seconds <= patience or not_bins is not None):
         return Choice("rows", f"{size} are few enough for the exact bound")
-    if not_bins is None and num_data * predictor.num_components <= _MAX_INDICES:
+    keeps_rows = not is_gaussian(likelihood)
+    if not_bins is None and (not keeps_rows or num_data * predictor.num_components <= _MAX_INDICES):
         return Choice("bins", not_rows or f"{size}: tables of bins are faster than the rows")
     if not_rows is None:
         return Choice("rows", f"{size}, and bins cannot be used: {not_bins}")
@@ -87,12 +87,8 @@ def why_not_rows(
     return _why_no_passes(likelihood, batches)
 
 
-def why_not_bins(
-    model: gpytorch.models.ApproximateGP, likelihood: Likelihood, batches: Iterable[Any], is_alone: bool = True
-) -> str | None:
-    """The reason for which bins cannot be used, or None; without a group of processes one ``is_alone``."""
-    if not is_alone:
-        return "bins are made by one process, without process_group (add FitStatistics of several)"
+def why_not_bins(model: gpytorch.models.ApproximateGP, likelihood: Likelihood, batches: Iterable[Any]) -> str | None:
+    """The reason for which bins cannot be used, or None."""
     try:
         check_supported(model.variational_strategy, likelihood)
     except (NotImplementedError, ValueError) as error:

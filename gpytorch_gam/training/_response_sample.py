@@ -41,13 +41,13 @@ def sampled_responses(
     arguments = {name: torch.cat([part.row_arguments[name] for part in rows]) for name in names}
     y = torch.cat([part.y for part in rows])
     means = torch.cat([strategy.read(part.x).means.mT for part in rows])  # (n, P)
-    arguments, y, means = _of_all(processes, arguments, y, means)
+    arguments, y, means = rows_of_all(processes, arguments, y, means)
     columns = [y] if y.dim() == 1 else list(y.unbind(-1))
     found = [_shifted(column, arguments, mean) for column, mean in zip(columns, means.unbind(-1), strict=False)]
     return [responses for responses in found if len(responses)]
 
 
-def _of_all(
+def rows_of_all(
     processes: Processes, arguments: dict[str, Tensor], y: Tensor, means: Tensor
 ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
     """The rows of all processes, in the order of their ranks."""

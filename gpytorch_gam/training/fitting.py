@@ -177,7 +177,7 @@ def fit(
                 by_rows = by_rows or RowFit.of_batches(model, likelihood, every_row(batches), processes, warm_start)
                 return by_rows.run(tolerance, record)
             if choice.method == "bins":
-                return _fit_bins(model, likelihood, batches, max_bins, bins, tolerance, record)
+                return _fit_bins(model, likelihood, batches, max_bins, bins, tolerance, record, processes)
             return fit_minibatches(
                 model,
                 likelihood,
@@ -266,10 +266,10 @@ def _chosen(
 ) -> Choice:
     """The method; a NotImplementedError if it was given and cannot be used."""
     if method == "auto":
-        return choose(model, likelihood, batches, num_rows, processes.is_alone)
+        return choose(model, likelihood, batches, num_rows)
     obstacles = {
         "rows": lambda: why_not_rows(model, likelihood, batches, num_rows),
-        "bins": lambda: why_not_bins(model, likelihood, batches, processes.is_alone),
+        "bins": lambda: why_not_bins(model, likelihood, batches),
         "minibatches": lambda: why_not_minibatches(model.variational_strategy),
     }
     obstacle = obstacles[method]()
@@ -297,9 +297,18 @@ def _fit_bins(
     bins: ColumnBins | None,
     tolerance: float,
     record: Recorder,
+    processes: Processes,
 ) -> Outcome:
-    max_bins = MAX_BINS if max_bins is None else max_bins
-    found = run_bins(model, likelihood, batches, max_bins=max_bins, bins=bins, tolerance=tolerance, callback=record)
+    found = run_bins(
+        model,
+        likelihood,
+        batches,
+        max_bins=MAX_BINS if max_bins is None else max_bins,
+        bins=bins,
+        tolerance=tolerance,
+        callback=record,
+        processes=processes,
+    )
     return Outcome(
         history=record.history,
         bound=found.bound,

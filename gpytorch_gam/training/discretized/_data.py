@@ -12,6 +12,7 @@ from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 
 from gpytorch_gam.likelihoods.expected_gradients import ExpectedGradients, expected_gradients
+from gpytorch_gam.optim.processes import Processes
 from gpytorch_gam.optim.rows.likelihood_check import check_row_arguments
 from gpytorch_gam.optim.rows.stream import Rows, checked_rows
 from gpytorch_gam.variational import AdditiveVariationalStrategy
@@ -157,7 +158,7 @@ class DiscretizedData:
     """
     Rows as indices of bins: a few bytes for each set of columns, the response and row-wise arguments. ``places`` are
     the bins ``(U_t, d_t)``, ``codes`` each row's bins ``(n,)``. Of the arguments, offset and weights, ``taken``, are
-    applied here.
+    applied here. Each of the ``processes`` has rows of its own, and tables are sums over those of all.
     """
 
     def __init__(
@@ -168,12 +169,16 @@ class DiscretizedData:
         taken: Mapping[str, Tensor] | None = None,
         arguments: Mapping[str, Tensor] | None = None,
         num_threads: int = 1,
+        processes: Processes | None = None,
     ) -> None:
+        self.processes = Processes(None) if processes is None else processes
         self.places = [bins.double() for bins in places]
         self._codes, self.responses = codes, responses
         self._taken, self.arguments = dict(taken or {}), dict(arguments or {})
         self.offset, self.weights = self._taken.get("offset"), self._taken.get("weights")
         self.num_threads = num_threads
+        #: Number of rows of each process.
+        self.counts = [count for (count,) in self.processes.gather([len(responses)], responses.device)]
 
     @classmethod
     def from_batches(
@@ -184,12 +189,16 @@ class DiscretizedData:
         likelihood: Likelihood,
         mean: Callable[[Tensor], Tensor] | None = None,
         num_threads: int = 1,
+        processes: Processes | None = None,
     ) -> DiscretizedData:
         """Read the data in one pass; ``mean`` is a fixed part of the predictor."""
+        processes = Processes(None) if processes is None else processes
         reader = RowReader(bins, taken_from(likelihood), mean, num_threads)
-        parts = list(reader.blocks(rows_for(likelihood, strategy, batches)))
-        if not parts:
-            raise ValueError("batches is empty: there is no data to fit, or it can be gone through only once")
+        with processes.sharing_errors("read its rows", strategy.predictor.device):
+            parts = list(reader.blocks(rows_for(likelihood, strategy, batches)))
+            if not parts:
+                raise ValueError("batches is empty: there is no data to fit, or it can be gone through only once")
+        reader.share_centres(processes)
         codes, responses, taken, arguments = zip(*parts, strict=True)
         return cls(
             reader.places(responses[0].device),
@@ -198,20 +207,27 @@ class DiscretizedData:
             joined_by_name(taken),
             joined_by_name(arguments),
             num_threads,
+            processes,
         )
 
     def __len__(self) -> int:
         return len(self.responses)
 
     @property
+    def num_all(self) -> int:
+        """The number of rows of all processes."""
+        return sum(self.counts)
+
+    @property
     def num_rows(self) -> float:
-        """The number of rows, or with weights their sum."""
-        return float(len(self)) if self.weights is None else self.weights.sum().item()
+        """The number of rows of all processes, or with weights their sum."""
+        return float(self.num_all) if self.weights is None else self.processes.sum([self.weights.sum()])[0].item()
 
     def thinned(self, num_rows: int) -> DiscretizedData:
-        """At most ``num_rows`` of the rows, from all parts of the data."""
-        if len(self) <= num_rows:
+        """About ``num_rows`` of the rows, from all parts of the data, or all if there are no more."""
+        if self.num_all <= num_rows:
             return self
+        num_rows = max(1, round(num_rows * len(self) / self.num_all))
         # Random places within equal parts, not equally spaced rows: the data may be periodic in the row number.
         parts = (
             torch.arange(num_rows, dtype=torch.float64)
@@ -222,7 +238,7 @@ class DiscretizedData:
             {name: value[rows] for name, value in each.items()} for each in (self._taken, self.arguments)
         )
         codes = [codes[rows] for codes in self._codes]
-        return DiscretizedData(self.places, codes, self.responses[rows], taken, arguments)
+        return DiscretizedData(self.places, codes, self.responses[rows], taken, arguments, processes=self.processes)
 
     def tables(self, weights: Tensor | None, targets: Tensor, squares: Tensor) -> BinTables:
         r"""
@@ -231,6 +247,10 @@ class DiscretizedData:
         """
         sums = TableSums([len(places) for places in self.places], targets.device)
         sums.add(self._codes, weights, targets, squares, self.num_threads)
+        if not self.processes.is_alone:
+            parts = sums.parts()
+            for part, total in zip(parts, self.processes.sum(parts), strict=True):
+                part.copy_(total)
         return sums.tables(self.places)
 
     def moments(self, tables: MomentTables) -> tuple[Tensor, Tensor]:

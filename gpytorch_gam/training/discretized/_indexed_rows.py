@@ -14,6 +14,7 @@ from torch import Tensor
 from gpytorch_gam.likelihoods import RowwiseLikelihood
 from gpytorch_gam.likelihoods.one_predictor_likelihood import OnePredictorLikelihood
 from gpytorch_gam.likelihoods.row_argument import OFFSET, WEIGHTS, RowArgument
+from gpytorch_gam.optim.processes import Processes
 from gpytorch_gam.optim.rows.stream import Rows, check_finite_responses
 
 from ._chunks import CHUNK_SIZE, chunks, in_threads, one_thread
@@ -56,6 +57,12 @@ class RowReader:
                 codes = self._index(rows.x)
                 self._locate(rows.x, codes)
             yield IndexedRows(codes, rows.y, *self._arguments(rows))
+
+    def share_centres(self, processes: Processes) -> None:
+        """Let the places of the bins be those of the rows that all processes have read."""
+        own = [part for each in self.centres.values() for part in (each.sums, each.counts)]
+        for part, total in zip(own, processes.sum(own), strict=True):
+            part.copy_(total)
 
     def places(self, device: torch.device) -> list[Tensor]:
         """The places of the bins ``(U_t, d_t)`` for the rows read, in float64."""

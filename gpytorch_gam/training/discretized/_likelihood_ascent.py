@@ -11,6 +11,7 @@ from gpytorch.likelihoods import Likelihood
 from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 
+from gpytorch_gam.optim.processes import Processes
 from gpytorch_gam.parameters.log_scale import Coordinates
 
 from .._hyperparameters import largest, limits_of
@@ -30,11 +31,14 @@ _MAX_STEPS = 30
 class LikelihoodAscent:
     """
     Moves of a likelihood's parameters to the maximum of the expected log-likelihood, their priors included. The
-    posterior stays, so that the kernels are not needed.
+    posterior stays, so that the kernels are not needed. All ``processes`` move them together, each with its rows.
     """
 
-    def __init__(self, likelihood: Likelihood, num_rows: float, num_threads: int = 1) -> None:
+    def __init__(
+        self, likelihood: Likelihood, num_rows: float, num_threads: int = 1, processes: Processes | None = None
+    ) -> None:
         self._likelihood, self._num_threads = likelihood, num_threads
+        self._processes = Processes(None) if processes is None else processes
         self.parameters = [parameter for parameter in likelihood.parameters() if parameter.requires_grad]
         self._ascent = QuasiNewton(
             self.parameters,
@@ -61,8 +65,9 @@ class LikelihoodAscent:
     def objective(self, rows: WeightedRows) -> Tensor:
         """The expected log-likelihood, differentiable once: a chunk of rows has a graph at a time."""
         jobs = [functools.partial(self._differentiate, rows.chunk(part)) for part in chunks(len(rows.mean))]
-        found = zip(*in_threads(jobs, self._num_threads), strict=True)
-        total, *gradients = (torch.stack(parts).sum(0) for parts in found)
+        with self._processes.sharing_errors("evaluate its likelihood", rows.mean.device):
+            found = zip(*in_threads(jobs, self._num_threads), strict=True)
+        total, *gradients = self._processes.sum([torch.stack(parts).sum(0) for parts in found])
         return linear_function(total, gradients, self.parameters) + log_prior(self._likelihood)
 
     def _differentiate(self, rows: WeightedRows) -> tuple[Tensor, ...]:

@@ -165,7 +165,7 @@ class DiscretizedProblem:
         The posterior of rows that all have the predictor ``place``, of ``precision`` in total, with a mean that is not
         shrunk.
         """
-        weights = torch.full((len(data),), precision / len(data), dtype=torch.float64, device=data.responses.device)
+        weights = torch.full((len(data),), precision / data.num_all, dtype=torch.float64, device=data.responses.device)
         targets = place * weights
         tables = data.tables(weights, targets, place * targets.sum())
         loose, tight = (

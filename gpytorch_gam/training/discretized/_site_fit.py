@@ -96,7 +96,8 @@ class SiteFit:
         self._problem, self._data = problem, data
         # Without row-wise arguments, rows with equal responses have equal log-likelihoods, which can be tabulated.
         self._responses = None if data.arguments else distinct_responses(data.responses)
-        self._likelihood_ascent = LikelihoodAscent(problem.likelihood, data.num_rows, data.num_threads)
+        self._processes = data.processes
+        self._likelihood_ascent = LikelihoodAscent(problem.likelihood, data.num_rows, data.num_threads, self._processes)
         self._state: _State | None = None
         #: Predicted gain of a further pass in nats, after :meth:`run`, as all that follows.
         self.open: float
@@ -154,16 +155,20 @@ class SiteFit:
     def _jumped(self, least_gain: float) -> GaussianOptimum | None:
         """The posterior of the present sites at other hyperparameters that are better for them; None without any."""
         assert self._state is not None
+        found = self._shared(self._own_jump(self._state, least_gain) if self._processes.leads else None, self._state)
+        return None if found is None else found.optimum
+
+    def _own_jump(self, state: _State, least_gain: float) -> _Proposal | None:
         problem = self._problem
-        statistics = BinStatistics(problem.strategy, problem.terms, self._state.seen.sites)
+        statistics = BinStatistics(problem.strategy, problem.terms, state.seen.sites)
         with suppress(torch.linalg.LinAlgError, ObjectiveError):
             before = problem.bound(statistics)
             if not problem.jump(statistics, least_gain):
                 problem.maximise_afresh(statistics, least_gain, _SITE_STEPS)
             if problem.bound(statistics) > before + least_gain:
                 with torch.no_grad():
-                    return problem.optimum(statistics)
-        self._set(self._state.hyperparameters)
+                    return _Proposal(self._hyperparameters(), problem.optimum(statistics), 0.0, 0.0)
+        self._set(state.hyperparameters)
         return None
 
     def _passes_from(
@@ -287,14 +292,16 @@ class SiteFit:
         """The posterior of the model without effects, then narrower ones, because exponential links may overflow."""
         problem, some = self._problem, self._data.thinned(_NULL_ROWS)
         prior = problem.prior()
-        variance = some.moments(problem.moments(some, prior)[0])[1].mean().item()
+        variances = some.moments(problem.moments(some, prior)[0])[1]
+        variance = self._processes.sum([variances.sum()])[0].item() / some.num_all
         narrow = (problem.variance_of_effects() or variance) / _NULL_WEIGHT
         place = self._null_place(some, variance, min(narrow, 1.0))
         posterior = problem.constant_posterior(some, place, 1.0 / narrow)
         yield posterior
         for widest in (1.0, 1e-3):
             variances = self._data.moments(problem.moments(self._data, posterior)[0])[1]
-            yield posterior._replace(precision=posterior.precision * (variances.amax() / widest).clamp_min(1.0))
+            most = -self._processes.minimum(-variances.amax())
+            yield posterior._replace(precision=posterior.precision * (most / widest).clamp_min(1.0))
 
     def _null_place(self, some: DiscretizedData, variance: float, narrow: float) -> float:
         """
@@ -302,18 +309,35 @@ class SiteFit:
         ``narrow`` one that makes log-likelihoods smooth.
         """
         likelihood, dtype = self._problem.likelihood, self._problem.strategy.predictor.dtype
-        centre, factor = float(self._problem.constant()), len(self._data) / len(some)
+        centre, factor = float(self._problem.constant()), self._data.num_all / some.num_all
         variances = torch.full_like(some.responses, narrow, dtype=dtype)
         offset = torch.zeros_like(variances) if some.offset is None else some.offset.to(dtype)
 
         def slope(place: float) -> float:
-            found = some.gradients(likelihood, offset + place, variances, slice(None), dtype)
-            return factor * found.gradients.sum().item() - (place - centre) / variance
+            with self._processes.sharing_errors("evaluate its likelihood", variances.device):
+                found = some.gradients(likelihood, offset + place, variances, slice(None), dtype)
+            total = self._processes.sum([found.gradients.sum().double()])[0].item()
+            return factor * total - (place - centre) / variance
 
         return _zero_of_falling(slope, centre, math.sqrt(variance))
 
     def _proposal(self, state: _State, moves: bool, tolerance: float) -> _Proposal | None:
         """The posterior of a state's sites, and hyperparameters at their optimum if ``moves``; None if it overflows."""
+        return self._shared(self._own_proposal(state, moves, tolerance) if self._processes.leads else None, state)
+
+    def _shared(self, proposal: _Proposal | None, state: _State) -> _Proposal | None:
+        """The proposal of the first process, so that all do the same to the last bit; it sets the hyperparameters."""
+        if self._processes.is_alone:
+            return proposal
+        numbers = self._processes.of_first(None if proposal is None else (proposal.promised, proposal.open))
+        self._processes.broadcast(self._problem.hyperparameters)
+        if numbers is None:
+            return None
+        optimum = GaussianOptimum(*map(torch.empty_like, state.optimum)) if proposal is None else proposal.optimum
+        self._processes.broadcast(optimum)
+        return _Proposal(self._hyperparameters(), optimum, *numbers)
+
+    def _own_proposal(self, state: _State, moves: bool, tolerance: float) -> _Proposal | None:
         still_open = 0.0
         statistics = BinStatistics(self._problem.strategy, self._problem.terms, state.seen.sites)
         try:
@@ -329,6 +353,11 @@ class SiteFit:
 
     def _measure(self, state: _State) -> None:
         """Find what is open at a state: for the posterior, given the sites, and for the hyperparameters."""
+        if self._processes.leads:
+            self._measure_alone(state)
+        self.open, self.gradient = self._processes.of_first((self.open, self.gradient))
+
+    def _measure_alone(self, state: _State) -> None:
         statistics = BinStatistics(self._problem.strategy, self._problem.terms, state.seen.sites)
         with suppress(torch.linalg.LinAlgError, ObjectiveError):
             found = self._problem.open_at(statistics)
@@ -376,12 +405,16 @@ class SiteFit:
             square = (found.curvatures * fitted.square() + 2 * found.gradients * fitted).sum()
             return torch.stack([found.expected.sum(), square, found.curvatures @ variance[rows]])
 
-        expected, squares, excess = torch.stack(data.map_rows(differentiate)).sum(0)
-        if not torch.isfinite(targets.sum() + curvatures.sum() + expected):
+        with self._processes.sharing_errors("evaluate its likelihood", mean.device):
+            expected, squares, excess = torch.stack(data.map_rows(differentiate)).sum(0)
+        flaw = 0.0 * (targets.sum() + curvatures.sum())  # NaN if any is not finite
+        own = expected.new_tensor(divergence if self._processes.leads else 0.0)  # that of the first process
+        expected, excess, flaw, divergence = torch.stack(self._processes.sum([expected, excess, flaw, own])).tolist()
+        if not math.isfinite(expected + flaw):
             return None
-        rest = (expected + 0.5 * excess).item()
+        rest = expected + 0.5 * excess
         sites = data.tables(curvatures, targets, squares)
-        return _Pass(expected.item() - divergence, problem.log_prior(), sites, rest)
+        return _Pass(expected - divergence, problem.log_prior(), sites, rest)
 
     def _derivatives(self, mean: Tensor, variance: Tensor) -> Callable[[slice], ExpectedGradients]:
         """A function from rows to derivatives of the expected log-likelihood, given moments ``(n,)`` without offset."""

@@ -8,7 +8,9 @@ through its phase, so for them the phase is rounded.
 
 from __future__ import annotations
 
+import functools
 import itertools
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +19,7 @@ from torch import Tensor
 
 from gpytorch_gam.components.additive_predictor import AdditivePredictor
 from gpytorch_gam.components.component_group import ComponentGroup
+from gpytorch_gam.optim.processes import Processes
 
 from ._coordinates import Coordinate, Phase, coordinates_of, index_of, read
 from ._margin import Margin
@@ -335,6 +338,20 @@ class ColumnBins:
     def __repr__(self) -> str:
         parts = [f"{term}: {self.num_bins(term)}{' exact' if self.is_exact(term) else ''}" for term in self.terms]
         return f"ColumnBins({', '.join(parts)})"
+
+
+def bins_of_processes(
+    batches: Iterable[Any], predictor: AdditivePredictor, max_bins: int | Sequence[int], processes: Processes
+) -> ColumnBins:
+    """The bins of the rows of all processes, each with batches of its own that can be gone through several times."""
+    with processes.sharing_errors("read the ranges of its columns", predictor.device):
+        own = ColumnRanges.from_batches(batches, predictor, max_bins=max_bins)
+    ranges = functools.reduce(operator.add, processes.gather_objects(own))
+    margins = ranges.margins()
+    with processes.sharing_errors("read its combinations of columns", predictor.device):
+        seen = _occurring(batches, ranges.columns, margins)
+    marks = iter(processes.sum([each.double() for each in seen if each is not None]))
+    return ColumnBins._of(ranges, margins, [None if each is None else next(marks) > 0 for each in seen])
 
 
 def stacked(bins: Sequence[Tensor]) -> Tensor:

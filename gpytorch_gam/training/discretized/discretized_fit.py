@@ -17,6 +17,7 @@ from gpytorch_gam.data.whole_epochs import every_row
 from gpytorch_gam.likelihoods.null_model import NullModel, Responses, null_model
 from gpytorch_gam.mlls import GaussianOptimum
 from gpytorch_gam.optim.posterior.parameters import StructuredDistribution, validated_strategy
+from gpytorch_gam.optim.processes import Processes, start_from_first
 from gpytorch_gam.optim.rows.likelihood_check import (
     check_response_values,
     check_row_arguments,
@@ -26,6 +27,8 @@ from gpytorch_gam.optim.rows.likelihood_check import (
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 from gpytorch_gam.warnings import ConvergenceWarning, DiscretizationWarning
 
+from .._hyperparameters import hyperparameters_of
+from .._response_sample import rows_of_all
 from ..shortfall import warn_of_few_points, warn_of_shortfall
 from ._chunks import one_thread
 from ._data import DiscretizedData, check_sizes, rows_for, sampled
@@ -33,7 +36,7 @@ from ._problem import DiscretizedProblem, is_closed_form
 from ._site_fit import ROUNDING, SHARE_OF_TOLERANCE, SiteFit
 from ._statistics import BinStatistics
 from .bin_shortfall import shortfall_at_bins
-from .column_bins import ColumnBins
+from .column_bins import ColumnBins, bins_of_processes
 from .fit_statistics import FitStatistics
 
 # Numbers of bins of a column read alone, of each of two read together, and of each of more. The rounding error is far
@@ -43,8 +46,9 @@ MAX_BINS = (256, 64, 16)
 # Largest number of steps of the hyperparameters with a Gaussian likelihood.
 _GAUSSIAN_STEPS = 200
 
-# With other likelihoods, data of more than four times this size are first fitted to a sample of it, on fewer bins.
-_SAMPLE_SIZE, _SAMPLE_BINS = 20000, (64, 20, 8)
+# With other likelihoods, data of more than four times this size are first fitted to a sample of it, on fewer bins;
+# least number of rows of it that a process gives.
+_SAMPLE_SIZE, _SAMPLE_BINS, _LEAST_SHARE = 20000, (64, 20, 8), 100
 
 # Largest number of rows from which starting values are computed.
 _NUM_MOMENT_ROWS = 100000
@@ -192,8 +196,13 @@ def run_bins(
     max_passes: int = 50,
     tolerance: float = 0.1,
     callback: Callable[[float], Any] | None = None,
+    processes: Processes | None = None,
 ) -> BinsFit:
-    """:func:`fit_discretized`, with all that is known at the end, and without warnings of what is open."""
+    """
+    :func:`fit_discretized`, with all that is known at the end, and without warnings of what is open. All processes call
+    it, each with rows of its own.
+    """
+    processes = Processes(None) if processes is None else processes
     checks.likelihood(likelihood)
     checks.integer("max_passes", max_passes, least=1)
     checks.number("tolerance", tolerance, least=0)
@@ -215,18 +224,21 @@ def run_bins(
     try:
         with torch.inference_mode(False):
             if bins is None:
-                bins = ColumnBins.from_batches(batches, strategy.predictor, max_bins=max_bins)
+                bins = bins_of_processes(batches, strategy.predictor, max_bins, processes)
             check_sizes(bins)
             check_forward(strategy, batches)
             _refuse_coarse_bins(bins, strategy)
             with torch.no_grad():
                 strategy._initialize_once()
             if is_closed_form(likelihood):
-                sums = _statistics(strategy, likelihood, batches, bins) if statistics is None else statistics
-                optimum, found = _fit_gaussian(model, likelihood, sums, tolerance, callback)
+                if statistics is None:
+                    statistics = _statistics(strategy, likelihood, batches, bins, processes)
+                optimum, found = _fit_gaussian(model, likelihood, statistics, tolerance, callback, processes)
             else:
-                optimum, found = _fit_sites(model, likelihood, batches, bins, max_passes, tolerance, callback)
+                data = _read(strategy, likelihood, batches, bins, processes)
+                optimum, found = _fit_sites(model, likelihood, batches, bins, data, max_passes, tolerance, callback)
             strategy.set_whitened_posterior(optimum.mean, optimum.precision)
+            start_from_first(processes, strategy, [model, likelihood])
             _warn_of_coarse_bins(bins, strategy)
     finally:
         model.eval()
@@ -339,21 +351,44 @@ def _null_model(
     strategy: AdditiveVariationalStrategy, likelihood: Likelihood, data: DiscretizedData
 ) -> NullModel | None:
     """The null model of equally spaced rows with the mean module as offset; None if the likelihood is not known."""
-    rows = slice(None, None, max(1, len(data) // _NUM_MOMENT_ROWS))
+    rows = slice(None, None, max(1, data.num_all // _NUM_MOMENT_ROWS))
     y = data.responses[rows]
     offset = _constant(strategy) + (y.new_zeros(len(y)) if data.offset is None else data.offset[rows])
     arguments = {name: value[rows] for name, value in data.arguments.items()}
     if data.weights is not None:
         arguments["weights"] = data.weights[rows]
+    arguments, y, offset = rows_of_all(data.processes, arguments, y, offset)
     return null_model(unwrapped(likelihood), Responses(y, {**arguments, "offset": offset}))
 
 
 @torch.no_grad()
 def _statistics(
-    strategy: AdditiveVariationalStrategy, likelihood: Likelihood, batches: Iterable[Any], bins: ColumnBins
+    strategy: AdditiveVariationalStrategy,
+    likelihood: Likelihood,
+    batches: Iterable[Any],
+    bins: ColumnBins,
+    processes: Processes,
 ) -> FitStatistics:
-    """The sums over the rows, in one pass that keeps none of them."""
-    return FitStatistics.of_rows(rows_for(likelihood, strategy, batches), bins, fixed_mean(strategy))
+    """The sums over the rows of all processes, in one pass that keeps none of them."""
+    with processes.sharing_errors("read its rows", strategy.predictor.device):
+        own = FitStatistics.of_rows(rows_for(likelihood, strategy, batches), bins, fixed_mean(strategy))
+    return own.of_all(processes)
+
+
+@torch.no_grad()
+def _read(
+    strategy: AdditiveVariationalStrategy,
+    likelihood: Likelihood,
+    batches: Iterable[Any],
+    bins: ColumnBins,
+    processes: Processes,
+) -> DiscretizedData:
+    """The rows of this process as indices of bins."""
+    mean, num_threads = fixed_mean(strategy), torch.get_num_threads()
+    data = DiscretizedData.from_batches(batches, bins, strategy, likelihood, mean, num_threads, processes)
+    with processes.sharing_errors("fit its responses", strategy.predictor.device):
+        check_response_values(likelihood, data.responses.cpu())
+    return data
 
 
 def _fit_gaussian(
@@ -362,8 +397,31 @@ def _fit_gaussian(
     sums: FitStatistics,
     tolerance: float,
     callback: Callable[[float], Any] | None,
+    processes: Processes,
 ) -> tuple[GaussianOptimum, BinsFit]:
-    """The fit from sums over the rows."""
+    """The fit from sums over the rows, which is that of the first process."""
+    strategy = model.variational_strategy
+    with processes.sharing_errors("fit the sums over the rows", strategy.predictor.device):
+        own = _fit_sums(model, likelihood, sums, tolerance) if processes.leads else None
+    found = processes.of_first(None if own is None else own[1])
+    assert found is not None
+    size = strategy.predictor.num_inducing_total
+    if own is None:
+        empty = torch.empty(size, size + 1, dtype=torch.float64, device=strategy.predictor.device)
+        optimum = GaussianOptimum(empty[:, 0].contiguous(), empty[:, 1:].contiguous(), empty[0, 0])
+    else:
+        optimum = own[0]
+    processes.broadcast(optimum)
+    processes.broadcast(hyperparameters_of(model, likelihood))
+    if callback is not None:
+        callback(found.bound)
+    return optimum, found
+
+
+def _fit_sums(
+    model: gpytorch.models.ApproximateGP, likelihood: Likelihood, sums: FitStatistics, tolerance: float
+) -> tuple[GaussianOptimum, BinsFit]:
+    """The fit from sums over the rows, by one process."""
     strategy = model.variational_strategy
     with one_thread(strategy.predictor.num_inducing_total <= _SMALL):
         null = sums.null_model(likelihood, _constant(strategy))
@@ -374,8 +432,6 @@ def _fit_gaussian(
         with torch.no_grad():
             optimum = problem.optimum(statistics)
     history.append(optimum.bound.item())
-    if callback is not None:
-        callback(history[-1])
     return optimum, BinsFit(
         history=history,
         bound=history[-1],
@@ -395,20 +451,18 @@ def _fit_sites(
     likelihood: Likelihood,
     batches: Iterable[Any],
     bins: ColumnBins,
+    data: DiscretizedData,
     max_passes: int,
     tolerance: float,
     callback: Callable[[float], Any] | None,
 ) -> tuple[GaussianOptimum, BinsFit]:
     """The fit by passes over the rows, which are kept as indices of bins."""
     strategy = model.variational_strategy
-    with torch.no_grad():
-        mean, num_threads = fixed_mean(strategy), torch.get_num_threads()
-        data = DiscretizedData.from_batches(batches, bins, strategy, likelihood, mean, num_threads)
-    check_response_values(likelihood, data.responses.cpu())
     with one_thread(strategy.predictor.num_inducing_total <= _SMALL):
         null = _null_model(strategy, likelihood, data)
         problem = DiscretizedProblem(model, likelihood, bins, data.num_rows, null)
-        start = _fit_sample(problem, batches, bins, data) if len(data) > 4 * _SAMPLE_SIZE else None
+        start_from_first(data.processes, strategy, [model, likelihood])
+        start = _fit_sample(problem, batches, bins, data) if _suits_a_sample(data) else None
         fit = SiteFit(problem, data)
         history = fit.run(start, max_passes, tolerance, callback)
     _check_progress(fit, tolerance)
@@ -420,8 +474,8 @@ def _fit_sites(
         converged=not fit.open > max(tolerance, ROUNDING * abs(history[-1])),
         stopped=fit.stopped,
         passes=fit.passes,
-        evaluations=problem.evaluations + fit.evaluations,
-        num_rows=len(data),
+        evaluations=data.processes.of_first(problem.evaluations + fit.evaluations),
+        num_rows=data.num_all,
         switched_off=problem.switched_off(),
     )
 
@@ -446,18 +500,28 @@ def _warn_of_what_is_open(found: BinsFit, tolerance: float) -> None:
         )
 
 
+def _suits_a_sample(data: DiscretizedData) -> bool:
+    """Whether the rows are many, in each process enough for a part of the sample."""
+    return data.num_all > 4 * _SAMPLE_SIZE and min(data.counts) * _SAMPLE_SIZE > _LEAST_SHARE * data.num_all
+
+
 def _fit_sample(
     problem: DiscretizedProblem, batches: Iterable[Any], bins: ColumnBins, data: DiscretizedData
 ) -> GaussianOptimum:
     """Fit a sample, hyperparameters included, and return its posterior with the precision scaled to all rows."""
     strategy = problem.strategy
-    part = sampled(batches, _SAMPLE_SIZE / len(data))
+    part = sampled(batches, _SAMPLE_SIZE / data.num_all)
     sample = DiscretizedData.from_batches(
-        part, bins.coarser(_SAMPLE_BINS), strategy, problem.likelihood, fixed_mean(strategy)
+        part,
+        bins.coarser(_SAMPLE_BINS),
+        strategy,
+        problem.likelihood,
+        fixed_mean(strategy),
+        processes=data.processes,
     )
     problem.scale_to(sample.num_rows)
     fit = SiteFit(problem, sample)
     fit.run(None, max_passes=30, tolerance=1.0, callback=None)
     problem.scale_to(data.num_rows)
     identity = torch.eye(len(fit.optimum.mean)).to(fit.optimum.precision)
-    return fit.optimum._replace(precision=torch.lerp(identity, fit.optimum.precision, len(data) / len(sample)))
+    return fit.optimum._replace(precision=torch.lerp(identity, fit.optimum.precision, data.num_all / sample.num_all))

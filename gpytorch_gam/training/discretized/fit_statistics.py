@@ -14,6 +14,7 @@ from gpytorch_gam import _checks as checks
 from gpytorch_gam.likelihoods.null_model import NullModel, gaussian_null_model
 from gpytorch_gam.likelihoods.row_argument import OFFSET, WEIGHTS
 from gpytorch_gam.mlls.collapsed_elbo import RowPrecisions
+from gpytorch_gam.optim.processes import Processes
 from gpytorch_gam.optim.rows.likelihood_check import unwrapped
 from gpytorch_gam.optim.rows.stream import Rows, checked_rows
 
@@ -126,6 +127,23 @@ class FitStatistics:
             0.0 if log_noise is None else log_noise,
         )
         self._numbers += torch.stack([torch.as_tensor(number).to(self._numbers) for number in numbers])
+
+    def of_all(self, processes: Processes) -> FitStatistics:
+        """
+        The sums over the rows of all processes, in each of them.
+
+        :param processes: Those that call this together, with the same bins.
+        :raises ValueError: If row-wise arguments differ.
+        """
+        if processes.is_alone:
+            return self
+        names = processes.gather_objects(self.row_arguments)
+        if len(set(names)) > 1:
+            raise ValueError(f"the processes have rows with row-wise arguments {names}: give those of some to all")
+        found = FitStatistics(self.bins, self.row_arguments, self._numbers.device)
+        for total, own in zip(found.sums(), processes.sum(self.sums()), strict=True):
+            total.copy_(own)
+        return found
 
     @property
     def num_rows(self) -> int:
