@@ -68,7 +68,7 @@ class Levels:
         return len(self.codes)
 
     def label(self, code: float) -> str:
-        """The label of the level with one of the :attr:`codes`."""
+        """The label of the level with one of the ``codes``."""
         return self.labels[self.codes.index(code)]
 
     def describe(self) -> str:
@@ -136,7 +136,7 @@ class Levels:
         :param values: Strings, numbers or booleans ``(n,)``; NaN and None stay missing.
         :param unseen: The treatment of values that are none of the levels: "error", or "new" for codes above the
             largest, in order of appearance, the same for equal values of one call. Default: "new" if
-            :attr:`allows_unseen`.
+            ``allows_unseen``.
         :return: The codes ``(n,)`` in float64, NaN where a value is missing.
         :raises ValueError: For unseen values, unless ``unseen`` is "new", and for numbers that are the code of one
             level and the label of another.

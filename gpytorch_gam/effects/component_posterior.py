@@ -113,7 +113,7 @@ class ComponentPosterior:
 
         :param names: One name, or several.
         :raises TypeError: If it is neither.
-        :raises ValueError: If a name is not among :attr:`names`.
+        :raises ValueError: If a name is not among ``names``.
         """
         if not isinstance(names, str | Sequence):
             raise TypeError(

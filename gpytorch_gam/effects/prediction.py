@@ -67,7 +67,7 @@ class Prediction:
         n)``.
 
         :param names: One name, or several.
-        :raises ValueError: If a name is not among :attr:`names`.
+        :raises ValueError: If a name is not among ``names``.
         """
         unknown = [name for name in ([names] if isinstance(names, str) else names) if name not in self.names]
         if unknown or self.component_mean is None or self.component_variance is None:

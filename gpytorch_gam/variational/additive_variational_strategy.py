@@ -40,7 +40,7 @@ from .low_rank_precision_variational_distribution import LowRankPrecisionVariati
 class AdditiveVariationalStrategy(AdditiveStrategy):
     r"""
     Sparse variational inference for a sum of Gaussian processes with one joint Gaussian posterior over the inducing
-    variables of **all** components (`Adam, Durrande and John, 2018`_).
+    variables of **all** components (Adam, Durrande and John, `2018 <https://arxiv.org/abs/1812.11106>`__).
 
     With whitened inducing variables :math:`\mathbf v = L^{-1}\mathbf u`, features
     :math:`\phi_c(\mathbf x) = L_c^{-1} k_c(Z_c, \mathbf x)` and :math:`q(\mathbf v) = N(\mathbf m, S)`,
@@ -88,9 +88,6 @@ class AdditiveVariationalStrategy(AdditiveStrategy):
         >>>         super().__init__(AdditiveVariationalStrategy(self, predictor, q))
         >>>     def forward(self, x):
         >>>         return self.variational_strategy.predictor(x)
-
-    .. _Adam, Durrande and John, 2018:
-        https://arxiv.org/abs/1812.11106
     """
 
     _posterior_kind = "inducing variables"

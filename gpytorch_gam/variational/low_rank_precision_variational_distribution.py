@@ -20,7 +20,7 @@ _NOTABLE_LOSS = 10.0  # nats
 
 class LowRankPrecisionVariationalDistribution(_PrecisionVariationalDistribution):
     r"""
-    The variational family of `Adam, Durrande and John (2018)`_: a Gaussian with a low-rank update of the prior's
+    The variational family of Adam, Durrande and John (2018): a Gaussian with a low-rank update of the prior's
     precision,
 
     .. math::
@@ -54,9 +54,6 @@ class LowRankPrecisionVariationalDistribution(_PrecisionVariationalDistribution)
     :param rank_tolerance: Nats that an automatic rank may lose against the optimum; only for ``rank="auto"``. The loss
         is concentrated in a few directions, which keep the prior's variance: a tolerance of a nat widens bands notably.
     :raises ValueError: If the rank is negative, larger than Q or not an integer.
-
-    .. _Adam, Durrande and John (2018):
-        https://arxiv.org/abs/1812.11106
     """
 
     default_rank, _initial_rank, _default_tolerance = 64, 64, 0.1

@@ -54,7 +54,7 @@ class ColumnBins:
     are the combinations of coarser margins that occur in the data. A component with a ``by`` column reads that column
     last. Columns of categories keep all of their values, however many there are. Missing values, where all components
     allow them, have a bin of their own, NaN. For a component that is periodic in a column, with a period that is not
-    trained, the column is replaced by its phase, a :class:`Phase` in :attr:`terms`. See :meth:`max_error` for the
+    trained, the column is replaced by its phase, a ``Phase`` in :attr:`terms`. See :meth:`max_error` for the
     effect of rounding.
 
     Make one with :meth:`from_data` or :meth:`from_batches`, or, for data that are spread over machines, with

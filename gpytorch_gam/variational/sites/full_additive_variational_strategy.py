@@ -23,7 +23,7 @@ _ROOT_JITTER = 1e-10
 
 class FullAdditiveVariationalStrategy(_SiteVariationalStrategy):
     r"""
-    Variational inference for a sum of Gaussian processes without inducing points (`Adam, Durrande and John, 2018`__,
+    Variational inference for a sum of Gaussian processes without inducing points (Adam, Durrande and John, 2018,
     section 4.1 and appendix B): a Gaussian over the values :math:`F` of all components at the N training inputs with
     one weight :math:`\alpha_n` and one root precision :math:`\Lambda_n` for each row, shared by the components,
 
@@ -65,8 +65,6 @@ class FullAdditiveVariationalStrategy(_SiteVariationalStrategy):
     :param batch_shape: Batch shape of the sites; default that of the predictor and the inputs.
     :raises ValueError: If the inputs cannot be read by the components, or the jitter is negative.
     :raises NotImplementedError: If there are several predictors.
-
-    __ https://arxiv.org/abs/1812.11106
 
     Example:
         >>> class GAM(gpytorch.models.ApproximateGP):

@@ -13,7 +13,7 @@ from gpytorch_gam import _checks as checks
 class SiteVariationalDistribution(_VariationalDistribution):
     r"""
     A weight :math:`\alpha_n` and a root precision :math:`\Lambda_n` for each of N rows of training data: the 2N
-    parameters of the two systems of `Adam, Durrande and John (2018)`_ that are tied to the data (sections 4 and 4.1).
+    parameters of the two systems of Adam, Durrande and John (2018) that are tied to the data (sections 4 and 4.1).
 
     In the posterior, row n acts as a Gaussian observation ("site") of the predictor with precision :math:`\Lambda_n^2`;
     the sign of :math:`\Lambda_n` has no meaning. The posterior also depends on the kernels, which belong to the
@@ -28,9 +28,6 @@ class SiteVariationalDistribution(_VariationalDistribution):
 
     :ivar site_weights: The weights :math:`\boldsymbol\alpha`, ``(*batch, N)``.
     :ivar site_scales: The root precisions :math:`\Lambda`, ``(*batch, N)``.
-
-    .. _Adam, Durrande and John (2018):
-        https://arxiv.org/abs/1812.11106
     """
 
     site_weights: Tensor

@@ -18,7 +18,7 @@ from .data_kernels import features_in_dtype_of
 
 class TiedAdditiveVariationalStrategy(_SiteVariationalStrategy, AdditiveVariationalStrategy):
     r"""
-    The optimal sparse form of `Adam, Durrande and John (2018)`__ (last equation of section 4): a Gaussian over the
+    The optimal sparse form of Adam, Durrande and John (2018, last equation of section 4): a Gaussian over the
     whitened inducing variables of all components that is tied to the N rows of the training data,
 
     .. math::
@@ -46,8 +46,6 @@ class TiedAdditiveVariationalStrategy(_SiteVariationalStrategy, AdditiveVariatio
     :param batch_shape: Batch shape of the sites; default that of the predictor and the inputs.
     :raises ValueError: If the inputs cannot be read by the components.
     :raises NotImplementedError: If there are several predictors.
-
-    __ https://arxiv.org/abs/1812.11106
 
     Example:
         >>> class GAM(gpytorch.models.ApproximateGP):

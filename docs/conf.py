@@ -1,0 +1,99 @@
+"""
+Sphinx configuration.
+
+``python -m sphinx -W docs docs/_build/html`` builds the site. It runs every block of code in it, and warnings are errors.
+"""
+
+import importlib.metadata
+from abc import ABC
+
+from docutils.nodes import TextElement, reference
+from sphinx.addnodes import pending_xref
+from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
+
+project = "gpytorch-gam"
+author = "The gpytorch-gam developers"
+copyright = author
+version = release = importlib.metadata.version(project)
+
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.mathjax",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+]
+exclude_patterns = ["_build"]
+suppress_warnings = ["mystnb.unknown_mime_type"]
+
+myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
+myst_heading_anchors = 3
+
+# Every page with code is run, once until it or the settings change; an error in a cell is an error of the build.
+nb_execution_mode = "cache"
+nb_execution_raise_on_error = True
+nb_execution_timeout = 120
+nb_output_stderr = "warn"
+nb_merge_streams = True
+
+autodoc_class_signature = "mixed"
+autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_inherit_docstrings = False
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+default_role = "code"
+nitpicky = True
+# References that lead out of this site, and names of types that annotations keep short.
+nitpick_ignore_regex = [
+    ("py:.*", r"(collections|gpytorch|linear_operator|numpy|os|torch|typing)\..*"),
+    ("py:class", r"gpytorch_gam\..*\.(ForwardRecorder|LevelRows|Phase|Rows)"),
+    ("py:class", r"_VariationalDistribution|Base|Interval|Kernel|Likelihood|LinearOperator|Mean|Paths|Prior|ProcessGroup|Tensor"),
+]
+
+html_theme = "furo"
+html_title = "gpytorch-gam"
+html_static_path: list[str] = []
+copybutton_prompt_text = ">>> "
+
+
+def _in_any_room(app: Sphinx, env: BuildEnvironment, node: pending_xref, text: TextElement) -> reference | None:
+    """A link to an object that is documented in another room than the one that the reference names, or leaves out."""
+    if node.get("refdomain") != "py":
+        return None
+    domain = env.domains.python_domain
+    ending = "." + node["reftarget"].removeprefix("gpytorch_gam.")
+    names = [name for name, entry in domain.objects.items() if name.endswith(ending) and not entry.aliased]
+    if len(names) != 1:
+        return None
+    return domain.resolve_xref(env, node["refdoc"], app.builder, node["reftype"], names[0], node, text)
+
+
+def _show_public_bases(app: Sphinx, name: str, obj: type, options: object, bases: list[type]) -> None:
+    """Replace bases that are private to a room by the nearest ones that users may name."""
+    found = [public for base in bases for public in _nearest_public(base)]
+    bases[:] = [base for base in dict.fromkeys(found) if base not in (object, ABC)] or [object]
+
+
+def _nearest_public(base: type) -> list[type]:
+    path = f"{base.__module__}.{base.__qualname__}"
+    if path.startswith("gpytorch_gam.") and any(part.startswith("_") for part in path.split(".")):
+        return [public for parent in base.__bases__ for public in _nearest_public(parent)]
+    return [base]
+
+
+def _skip(app: Sphinx, what: str, name: str, obj: object, skip: bool, options: object) -> bool | None:
+    """Leave out what is inherited from other libraries, and the hooks of torch's modules."""
+    if what != "class" or name in ("extra_repr", "get_extra_state", "set_extra_state"):
+        return True if what == "class" else None
+    function = getattr(obj, "fget", None) or getattr(obj, "__func__", obj)
+    module = getattr(function, "__module__", None) or "gpytorch_gam"
+    return None if module.startswith("gpytorch_gam") else True
+
+
+def setup(app: Sphinx) -> None:
+    """Connect what Sphinx calls."""
+    app.connect("missing-reference", _in_any_room)
+    app.connect("autodoc-process-bases", _show_public_bases)
+    app.connect("autodoc-skip-member", _skip)
