@@ -5,7 +5,9 @@ Sphinx configuration.
 """
 
 import importlib.metadata
+import os
 from abc import ABC
+from pathlib import Path
 
 from docutils.nodes import TextElement, reference
 from sphinx.addnodes import pending_xref
@@ -31,6 +33,8 @@ myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 
 # Every page with code is run, once until it or the settings change; an error in a cell is an error of the build.
+os.environ["MATPLOTLIBRC"] = str(Path(__file__).parent / "matplotlibrc")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 nb_execution_mode = "cache"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 120
