@@ -50,7 +50,7 @@ def at_bounds(model: gpytorch.models.ApproximateGP, likelihood: gpytorch.Module)
     found = []
     for group in model.variational_strategy.predictor.groups:
         for path, raw, constraint in group.named_parameters_and_constraints():
-            names = group.names if len(raw) == group.num_components else ["+".join(group.names)] * raw.numel()
+            names = group.names if raw.numel() == group.num_components else ["+".join(group.names)] * raw.numel()
             leaf = path.rpartition(".")[2].removeprefix("raw_")
             found += [f"{names[entry[0]]}.{leaf}" for entry in entries_at_bounds(raw, constraint)]
     for path, raw, constraint in likelihood.named_parameters_and_constraints():
