@@ -10,6 +10,7 @@ from abc import ABC
 from pathlib import Path
 
 from docutils.nodes import TextElement, reference
+from jupyter_client.connect import ConnectionFileMixin
 from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
@@ -33,6 +34,7 @@ myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 
 # Every page with code is run, once until it or the settings change; an error in a cell is an error of the build.
+ConnectionFileMixin.transport.default_value = "ipc"  # kernels warn of open ports
 os.environ["MATPLOTLIBRC"] = str(Path(__file__).parent / "matplotlibrc")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 nb_execution_mode = "cache"
@@ -58,7 +60,8 @@ nitpick_ignore_regex = [
 
 html_theme = "furo"
 html_title = "gpytorch-gam"
-html_static_path: list[str] = []
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 copybutton_prompt_text = ">>> "
 
 
@@ -88,9 +91,11 @@ def _nearest_public(base: type) -> list[type]:
 
 
 def _skip(app: Sphinx, what: str, name: str, obj: object, skip: bool, options: object) -> bool | None:
-    """Leave out what is inherited from other libraries, and the hooks of torch's modules."""
-    if what != "class" or name in ("extra_repr", "get_extra_state", "set_extra_state"):
-        return True if what == "class" else None
+    """Leave out what is inherited from other libraries, hooks of torch's modules, and fields without a text of their own."""
+    if what != "class":
+        return None
+    if name in ("extra_repr", "get_extra_state", "set_extra_state") or (obj.__doc__ or "").startswith("Alias for field"):
+        return True
     function = getattr(obj, "fget", None) or getattr(obj, "__func__", obj)
     module = getattr(function, "__module__", None) or "gpytorch_gam"
     return None if module.startswith("gpytorch_gam") else True
