@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from scipy.cluster.vq import kmeans2
 from torch import Tensor
 
 from gpytorch_gam import _checks as checks
@@ -74,6 +73,8 @@ def kmeans_points(values: Tensor, num: int, seed: int = 0) -> Tensor:
     :param seed: Seed of the starting centres (k-means++).
     :return: Points ``(M, d)`` with ``M <= num``.
     """
+    from scipy.cluster.vq import kmeans2  # here, because it doubles the time of an import of this package
+
     rows = _validated_data(values, num)
     distinct = rows.unique(dim=0)
     if len(distinct) <= num:

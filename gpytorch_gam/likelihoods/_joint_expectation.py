@@ -6,8 +6,8 @@ import functools
 import math
 from typing import NamedTuple
 
+import numpy as np
 import torch
-from scipy.special import roots_hermitenorm
 from torch import Tensor
 
 from gpytorch_gam.numerics.quadrature import bounded_exp
@@ -96,7 +96,7 @@ def standard_nodes(
 
 
 def _hermite_rule(dimension: int, size: int) -> tuple[Tensor, Tensor]:
-    points, point_weights = (torch.from_numpy(values) for values in roots_hermitenorm(size))
+    points, point_weights = (torch.from_numpy(values) for values in np.polynomial.hermite_e.hermegauss(size))
     grids = torch.meshgrid(*[points] * dimension, indexing="ij")
     nodes = torch.stack(grids, dim=-1).reshape(-1, dimension)
     weights = torch.stack(torch.meshgrid(*[point_weights] * dimension, indexing="ij")).prod(0).flatten()

@@ -32,10 +32,13 @@ def gauss_legendre(num_nodes: int, device: torch.device) -> tuple[Tensor, Tensor
     return nodes, weights
 
 
-@torch.compiler.assume_constant_result
 def _gauss_legendre_table(num_nodes: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     # Two functions, because the compiler looks through the cache, and cannot trace NumPy's.
     return _cached_gauss_legendre_table(num_nodes)
+
+
+# What `torch.compiler.assume_constant_result` does. As a decorator it imports the compiler, which takes a second.
+_gauss_legendre_table._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @functools.lru_cache(maxsize=16)

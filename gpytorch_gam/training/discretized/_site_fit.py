@@ -9,7 +9,6 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
-from scipy.optimize import brentq
 from torch import Tensor
 
 from gpytorch_gam.likelihoods.expected_gradients import ExpectedGradients
@@ -452,6 +451,8 @@ def _zero_of_falling(function: Callable[[float], float], start: float, step: flo
     The zero of a falling function, where NaN and infinity count as beyond it; ``step`` is the first step from
     ``start``.
     """
+    from scipy.optimize import brentq  # here, because it takes long to import
+
     value = function(start)
     if value == 0.0 or not math.isfinite(value):
         return start
