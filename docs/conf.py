@@ -55,7 +55,10 @@ nitpicky = True
 nitpick_ignore_regex = [
     ("py:.*", r"(collections|gpytorch|linear_operator|numpy|os|torch|typing)\..*"),
     ("py:class", r"gpytorch_gam\..*\.(ForwardRecorder|LevelRows|Phase|Rows)"),
-    ("py:class", r"_VariationalDistribution|Base|Interval|Kernel|Likelihood|LinearOperator|Mean|Paths|Prior|ProcessGroup|Tensor"),
+    (
+        "py:class",
+        r"_VariationalDistribution|Base|Interval|Kernel|Likelihood|LinearOperator|Mean|Paths|Prior|ProcessGroup|Tensor",
+    ),
 ]
 
 html_theme = "furo"
@@ -94,7 +97,9 @@ def _skip(app: Sphinx, what: str, name: str, obj: object, skip: bool, options: o
     """Leave out what is inherited from other libraries, hooks of torch's modules, and fields without a text of their own."""
     if what != "class":
         return None
-    if name in ("extra_repr", "get_extra_state", "set_extra_state") or (obj.__doc__ or "").startswith("Alias for field"):
+    if name in ("extra_repr", "get_extra_state", "set_extra_state") or (obj.__doc__ or "").startswith(
+        "Alias for field"
+    ):
         return True
     function = getattr(obj, "fget", None) or getattr(obj, "__func__", obj)
     module = getattr(function, "__module__", None) or "gpytorch_gam"

@@ -1,64 +1,18 @@
 r"""
 Natural-gradient steps for posteriors with a structured precision.
 
-With :math:`s = N / b` for a batch of b rows, and :math:`g_n, \lambda_n` the scaled derivatives of a row's expected
-log-likelihood, :math:`s\, \partial E_n / \partial \mathrm{mean}_n` and
-:math:`\max(0, -2 s\, \partial E_n / \partial \mathrm{var}_n)`, a step of size r moves the precision to (Khan and Lin,
-2017; Adam et al., 2021)
+With :math:`g_n` and :math:`\lambda_n` the scaled derivatives of a row's expected log-likelihood in mean and variance
+(times -2), a step of size r moves the precision to (Khan and Lin, 2017; Adam et al., 2021)
 
 .. math::
     I + G, \qquad G = (1 - r) \big(\mathrm{blockdiag}(E_c E_c^\top) + BB^\top\big)
     + r \sum_n \lambda_n \phi_n \phi_n^\top ,
 
-which has to be brought back to the family (as in SLANG, Mishkin et al., 2018, for a diagonal and a low-rank part): see
-:mod:`gpytorch_gam.numerics.matrix_free_fit`. The diagonal blocks of the precision are always those of G. In the paper's
-family, which has no blocks, and under a ``block_rank``, the optimiser keeps what the family cannot hold in its state:
-for later steps, and to precondition the mean's. The mean moves along
-
-.. math::
-    d = P^{-1} (\Phi g - m), \qquad m \leftarrow m + r \alpha d, \qquad
-    \alpha = \min\Big(1, \frac{d^\top (\Phi g - m)}{d^\top d + \sum_n \lambda_n (\phi_n^\top d)^2}\Big) ,
-
-:math:`\alpha` being the maximiser of the batch's quadratic model along d. It keeps the mean from diverging where
-components overlap more than R columns can express (where it also converges slowly: R = 0 under strongly correlated
-inputs). A step moves the predictor by at most three prior standard deviations in any row, because far from the optimum
-the local curvature says little about the distance to it; where the optimiser knows the ``steepness`` of the likelihood,
-also so little that the curvature stays the same within a factor: by two units under a log link, where that of a
-Gaussian likelihood sets no limit. Steps with a closure are checked against its loss as well.
-
-**Moving kernels.** What the data say is a factor in the inducing variables :math:`u = Lv` themselves, and is kept when
-the kernels move (the dual parametrisation of Adam et al., 2021): a posterior of the whitened variables that stood still
-would be several nats off when an output scale changes by one percent. The parameters are written in two places, in a
-step and in the first training forward at other kernels. Whatever else reads the model, such as predictions, copies and
-state dicts, gets the posterior under the present kernels and writes nothing.
-
-**Gradients of hyperparameters.** A step turns the ``grad`` of the kernels' parameters from that at a fixed posterior of
-the whitened variables to that at a fixed posterior of the inducing variables, which hardly depends on the batch: see
-:mod:`gpytorch_gam.optim.posterior.kernel_gradient`.
-
-**Step size.** At a constant step r the noise of the batches costs :math:`\tfrac{r}{4} (N/b - 1) d_{\text{eff}}` nats
-(effective dimension :math:`d_{\text{eff}} = \mathrm{tr}(I - P^{-1})`; sampling without replacement). By default
-:math:`r = 1 / (1 + t / 10)` in step t = 0, 1, ..., but not below the step at which that cost is ``tolerance``, so that
-it goes on following the hyperparameters. When a step sees all rows, r is 1: the optimum of a Gaussian likelihood is
-then reached in one step, up to the family. ``averaging`` lets :math:`r = 1 / (1 + t / 3)` fall without end: the natural
-parameters are then an average over those of all batches, with weights that grow like :math:`t^2`, and the noise dies
-out.
-
-**Several predictors.** Then :math:`g_n` is a vector and :math:`\lambda_n` a :math:`P \times P` matrix, :math:`-2 s\,
-\partial E_n / \partial \mathrm{cov}_n`, and the features of a component act on its predictor alone. Likelihoods with a
-scale are not jointly log-concave: in single rows this matrix is indefinite. Steps on minibatches keep its diagonal and
-shrink its correlations as far as need be; steps of size 1 with a dense matrix, as those of ``polish``, take it as it
-is, because its sum over all rows is positive definite where the data say something. After the first step, those that
-see all rows have a size of at least .3 and not of 1, which would be too long.
-
-**Cost** of a step beside that of the ELBO and its gradients: evaluating the features of the batch once (Q numbers a
-row; if the batch is larger than ``chunk_size`` four times), and :math:`O(Q (b + R)(R + M))`, all in float64. Linear in
-the number of components. A step with r = 1 forms a dense :math:`Q \times Q` matrix while Q is at most 512, and
-evaluates the features of a batch above ``chunk_size`` up to fifteen times beyond that.
-
-**Several processes.** The first one takes the steps, from sums to which all contribute, and the others receive its
-posterior, bit by bit. The messages of a step hold :math:`O(Q (R + M))` numbers each, whatever the number of rows. An
-error in the rows of one is an error in all. The first process alone warns.
+which is brought back to the family, and the mean along :math:`d = P^{-1} (\Phi g - m)`, as far as the batch's quadratic
+model and the rows allow. What the data say is kept when the kernels move, and the gradients of the kernels' parameters
+are those at a fixed posterior of the inducing variables. The page "Natural gradients" of the documentation
+(``docs/theory/natural_gradients.md``) derives all of this, with the sizes of steps, several predictors, costs and several
+processes.
 """
 
 from __future__ import annotations
@@ -147,7 +101,7 @@ class NaturalGradient(torch.optim.Optimizer):
     Streaming natural gradients for the whitened mean and the structured precision of an additive model, in the manner
     of GPyTorch's :class:`~gpytorch.optim.NGD`: beside an ordinary optimiser for the hyperparameters, whose step, and
     any clipping of gradients, comes after that of this one. The mathematics is in
-    :mod:`gpytorch_gam.optim.natural_gradient`.
+    :doc:`/theory/natural_gradients`.
 
     The loss is minus a :class:`~gpytorch.mlls.VariationalELBO`, or a multiple of it, of training forwards with
     gradients (``beta`` tempers the posterior; a loss of your own is followed as it is, and one whose divergence does
@@ -253,7 +207,7 @@ class NaturalGradient(torch.optim.Optimizer):
         """
         Begin with the present posterior, of which the first step then keeps a part.
 
-        :param step: The step t > 0 of the schedule, see :mod:`gpytorch_gam.optim.natural_gradient`: 90 for a posterior
+        :param step: The step t > 0 of the schedule, see :doc:`/theory/natural_gradients`: 90 for a posterior
             that has seen all data, 10 for a rough guess.
         """
         checks.integer("step", step, least=1)
