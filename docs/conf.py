@@ -1,7 +1,7 @@
 """
 Sphinx configuration.
 
-``python -m sphinx -W docs docs/_build/html`` builds the site. It runs every block of code in it, and warnings are errors.
+``python -m sphinx -W docs docs/_build/html`` builds the site and runs every block of code in it; warnings are errors.
 """
 
 import importlib.metadata
@@ -10,7 +10,6 @@ from abc import ABC
 from pathlib import Path
 
 from docutils.nodes import TextElement, reference
-from jupyter_client.connect import ConnectionFileMixin
 from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
@@ -34,7 +33,6 @@ myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 
 # Every page with code is run, once until it or the settings change; an error in a cell is an error of the build.
-ConnectionFileMixin.transport.default_value = "ipc"  # kernels warn of open ports
 os.environ["MATPLOTLIBRC"] = str(Path(__file__).parent / "matplotlibrc")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 nb_execution_mode = "cache"
@@ -94,7 +92,7 @@ def _nearest_public(base: type) -> list[type]:
 
 
 def _skip(app: Sphinx, what: str, name: str, obj: object, skip: bool, options: object) -> bool | None:
-    """Leave out what is inherited from other libraries, hooks of torch's modules, and fields without a text of their own."""
+    """Leave out members of other libraries, hooks of torch's modules, and fields without a text of their own."""
     if what != "class":
         return None
     if name in ("extra_repr", "get_extra_state", "set_extra_state") or (obj.__doc__ or "").startswith(

@@ -10,9 +10,8 @@ With :math:`g_n` and :math:`\lambda_n` the scaled derivatives of a row's expecte
 
 which is brought back to the family, and the mean along :math:`d = P^{-1} (\Phi g - m)`, as far as the batch's quadratic
 model and the rows allow. What the data say is kept when the kernels move, and the gradients of the kernels' parameters
-are those at a fixed posterior of the inducing variables. The page "Natural gradients" of the documentation
-(``docs/theory/natural_gradients.md``) derives all of this, with the sizes of steps, several predictors, costs and several
-processes.
+are those at a fixed posterior of the inducing variables. The page "Natural gradients" of the documentation derives all
+of this, with the sizes of steps, several predictors, costs and several processes: ``docs/theory/natural_gradients.md``.
 """
 
 from __future__ import annotations
