@@ -37,7 +37,7 @@ os.environ["MATPLOTLIBRC"] = str(Path(__file__).parent / "matplotlibrc")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 nb_execution_mode = "cache"
 nb_execution_raise_on_error = True
-nb_execution_timeout = 120
+nb_execution_timeout = 300  # for busy machines
 nb_output_stderr = "warn"
 nb_merge_streams = True
 
