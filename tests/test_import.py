@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-SLOW = ("scipy.cluster", "scipy.optimize", "scipy.special", "scipy.stats", "torch._dynamo", "triton")
+SLOW = ("scipy.cluster", "scipy.linalg", "scipy.optimize", "scipy.special", "scipy.stats", "torch._dynamo", "triton")
 CODE = "import sys, {}; print(*(name for name in sys.argv[1:] if name in sys.modules))"
 
 

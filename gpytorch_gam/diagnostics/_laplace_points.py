@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from scipy.linalg import hadamard
 from torch import Tensor
 
 # Share of the squared changes for which the chosen directions account.
@@ -46,6 +45,8 @@ def design(number: int) -> Tensor:
     Points ``(K, number)`` of plus and minus ones with mean zero and the identity as covariance, exactly: rows of a
     Hadamard matrix without its constant column, whose size K is the least power of two above ``number``.
     """
+    from scipy.linalg import hadamard  # here, because it takes long to import
+
     size = 1 << number.bit_length()
     return torch.from_numpy(hadamard(size, dtype=float))[:, 1 : number + 1]
 
