@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -28,3 +29,14 @@ def test_every_room_has_a_page() -> None:
 def test_every_example_is_in_the_gallery() -> None:
     examples = {path.stem for path in (DOCS.parent / "examples").glob("[!_]*.py")}
     assert {page.stem for page in (DOCS / "gallery").glob("*.md")} == examples
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "theory").glob("*.md")), ids=lambda page: page.stem)
+def test_functions_that_compute_formulas_exist(page: Path) -> None:
+    """Files are named as `room/file.py`, or with a function or class as `room/file.py: name`."""
+    named = re.findall(r"`([a-z_]+/[a-z_/]+\.py)(?:: ([A-Za-z_.]+))?`", page.read_text())
+    assert named
+    for path, name in named:
+        source = (DOCS.parent / "gpytorch_gam" / path).read_text()
+        for part in name.split(".") if name else []:
+            assert re.search(rf"\b(def|class) {part}\b", source), f"{path}: {name}"
