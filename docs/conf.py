@@ -52,10 +52,11 @@ nitpicky = True
 # References that lead out of this site, and names of types that annotations keep short.
 nitpick_ignore_regex = [
     ("py:.*", r"(collections|gpytorch|linear_operator|numpy|os|torch|typing)\..*"),
-    ("py:class", r"gpytorch_gam\..*\.(ForwardRecorder|LevelRows|Phase|Rows)"),
+    ("py:class", r"gpytorch_gam\..*\.(ForwardRecorder|LevelRows|Phase|Processes|Rows)"),
     (
         "py:class",
-        r"_VariationalDistribution|Base|Interval|Kernel|Likelihood|LinearOperator|Mean|Paths|Prior|ProcessGroup|Tensor",
+        r"_VariationalDistribution|AdditiveModel|Base|Interval|Kernel|Likelihood|LinearOperator|Mean|Paths|PointPlacement|"
+        r"Prior|ProcessGroup|Tensor",
     ),
 ]
 
