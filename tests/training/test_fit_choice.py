@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from torch.utils.data import DataLoader, TensorDataset
 
-from gpytorch_gam import AdditiveGP, AdditivePredictor, fit
+from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup, fit
+from gpytorch_gam.components import regular_grid
 from gpytorch_gam.likelihoods import PoissonLikelihood
 from gpytorch_gam.mlls import CollapsedELBO
 from gpytorch_gam.terms import constant, smooth
@@ -35,6 +37,13 @@ def test_small_data_are_fitted_by_rows_in_any_form(data: Any) -> None:
     optimum = CollapsedELBO(likelihood, model).optimum(X, Y).bound.item()
     assert found.bound == pytest.approx(optimum, abs=0.1)
     assert str(found).startswith("converged")
+
+
+def test_a_component_may_have_a_kernel_without_batch_shape() -> None:
+    """Its variance is a number without dimensions."""
+    group = ComponentGroup(ScaleKernel(RBFKernel(ard_num_dims=2)), [[0, 1]], regular_grid([0.0, 0.0], [1.0, 1.0], 4))
+    model = AdditiveGP(AdditivePredictor(group, constant())).double()
+    assert fit(model, GaussianLikelihood().double(), (X, Y)).converged
 
 
 def test_a_posterior_of_counts_is_optimal_where_a_fit_by_rows_ends() -> None:
