@@ -186,7 +186,8 @@ class Fitted(NamedTuple):
         names = {group.names[0]: parameter.format(i) for i, group in enumerate(self.model.predictor.groups)}
         names["noise"] = "likelihood.noise_covar.raw_noise[0]"
         scale = self.scale.item()
-        return {name: tuple(scale * math.sqrt(end) for end in variances[path]) for name, path in names.items()}
+        found = {name: variances[names[name]] for name in self.deviations()}
+        return {name: (scale * math.sqrt(low), scale * math.sqrt(high)) for name, (low, high) in found.items()}
 
 
 def effects(levels: Levels) -> list[ComponentGroup]:
