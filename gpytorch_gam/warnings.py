@@ -27,3 +27,7 @@ class ConvergenceWarning(UserWarning):
 
 class DiscretizationWarning(UserWarning):
     """A component varies between values that a fit on discretised inputs takes for one."""
+
+
+class ConstantColumnWarning(UserWarning):
+    """A column has the same value in all rows, so that a term of it has no effect."""

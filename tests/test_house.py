@@ -30,6 +30,7 @@ FLOORS = (
     ("mlls",),
     ("training",),
     ("diagnostics",),
+    ("gam",),
 )
 
 

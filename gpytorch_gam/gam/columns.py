@@ -1,0 +1,330 @@
+"""
+The columns of a data frame as columns of numbers: how each was read when the model was made, and is read again.
+
+Numbers are centred and scaled by robust measures of the data, dates become days, levels codes. Text is never taken for
+a number, nor a number for a level, unless a term says so. An encoding holds plain values alone.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from pandas.api import types
+
+from gpytorch_gam.components.levels import listed
+
+# The distance between the quartiles of a normal distribution, in standard deviations.
+_NORMAL_QUARTILE_RANGE = 1.3489795
+
+# Robust standard deviations beyond which a tail is long: normal columns of a billion rows stay below.
+_LONG_TAIL = 8.0
+
+_NANOSECONDS_A_DAY = 86_400_000_000_000
+
+
+class Kind(NamedTuple):
+    """What the values of a column are."""
+
+    name: str  # "number", "date", "text", "boolean"
+    is_category: bool = False
+    is_ordered: bool = False
+
+    @property
+    def is_number(self) -> bool:
+        """Whether a smooth can have the column as its argument."""
+        return self.name in ("number", "date") and not self.is_category
+
+
+def kind_of(values: pd.Series) -> Kind:
+    """
+    What a column holds.
+
+    :param values: The column.
+    :raises TypeError: If it holds something else, or numbers beside text.
+    """
+    if isinstance(values.dtype, pd.CategoricalDtype):
+        of_categories = kind_of(pd.Series(values.cat.categories, name=values.name))
+        return Kind(of_categories.name, True, bool(values.cat.ordered))
+    if types.is_bool_dtype(values.dtype):
+        return Kind("boolean")
+    if types.is_complex_dtype(values.dtype):
+        raise ValueError(f"Complex data not supported: column {values.name!r} has dtype {values.dtype}")
+    if types.is_numeric_dtype(values.dtype):
+        return Kind("number")
+    if types.is_datetime64_any_dtype(values.dtype):
+        return Kind("date")
+    if types.is_object_dtype(values.dtype) or types.is_string_dtype(values.dtype):
+        return Kind(_kind_of_objects(values))
+    raise TypeError(
+        f"column {values.name!r} has dtype {values.dtype}; columns hold numbers, booleans, text, categories or dates"
+    )
+
+
+def _kind_of_objects(values: pd.Series) -> str:
+    present = values[values.notna()].unique() if _are_hashable(values) else list(values)
+    found = {_kind_of_value(value, values.name) for value in present}
+    if len(found) > 1:
+        raise TypeError(f"column {values.name!r} has {' beside '.join(sorted(found))}: make all of its values one kind")
+    return found.pop() if found else "number"
+
+
+def _are_hashable(values: pd.Series) -> bool:
+    return all(getattr(value, "__hash__", None) is not None for value in values)
+
+
+def _kind_of_value(value: Any, name: Any) -> str:
+    if isinstance(value, str):
+        return "text"
+    if isinstance(value, bool | np.bool_):
+        return "boolean"
+    if isinstance(value, numbers.Real):
+        return "number"
+    raise TypeError(f"argument must be a string or a number, but column {name!r} holds a {type(value).__name__}")
+
+
+def numbers_of(values: pd.Series, kind: Kind) -> np.ndarray:
+    """
+    A numeric column, or dates as days since 1970, in float64 with NaN where a value is missing.
+
+    :param values: The column.
+    :param kind: What it holds.
+    """
+    if kind.name == "date":
+        moments = pd.DatetimeIndex(values)
+        utc = moments if moments.tz is None else moments.tz_convert("UTC").tz_localize(None)
+        days = utc.as_unit("ns").asi8 / _NANOSECONDS_A_DAY
+        return np.where(utc.isna(), np.nan, days)
+    return values.to_numpy(dtype=np.float64, na_value=np.nan)
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How a column is read; ``encode`` gives numbers, NaN where a value is missing."""
+
+    column: str
+    kind: str  # of its values, see :class:`Kind`
+
+    def _refuse_other_kind(self, values: pd.Series) -> Kind:
+        found = kind_of(values)
+        is_empty = values.isna().all()
+        if found.name != self.kind and not is_empty:
+            raise TypeError(
+                f"column {self.column!r} held {_PLURALS[self.kind]} when the model was fitted, but now holds "
+                f"{_PLURALS[found.name]}"
+            )
+        return found
+
+    def encode(self, values: pd.Series) -> np.ndarray:
+        """
+        The column as numbers.
+
+        :param values: The column.
+        :raises TypeError: If it holds another kind of values than when the model was fitted.
+        """
+        raise NotImplementedError
+
+
+_PLURALS = {"number": "numbers", "date": "dates", "text": "text", "boolean": "booleans"}
+
+
+@dataclass(frozen=True)
+class NumberEncoding(Encoding):
+    """
+    A numeric column, centred and scaled. A long tail is drawn in by the inverse hyperbolic sine, which is linear where
+    most of the values are and logarithmic beyond.
+    """
+
+    centre: float
+    scale: float
+    low: float  # the range of the data
+    high: float
+    is_drawn_in: bool = False
+
+    @classmethod
+    def of(cls, values: pd.Series, weights: np.ndarray | None = None, *, draws_in: bool = True) -> NumberEncoding:
+        """
+        The encoding of a column of data.
+
+        :param values: The column.
+        :param weights: Weights of its rows.
+        :param draws_in: Whether long tails are drawn in.
+        """
+        kind = kind_of(values)
+        present = numbers_of(values, kind)
+        is_present = np.isfinite(present)
+        present = present[is_present]
+        if not len(present):
+            raise ValueError(f"column {values.name!r} has no value")
+        weights = np.ones(len(present)) if weights is None else weights[is_present]
+        centre, scale = _robust_scale(present, weights)
+        low, high = float(present.min()), float(present.max())
+        furthest = max(high - centre, centre - low) / scale
+        return cls(str(values.name), kind.name, centre, scale, low, high, draws_in and furthest > _LONG_TAIL)
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether all values are the same, or differ by rounding alone."""
+        return self.high - self.low <= 1e-12 * max(abs(self.low), abs(self.high))
+
+    def encode(self, values: pd.Series) -> np.ndarray:
+        """See :meth:`Encoding.encode`."""
+        return self.transform(numbers_of(values, self._refuse_other_kind(values)))
+
+    def transform(self, numbers: np.ndarray) -> np.ndarray:
+        """
+        Numbers in units of the data in those of the model.
+
+        :param numbers: The numbers.
+        """
+        scaled = (numbers - self.centre) / self.scale
+        return np.arcsinh(scaled) if self.is_drawn_in else scaled
+
+    def outside(self, values: pd.Series) -> np.ndarray:
+        """
+        Which values are outside of the range of the data.
+
+        :param values: The column.
+        """
+        numbers = numbers_of(values, self._refuse_other_kind(values))
+        return (numbers < self.low) | (numbers > self.high)
+
+
+def _robust_scale(values: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
+    """Median, and the standard deviation of the normal distribution with the quartiles of the values."""
+    order = np.argsort(values, kind="stable")
+    ordered = values[order]
+    share = np.cumsum(weights[order]) / weights.sum()
+    lower, centre, upper = (
+        float(ordered[min(np.searchsorted(share, p - 1e-12), len(ordered) - 1)]) for p in (0.25, 0.5, 0.75)
+    )
+    scale = (upper - lower) / _NORMAL_QUARTILE_RANGE
+    if scale == 0.0:
+        deviation = np.average((values - centre) ** 2, weights=weights)
+        scale = math.sqrt(deviation) or 1.0
+    return centre, scale
+
+
+@dataclass(frozen=True)
+class MultiplierEncoding(Encoding):
+    """A numeric column that multiplies an effect: scaled, and not centred, so that zero stays zero."""
+
+    scale: float
+
+    @classmethod
+    def of(cls, values: pd.Series) -> MultiplierEncoding:
+        """
+        The encoding of a column of data.
+
+        :param values: The column.
+        """
+        kind = kind_of(values)
+        present = numbers_of(values, kind)
+        present = present[np.isfinite(present)]
+        scale = math.sqrt(float(np.mean(present**2))) if len(present) else 1.0
+        return cls(str(values.name), kind.name, scale or 1.0)
+
+    def encode(self, values: pd.Series) -> np.ndarray:
+        """See :meth:`Encoding.encode`."""
+        return numbers_of(values, self._refuse_other_kind(values)) / self.scale
+
+
+@dataclass(frozen=True)
+class CycleEncoding(Encoding):
+    """The position of a number or a date within a period, from 0 to 1."""
+
+    period: float
+
+    def encode(self, values: pd.Series) -> np.ndarray:
+        """See :meth:`Encoding.encode`."""
+        return np.mod(numbers_of(values, self._refuse_other_kind(values)) / self.period, 1.0)
+
+
+@dataclass(frozen=True)
+class LevelEncoding(Encoding):
+    """A column of levels, whose codes are 0, 1, ... in order."""
+
+    levels: tuple[Any, ...]
+    is_ordered: bool = False
+    has_missing_level: bool = False
+
+    @classmethod
+    def of(cls, values: pd.Series, *, missing_is_level: bool = False) -> LevelEncoding:
+        """
+        The encoding of a column of data: categories in their order if they occur, other values sorted.
+
+        :param values: The column.
+        :param missing_is_level: Whether missing values are a level of their own, the last.
+        """
+        kind = kind_of(values)
+        present = values[values.notna()].unique()
+        if kind.is_category:
+            occurring = set(present)
+            levels = [value for value in values.cat.categories if value in occurring]
+        else:
+            levels = sorted(present)
+        has_missing = missing_is_level and bool(values.isna().any())
+        if not levels and not has_missing:
+            raise ValueError(f"column {values.name!r} has no value")
+        plain = tuple(_plain(level, kind.name) for level in levels)
+        return cls(str(values.name), kind.name, plain, kind.is_ordered, has_missing)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of the levels."""
+        named = tuple(f"{level:g}" if isinstance(level, float) else str(level) for level in self.levels)
+        return (*named, "missing") if self.has_missing_level else named
+
+    def encode(self, values: pd.Series) -> np.ndarray:
+        """See :meth:`Encoding.encode`; values that are none of the levels get codes above, in order of appearance."""
+        kind = self._refuse_other_kind(values)
+        plain = values.astype(object) if kind.is_category else values
+        missing = plain.isna().to_numpy()
+        codes = np.full(len(plain), np.nan)
+        present = pd.Index([_plain(value, self.kind) for value in plain[~missing]], dtype=object)
+        found = pd.Index(self.levels, dtype=object).get_indexer(present).astype(np.float64)
+        is_new = found < 0
+        if is_new.any():
+            found[is_new] = len(self.labels) + pd.factorize(present[is_new])[0]
+        codes[~missing] = found
+        if self.has_missing_level:
+            codes[missing] = len(self.levels)
+        return codes
+
+    def unseen(self, values: pd.Series) -> Sequence[Any]:
+        """
+        The values that are none of the levels.
+
+        :param values: The column.
+        """
+        present = values[values.notna()].unique()
+        known = set(self.levels)
+        return [value for value in present if _plain(value, self.kind) not in known]
+
+    def refuse_unseen(self, values: pd.Series, label: str) -> None:
+        """
+        Raise a ValueError if there are values that are none of the levels.
+
+        :param values: The column.
+        :param label: The term that has an effect of the known levels only.
+        """
+        unseen = self.unseen(values)
+        if unseen:
+            raise ValueError(
+                f"column {self.column!r} has {listed(tuple(map(str, unseen)))}, which the fit has not seen and of which "
+                f"{label} has no effect; levels are {listed(self.labels)}. re({self.column!r}) allows unseen levels"
+            )
+
+
+def _plain(level: Any, kind: str) -> Any:
+    """A level as a plain value of Python, equal for equal levels of all dtypes."""
+    if kind == "number":
+        return float(level)
+    if kind == "boolean":
+        return bool(level)
+    return str(level)

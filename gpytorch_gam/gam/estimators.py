@@ -1,0 +1,684 @@
+"""The estimators: generalized additive models of data frames by the conventions of scikit-learn."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.utils import Tags, check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import (
+    _check_sample_weight,
+    check_consistent_length,
+    check_is_fitted,
+    column_or_1d,
+)
+
+from gpytorch_gam import _checks as checks
+from gpytorch_gam.training import FitResult
+
+from .design import INTERCEPT, Design
+from .families import Binomial, Family, Ordinal, Softmax, regression_family
+from .fitted import Fitted
+from .fitting import Options, fit_arguments, fit_design
+from .frames import as_frame, as_rows
+from .prediction import (
+    class_probabilities,
+    mean_quantiles,
+    predictor_moments,
+    response_moments,
+    response_quantiles,
+    term_moments,
+)
+from .specification import Specification, read_specification
+from .terms import KERNELS, MISSING
+
+_CLASSIFICATION = ("auto", "logit", "probit", "softmax", "ordinal")
+
+
+class _GAM(BaseEstimator):
+    """What regression and classification have in common."""
+
+    _fitted: Fitted
+
+    def __init__(
+        self,
+        terms: Any,
+        family: Any,
+        kernel: str,
+        num_inducing: int | None,
+        missing: str,
+        posterior: str,
+        method: str,
+        tolerance: float,
+        device: str,
+        progress: bool,
+        random_state: Any,
+    ) -> None:
+        self.terms = terms
+        self.family = family
+        self.kernel = kernel
+        self.num_inducing = num_inducing
+        self.missing = missing
+        self.posterior = posterior
+        self.method = method
+        self.tolerance = tolerance
+        self.device = device
+        self.progress = progress
+        self.random_state = random_state
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = self.missing != "error"
+        tags.input_tags.categorical = True
+        tags.input_tags.string = True
+        return tags
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "_fitted")
+
+    # ------------------------------------------------------------------ the fit
+
+    @abstractmethod
+    def _encode_response(self, y: Any) -> tuple[np.ndarray, Family]:
+        """Responses as numbers, and their distribution."""
+
+    def _fit(self, X: Any, y: Any, sample_weight: Any, arguments: Mapping[str, Any]) -> Any:
+        self._check_options()
+        frame = as_frame(self, X, reset=True)
+        y, frame = self._response(y, frame)
+        if len(frame) != len(y):
+            check_consistent_length(frame, y)
+        y, family = self._encode_response(y)
+        specification = read_specification(self.terms, family.parameters)
+        weights = _check_sample_weight(sample_weight, frame.to_numpy(), dtype=np.float64, ensure_non_negative=True)
+        rows = self._row_arguments(family, arguments, len(frame))
+        used = weights > 0
+        if not used.all():
+            frame, y, weights = frame[used], y[used], weights[used]
+            rows = {name: value[used] for name, value in rows.items()}
+        if len(y) < 2:
+            raise ValueError(f"n_samples={len(y)} with a positive weight, but a fit needs at least 2")
+        family.check(y, rows.get("trials"))
+        design = Design(
+            specification.terms(frame),
+            tuple(family.parameters),
+            self.kernel,
+            self.num_inducing,
+            self.missing,
+            specification.has_intercepts if family.name != "ordinal" else (False,),
+        )
+        self._needed = None if specification.is_automatic else design.columns
+        self._fitted, self.result_ = fit_design(design, family, frame, y, weights, rows, self._options())
+        self.family_ = family
+        return self
+
+    def _check_options(self) -> None:
+        checks.choice("kernel", self.kernel, KERNELS)
+        checks.choice("missing", self.missing, MISSING)
+        if self.num_inducing is not None:
+            checks.integer("num_inducing", self.num_inducing, least=3)
+        checks.choice("posterior", self.posterior, ("auto", "coupled", "block_low_rank", "low_rank", "mean_field"))
+        checks.choice("method", self.method, ("auto", "rows", "bins", "minibatches"))
+        checks.number("tolerance", self.tolerance, above=0)
+        checks.flag("progress", self.progress)
+        if not isinstance(self.device, str):
+            raise TypeError(f"device must be 'auto', 'cpu' or the name of another device, got {checks.shown(self.device)}")
+
+    def _options(self) -> Options:
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        return Options(self.method, self.tolerance, self.posterior, self.device, self.progress, seed)
+
+    def _response(self, y: Any, frame: pd.DataFrame) -> tuple[Any, pd.DataFrame]:
+        """The responses, which a formula may name, and the other columns."""
+        name = self._response_name()
+        if name is not None and name in frame.columns:
+            self._response_column = name
+            return (frame[name] if y is None else y), frame.drop(columns=name)
+        self._response_column = None
+        if y is None:
+            if name is not None:
+                raise ValueError(f"the formula names the response {name!r}, which X does not have: pass y")
+            raise ValueError(
+                f"{type(self).__name__} requires y to be passed, but the target y is None; a formula may name a column of X"
+            )
+        return y, frame
+
+    def _response_name(self) -> str | None:
+        terms = self.terms
+        if isinstance(terms, Mapping):
+            terms = list(terms.values())
+        first = terms[0] if isinstance(terms, list | tuple) and terms else terms
+        if not isinstance(first, str) or "~" not in first:
+            return None
+        return read_specification(first, ("mean",)).response
+
+    def _row_arguments(self, family: Family, arguments: Mapping[str, Any], num_rows: int) -> dict[str, np.ndarray]:
+        """The row-wise arguments that are given, which the family must read."""
+        found = {}
+        for name, value in arguments.items():
+            rows = as_rows(name, value, num_rows)
+            if rows is None:
+                continue
+            if name != "offset" and name not in family.arguments:
+                raise ValueError(f"family {family.name!r} reads no {name}")
+            if name != "offset" and (rows <= 0).any():
+                raise ValueError(f"{name} must be positive, but is not in {int((rows <= 0).sum())} of {num_rows} rows")
+            found[name] = rows
+        return found
+
+    # ------------------------------------------------------------------ what was fitted
+
+    @property
+    def model_(self) -> Any:
+        """The model of the package, an :class:`~gpytorch_gam.AdditiveGP` in units of the fit."""
+        return self._checked().model
+
+    @property
+    def likelihood_(self) -> Any:
+        """Its likelihood."""
+        return self._checked().likelihood
+
+    @property
+    def terms_(self) -> list[str]:
+        """The labels of the terms."""
+        return [part.label for part in self._checked().parts]
+
+    def _checked(self) -> Fitted:
+        check_is_fitted(self)
+        return self._fitted
+
+    def _read(self, X: Any, arguments: Mapping[str, Any]) -> tuple[Fitted, pd.DataFrame, Any, dict[str, Any]]:
+        """The fitted model, the data frame, its inputs, and row-wise arguments in units of the fit."""
+        fitted = self._checked()
+        frame = as_frame(self, self._with_response(X), reset=False, needed=self._needed)
+        x = fitted.design.inputs(frame)
+        rows = self._row_arguments(fitted.family, arguments, len(frame))
+        return fitted, frame, x, fit_arguments(fitted.family, fitted.units.scale, rows)
+
+    def _with_response(self, X: Any) -> Any:
+        """The table with a column for the response if the fit had one, so that names agree."""
+        name = self._response_column
+        if name is not None and isinstance(X, pd.DataFrame) and self._needed is None and name not in X.columns:
+            position = list(self.feature_names_in_).index(name)
+            X = X.copy(deep=False)
+            X.insert(position, name, np.nan)
+        return X
+
+    def outside_range(self, X: Any) -> pd.DataFrame:
+        """
+        Which values lie outside of what the fit has seen: beyond the range of a number, or unseen levels. Effects are
+        extrapolated there, and their bands tell how uncertain that is under the prior.
+
+        :param X: A table of the columns of the fit.
+        :return: A data frame of booleans, with the columns that have a range or levels.
+        """
+        fitted = self._checked()
+        frame = as_frame(self, self._with_response(X), reset=False, needed=self._needed)
+        return fitted.design.outside(frame)
+
+    def predict_terms(
+        self,
+        X: Any,
+        *,
+        only: Sequence[str] | str | None = None,
+        exclude: Sequence[str] | str | None = None,
+        level: float = 0.95,
+    ) -> pd.DataFrame:
+        """
+        The effect of each term with a pointwise credible band, on the scale of its predictor. Effects and the intercept
+        add up to the predictor; smooth effects have mean zero over the data of the fit.
+
+        :param X: A table of the columns of the fit.
+        :param only: Labels of terms, such as ``["s(age)"]``; default all.
+        :param exclude: Labels of terms to leave out, instead of ``only``.
+        :param level: The probability of the bands.
+        :return: A data frame with two levels of columns: the term, and ``mean``, ``std``, ``lower`` and ``upper``.
+        """
+        level = checks.number("level", level, above=0, below=1)
+        fitted, frame, x, _ = self._read(X, {})
+        kept = fitted.chosen(only, exclude)
+        means, deviations = term_moments(fitted, x, kept)
+        half = float(torch.special.ndtri(torch.tensor(0.5 + level / 2, dtype=torch.float64)))
+        tables = {
+            part.label: pd.DataFrame(
+                {"mean": mean, "std": deviation, "lower": mean - half * deviation, "upper": mean + half * deviation},
+                index=frame.index,
+            )
+            for part, mean, deviation in zip(kept, means, deviations, strict=True)
+        }
+        if not tables:
+            return pd.DataFrame(index=frame.index)
+        return pd.concat(tables, axis=1, names=["term", "value"])
+
+    def intercepts(self) -> pd.Series:
+        """The posterior mean of the intercept of each predictor, in its units."""
+        fitted = self._checked()
+        found = {}
+        with torch.no_grad():
+            posterior = fitted.model.components(fitted.reference[:1])
+        for index, name in enumerate(fitted.design.parameters):
+            label = fitted.design.labelled(INTERCEPT, index)
+            mean = posterior[label].mean.item() if label in posterior.names else 0.0
+            found[name] = fitted.scale_of(index) * mean + fitted.centre_of(index)
+        return pd.Series(found, name="intercept")
+
+    def predict_link(
+        self,
+        X: Any,
+        *,
+        return_std: bool = False,
+        only: Sequence[str] | str | None = None,
+        exclude: Sequence[str] | str | None = None,
+        offset: Any = None,
+    ) -> Any:
+        """
+        The posterior mean of the predictor, on the scale of the link.
+
+        :param X: A table of the columns of the fit.
+        :param return_std: Whether to return its posterior standard deviation as well.
+        :param only: Labels of terms to include besides the intercept; default all.
+        :param exclude: Labels of terms to leave out, instead of ``only``.
+        :param offset: A number for each row that is added to the predictor.
+        :return: Means ``(n,)``, with several predictors ``(n, P)``; with ``return_std`` a pair.
+        """
+        fitted, _, x, arguments = self._read(X, {"offset": offset})
+        found = predictor_moments(fitted, x, arguments, fitted.chosen(only, exclude))
+        mean, deviation = (part[0] if part.shape[0] == 1 else part.T for part in found)
+        return (mean, deviation) if checks.flag("return_std", return_std) else mean
+
+
+class GAMRegressor(RegressorMixin, _GAM):
+    r"""
+    Regression by a Bayesian generalized additive model: numbers whose distribution has a mean, or other parameters,
+    that are sums of effects of columns.
+
+    Effects are Gaussian processes whose smoothness is estimated, and predictions come with the uncertainty of all of
+    them. Underneath is :mod:`gpytorch_gam`: :attr:`model_` and :attr:`likelihood_` are its model and likelihood.
+
+    :param terms: A list of terms, such as ``[s("age"), f("station"), te("lon", "lat"), re("subject")]``, see
+        :mod:`gpytorch_gam.gam.terms`; a formula, ``"y ~ s(age) + te(lon, lat)"``, with which ``fit(data)`` takes the
+        response from the data; or ``"auto"``, a term for each column by what it holds. With a family of several
+        parameters, one of these for all, a list of one for each, or a mapping from their names.
+    :param family: The distribution of the response: ``"gaussian"``, ``"student_t"`` (outliers), ``"gamma"`` (positive
+        numbers), ``"poisson"``, ``"negative_binomial"``, ``"zero_inflated_poisson"`` (counts), ``"binomial"``
+        (successes among ``trials``), ``"quantile"``, or with a predictor of the scale as well
+        ``"gaussian_location_scale"``, ``"student_t_location_scale"``, ``"negative_binomial_mean_dispersion"``. Options
+        are given by instances, such as ``families.Quantile(0.9)``.
+    :param kernel: The smoothness of effects: ``"matern52"``, ``"matern32"``, ``"matern12"`` or ``"rbf"``.
+    :param num_inducing: Number of inducing points of smooth effects; default chosen by the fit.
+    :param missing: What is done with missing values: ``"error"``; ``"marginal"``, for an effect that is unknown in
+        these rows; or ``"level"``, which makes them a level of categories of their own. Terms may say otherwise.
+    :param posterior: The family of the posterior, see :class:`~gpytorch_gam.AdditiveGP`; ``"auto"`` takes a full
+        covariance while it is small, and then block + low-rank precisions.
+    :param method: How the fit sees the data, see :func:`~gpytorch_gam.fit`.
+    :param tolerance: Nats that may be open at the end of the fit.
+    :param device: ``"auto"``, a GPU if there is one; or the name of a device.
+    :param progress: Whether to show the progress of the fit.
+    :param random_state: Seed of what is random in a fit by minibatches.
+    :ivar model_: The fitted model of the package.
+    :ivar likelihood_: Its likelihood.
+    :ivar result_: What the fit has found, a :class:`~gpytorch_gam.training.FitResult`; None if it was interrupted.
+    :ivar terms_: The labels of the terms.
+    :ivar family_: The distribution of the response.
+    :ivar n_features_in_: Number of columns.
+    :ivar feature_names_in_: Their names, if the data had names.
+
+    Example:
+        >>> gam = GAMRegressor("wage ~ s(age) + f(education)").fit(data)
+        >>> gam.predict(data), gam.observation_interval(data, level=0.9)
+        >>> gam.predict_terms(data)["s(age)"]
+    """
+
+    result_: FitResult | None
+
+    def __init__(
+        self,
+        terms: Any = "auto",
+        *,
+        family: Any = "gaussian",
+        kernel: str = "matern52",
+        num_inducing: int | None = None,
+        missing: str = "error",
+        posterior: str = "auto",
+        method: str = "auto",
+        tolerance: float = 0.05,
+        device: str = "auto",
+        progress: bool = False,
+        random_state: Any = None,
+    ) -> None:
+        super().__init__(
+            terms,
+            family,
+            kernel,
+            num_inducing,
+            missing,
+            posterior,
+            method,
+            tolerance,
+            device,
+            progress,
+            random_state,
+        )
+
+    def fit(
+        self,
+        X: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        *,
+        offset: Any = None,
+        exposure: Any = None,
+        trials: Any = None,
+    ) -> GAMRegressor:
+        """
+        Fit effects and all that determines them to data.
+
+        :param X: A data frame of pandas or polars, a table of pyarrow, or an array ``(n, D)`` with columns x0, x1, ...
+        :param y: The responses ``(n,)``; None if a formula names the column of ``X``.
+        :param sample_weight: Weights of the rows: an integer weight counts a row that often.
+        :param offset: A number for each row that is added to the (first) predictor.
+        :param exposure: A positive number for each row by which the mean of counts is multiplied.
+        :param trials: Numbers of trials of the binomial family; default one.
+        """
+        return self._fit(X, y, sample_weight, {"offset": offset, "exposure": exposure, "trials": trials})
+
+    def _encode_response(self, y: Any) -> tuple[np.ndarray, Family]:
+        family = regression_family(self.family)
+        values = column_or_1d(y, warn=True)
+        if values.dtype.kind not in "biuf":
+            values = _numbers_of_objects(values)
+        values = values.astype(np.float64)
+        _refuse_not_finite(values)
+        return values, family
+
+    def predict(
+        self,
+        X: Any,
+        return_std: bool = False,
+        *,
+        only: Sequence[str] | str | None = None,
+        exclude: Sequence[str] | str | None = None,
+        offset: Any = None,
+        exposure: Any = None,
+        trials: Any = None,
+    ) -> Any:
+        """
+        The mean of new observations; with the quantile family, the quantile.
+
+        :param X: A table of the columns of the fit.
+        :param return_std: Whether to return the standard deviation of new observations as well, noise included.
+        :param only: Labels of terms to include besides the intercept; default all.
+        :param exclude: Labels of terms to leave out, instead of ``only``, such as random effects.
+        :param offset: See :meth:`fit`.
+        :param exposure: See :meth:`fit`.
+        :param trials: See :meth:`fit`.
+        :return: Means ``(n,)``; with ``return_std`` a pair.
+        """
+        fitted, _, x, arguments = self._read(X, {"offset": offset, "exposure": exposure, "trials": trials})
+        mean, deviation = response_moments(fitted, x, arguments, fitted.chosen(only, exclude))
+        return (mean, deviation) if checks.flag("return_std", return_std) else mean
+
+    def mean_interval(
+        self,
+        X: Any,
+        level: float = 0.95,
+        *,
+        only: Sequence[str] | str | None = None,
+        exclude: Sequence[str] | str | None = None,
+        offset: Any = None,
+        exposure: Any = None,
+        trials: Any = None,
+    ) -> np.ndarray:
+        """
+        Central credible intervals of the mean function, which shrink as data grow.
+
+        :param X: A table of the columns of the fit.
+        :param level: Their probability.
+        :param only: See :meth:`predict`.
+        :param exclude: See :meth:`predict`.
+        :param offset: See :meth:`fit`.
+        :param exposure: See :meth:`fit`.
+        :param trials: See :meth:`fit`.
+        :return: Lower and upper ends, ``(n, 2)``.
+        """
+        fitted, _, x, arguments = self._read(X, {"offset": offset, "exposure": exposure, "trials": trials})
+        return mean_quantiles(fitted, x, arguments, fitted.chosen(only, exclude), _tails(level)).T
+
+    def observation_interval(
+        self,
+        X: Any,
+        level: float = 0.95,
+        *,
+        only: Sequence[str] | str | None = None,
+        exclude: Sequence[str] | str | None = None,
+        offset: Any = None,
+        exposure: Any = None,
+        trials: Any = None,
+    ) -> np.ndarray:
+        """
+        Central prediction intervals of new observations: noise and the uncertainty of the mean function together.
+
+        :param X: A table of the columns of the fit.
+        :param level: Their probability.
+        :param only: See :meth:`predict`.
+        :param exclude: See :meth:`predict`.
+        :param offset: See :meth:`fit`.
+        :param exposure: See :meth:`fit`.
+        :param trials: See :meth:`fit`.
+        :return: Lower and upper ends, ``(n, 2)``.
+        """
+        more = {"only": only, "exclude": exclude, "offset": offset, "exposure": exposure, "trials": trials}
+        return self.predict_quantiles(X, _tails(level), **more)
+
+    def predict_quantiles(
+        self,
+        X: Any,
+        probabilities: Sequence[float] | float,
+        *,
+        only: Sequence[str] | str | None = None,
+        exclude: Sequence[str] | str | None = None,
+        offset: Any = None,
+        exposure: Any = None,
+        trials: Any = None,
+    ) -> np.ndarray:
+        """
+        Quantiles of new observations.
+
+        :param X: A table of the columns of the fit.
+        :param probabilities: One or several probabilities between 0 and 1.
+        :param only: See :meth:`predict`.
+        :param exclude: See :meth:`predict`.
+        :param offset: See :meth:`fit`.
+        :param exposure: See :meth:`fit`.
+        :param trials: See :meth:`fit`.
+        :return: Quantiles ``(n,)``, or ``(n, K)`` for several.
+        """
+        fitted, _, x, arguments = self._read(X, {"offset": offset, "exposure": exposure, "trials": trials})
+        wanted = np.atleast_1d(np.asarray(probabilities, dtype=np.float64)).tolist()
+        found = response_quantiles(fitted, x, arguments, fitted.chosen(only, exclude), wanted)
+        return found[0] if np.ndim(probabilities) == 0 else found.T
+
+
+class GAMClassifier(ClassifierMixin, _GAM):
+    """
+    Classification by a Bayesian generalized additive model: log odds, or a predictor for each of several classes, that
+    are sums of effects of columns. Parameters that are not listed are those of :class:`GAMRegressor`.
+
+    :param family: ``"auto"``: a logit link for two classes, one predictor a class for more (``"softmax"``).
+        ``"probit"``, or ``"ordinal"`` for classes in order: that of an ordered categorical, otherwise sorted.
+    :ivar classes_: The classes.
+
+    Example:
+        >>> gam = GAMClassifier().fit(X, y)
+        >>> gam.predict_proba(X)
+    """
+
+    def __init__(
+        self,
+        terms: Any = "auto",
+        *,
+        family: str = "auto",
+        kernel: str = "matern52",
+        num_inducing: int | None = None,
+        missing: str = "error",
+        posterior: str = "auto",
+        method: str = "auto",
+        tolerance: float = 0.05,
+        device: str = "auto",
+        progress: bool = False,
+        random_state: Any = None,
+    ) -> None:
+        super().__init__(
+            terms,
+            family,
+            kernel,
+            num_inducing,
+            missing,
+            posterior,
+            method,
+            tolerance,
+            device,
+            progress,
+            random_state,
+        )
+
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None, *, offset: Any = None) -> GAMClassifier:
+        """
+        Fit effects and all that determines them to data.
+
+        :param X: See :meth:`GAMRegressor.fit`.
+        :param y: The classes of the rows ``(n,)``; None if a formula names the column of ``X``.
+        :param sample_weight: Weights of the rows.
+        :param offset: A number for each row that is added to the (first) predictor.
+        """
+        return self._fit(X, y, sample_weight, {"offset": offset})
+
+    def _encode_response(self, y: Any) -> tuple[np.ndarray, Family]:
+        checks.choice("family", self.family, _CLASSIFICATION)
+        order = _category_order(y)
+        values = column_or_1d(y, warn=True)
+        if values.dtype.kind == "f":
+            _refuse_not_finite(values)
+        elif pd.isna(values).any():
+            raise ValueError(f"y has missing values in {int(pd.isna(values).sum())} of {len(values)} rows")
+        check_classification_targets(values)
+        self.classes_, codes = np.unique(values, return_inverse=True)
+        if order is not None and self.family == "ordinal":
+            self.classes_ = np.array([each for each in order if each in set(values)], dtype=self.classes_.dtype)
+            position = {value: index for index, value in enumerate(self.classes_)}
+            codes = np.array([position[value] for value in values])
+        if len(self.classes_) < 2:
+            raise ValueError(f"y has one class, {self.classes_[0]!r}: a classifier needs at least two")
+        return codes.astype(np.float64), self._family()
+
+    def _family(self) -> Family:
+        if self.family == "ordinal":
+            return Ordinal(num_classes=len(self.classes_))
+        if self.family == "softmax" or (self.family == "auto" and len(self.classes_) > 2):
+            return Softmax(classes=tuple(str(each) for each in self.classes_))
+        if len(self.classes_) > 2:
+            raise ValueError(
+                f"family {self.family!r} has two classes, but y has {len(self.classes_)}: take 'softmax' or 'ordinal'"
+            )
+        return Binomial(link="probit" if self.family == "probit" else "logit")
+
+    def predict_proba(
+        self,
+        X: Any,
+        *,
+        only: Sequence[str] | str | None = None,
+        exclude: Sequence[str] | str | None = None,
+        offset: Any = None,
+    ) -> np.ndarray:
+        """
+        Probabilities of the classes, averaged over the posterior.
+
+        :param X: A table of the columns of the fit.
+        :param only: Labels of terms to include besides the intercept; default all.
+        :param exclude: Labels of terms to leave out, instead of ``only``.
+        :param offset: See :meth:`fit`.
+        :return: Probabilities ``(n, K)`` in the order of :attr:`classes_`.
+        """
+        fitted, _, x, arguments = self._read(X, {"offset": offset})
+        return class_probabilities(fitted, x, arguments, fitted.chosen(only, exclude))
+
+    def predict_log_proba(self, X: Any, *, offset: Any = None) -> np.ndarray:
+        """
+        Logarithms of the probabilities of the classes.
+
+        :param X: A table of the columns of the fit.
+        :param offset: See :meth:`fit`.
+        """
+        return np.log(np.maximum(self.predict_proba(X, offset=offset), np.finfo(np.float64).tiny))
+
+    def predict(self, X: Any, *, offset: Any = None) -> np.ndarray:
+        """
+        The most probable class.
+
+        :param X: A table of the columns of the fit.
+        :param offset: See :meth:`fit`.
+        """
+        return self.classes_[self.predict_proba(X, offset=offset).argmax(1)]
+
+    def decision_function(self, X: Any, *, offset: Any = None) -> np.ndarray:
+        """
+        The posterior mean of the predictor of two classes, positive where the second is more probable; logarithms of
+        the probabilities of several.
+
+        :param X: A table of the columns of the fit.
+        :param offset: See :meth:`fit`.
+        """
+        if len(self.classes_) > 2 or self._checked().family.name != "binomial":
+            logs = self.predict_log_proba(X, offset=offset)
+            return logs if len(self.classes_) > 2 else logs[:, 1] - logs[:, 0]
+        return self.predict_link(X, offset=offset)
+
+    def probability_interval(self, X: Any, level: float = 0.95, *, offset: Any = None) -> np.ndarray:
+        """
+        Central credible intervals of the probability of the second of two classes.
+
+        :param X: A table of the columns of the fit.
+        :param level: Their probability.
+        :param offset: See :meth:`fit`.
+        :return: Lower and upper ends, ``(n, 2)``.
+        """
+        fitted, _, x, arguments = self._read(X, {"offset": offset})
+        if fitted.family.name != "binomial":
+            raise ValueError(f"probability_interval is for two classes, this is the family {fitted.family.name!r}")
+        return mean_quantiles(fitted, x, arguments, fitted.parts, _tails(level)).T
+
+
+def _tails(level: float) -> tuple[float, float]:
+    level = checks.number("level", level, above=0, below=1)
+    return 0.5 - level / 2, 0.5 + level / 2
+
+
+def _refuse_not_finite(values: np.ndarray) -> None:
+    is_bad = ~np.isfinite(values)
+    if is_bad.any():
+        what = "NaN" if np.isnan(values).any() else "infinity"
+        raise ValueError(f"Input y contains {what} (inf or NaN in {int(is_bad.sum())} of {len(values)} rows)")
+
+
+def _numbers_of_objects(values: np.ndarray) -> np.ndarray:
+    """Numbers that are held as objects; a TypeError for text, which is never taken for numbers."""
+    if any(isinstance(value, str) for value in values.tolist()):
+        raise TypeError("y holds text: convert it with pandas.to_numeric, or use GAMClassifier for classes")
+    if values.dtype.kind == "c":
+        raise ValueError("Complex data not supported in y")
+    return np.array([np.nan if value is None or value is pd.NA else value for value in values.tolist()], dtype=np.float64)
+
+
+def _category_order(y: Any) -> list[Any] | None:
+    """The order of an ordered categorical of pandas."""
+    dtype = getattr(y, "dtype", None)
+    return list(dtype.categories) if isinstance(dtype, pd.CategoricalDtype) and dtype.ordered else None
+
+
+__all__ = ["GAMClassifier", "GAMRegressor", "Specification"]

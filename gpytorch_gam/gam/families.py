@@ -1,0 +1,391 @@
+"""
+Distributions of the response: the likelihoods of the package by name, what responses they take, the units in which they
+are fitted, and the functions that lead from predictors to means.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from gpytorch.likelihoods import GaussianLikelihood, Likelihood
+from torch import Tensor
+
+from gpytorch_gam import _checks as checks
+from gpytorch_gam.likelihoods import (
+    BinomialLikelihood,
+    GammaLikelihood,
+    GaussianLocationScaleLikelihood,
+    NegativeBinomialLikelihood,
+    NegativeBinomialMeanDispersionLikelihood,
+    OrdinalLikelihood,
+    PoissonLikelihood,
+    QuantileLikelihood,
+    RowwiseLikelihood,
+    SoftmaxLikelihood,
+    StudentTLikelihood,
+    StudentTLocationScaleLikelihood,
+    ZeroInflatedPoissonLikelihood,
+)
+
+
+class Units(NamedTuple):
+    """The units in which responses are fitted: ``(y - centre) / scale``."""
+
+    centre: float = 0.0
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Family:
+    """
+    A distribution of the response. The methods that a subclass defines come first.
+
+    :cvar name: Its name, which the estimators take.
+    :cvar parameters: The names of the parameters that have a predictor; the first determines the mean.
+    :cvar link: How the first predictor is linked to the mean: ``"identity"``, ``"log"``, ``"logit"`` or ``"probit"``.
+    :cvar arguments: Row-wise arguments beside weights and offset.
+    """
+
+    name: ClassVar[str] = ""
+    parameters: ClassVar[tuple[str, ...]] = ("mean",)
+    link: str = "identity"
+    arguments: ClassVar[tuple[str, ...]] = ()
+
+    def likelihood(self) -> Likelihood:
+        """A new likelihood."""
+        raise NotImplementedError
+
+    def units(self, y: np.ndarray, weights: np.ndarray) -> Units:
+        """
+        The units in which responses are fitted; by default their own.
+
+        :param y: The responses.
+        :param weights: The weights of the rows.
+        """
+        return Units()
+
+    def check(self, y: np.ndarray, trials: np.ndarray | None) -> None:
+        """
+        Refuse responses that the family cannot have; by default every number is allowed.
+
+        :param y: The responses, which are finite.
+        :param trials: The numbers of trials, or None for one.
+        """
+
+    def mean(self, predictor: Tensor, arguments: dict[str, Tensor], likelihood: Likelihood) -> Tensor:
+        """
+        The mean of the response for values of the first predictor, offset included, in units of the fit.
+
+        :param predictor: The values.
+        :param arguments: Row-wise arguments by name, which broadcast to them.
+        :param likelihood: The fitted likelihood.
+        """
+        return predictor
+
+
+class _Standardised(Family):
+    """A family of real numbers, which are fitted in units of their mean and standard deviation."""
+
+    def units(self, y: np.ndarray, weights: np.ndarray) -> Units:
+        centre = float(np.average(y, weights=weights))
+        deviation = math.sqrt(np.average((y - centre) ** 2, weights=weights))
+        return Units(centre, deviation if deviation > 1e-12 * abs(centre) else 1.0)
+
+
+@dataclass(frozen=True)
+class Gaussian(_Standardised):
+    """Normal responses with a constant variance."""
+
+    name: ClassVar[str] = "gaussian"
+
+    def likelihood(self) -> Likelihood:
+        """See :meth:`Family.likelihood`."""
+        return RowwiseLikelihood(GaussianLikelihood())
+
+
+@dataclass(frozen=True)
+class StudentT(_Standardised):
+    """Responses with outliers."""
+
+    name: ClassVar[str] = "student_t"
+
+    def likelihood(self) -> Likelihood:
+        """See :meth:`Family.likelihood`."""
+        return StudentTLikelihood()
+
+    def units(self, y: np.ndarray, weights: np.ndarray) -> Units:
+        """See :meth:`Family.units`; median and quartiles, which outliers do not move."""
+        lower, centre, upper = np.quantile(np.repeat(y, 1), [0.25, 0.5, 0.75])
+        return Units(float(centre), float(upper - lower) / 1.349) if upper > lower else super().units(y, weights)
+
+
+@dataclass(frozen=True)
+class Quantile(_Standardised):
+    """
+    A quantile of the response, whatever its distribution.
+
+    :param probability: Which one, such as .5 for the median.
+    """
+
+    name: ClassVar[str] = "quantile"
+    parameters: ClassVar[tuple[str, ...]] = ("quantile",)
+
+    probability: float = 0.5
+
+    def __post_init__(self) -> None:
+        checks.number("probability", self.probability, above=0, below=1)
+
+    def likelihood(self) -> Likelihood:
+        """See :meth:`Family.likelihood`."""
+        return QuantileLikelihood(self.probability)
+
+
+@dataclass(frozen=True)
+class GaussianLocationScale(_Standardised):
+    """Normal responses of which mean and log standard deviation each have a predictor."""
+
+    name: ClassVar[str] = "gaussian_location_scale"
+    parameters: ClassVar[tuple[str, ...]] = ("mean", "log_scale")
+
+    def likelihood(self) -> Likelihood:
+        """See :meth:`Family.likelihood`."""
+        return GaussianLocationScaleLikelihood()
+
+
+@dataclass(frozen=True)
+class StudentTLocationScale(_Standardised):
+    """Responses with heavy tails of which location and log scale each have a predictor."""
+
+    name: ClassVar[str] = "student_t_location_scale"
+    parameters: ClassVar[tuple[str, ...]] = ("mean", "log_scale")
+
+    def likelihood(self) -> Likelihood:
+        """See :meth:`Family.likelihood`."""
+        return StudentTLocationScaleLikelihood()
+
+
+class _LogLink(Family):
+    """A family whose mean is the exponential of the predictor, times the exposure."""
+
+    def mean(self, predictor: Tensor, arguments: dict[str, Tensor], likelihood: Likelihood) -> Tensor:
+        return predictor.exp() * arguments.get("exposure", torch.ones_like(predictor))
+
+
+@dataclass(frozen=True)
+class Gamma(_LogLink):
+    """Positive responses whose standard deviation is proportional to their mean."""
+
+    name: ClassVar[str] = "gamma"
+    link: str = "log"
+
+    def likelihood(self) -> Likelihood:
+        """See :meth:`Family.likelihood`."""
+        return GammaLikelihood()
+
+    def units(self, y: np.ndarray, weights: np.ndarray) -> Units:
+        """See :meth:`Family.units`; units of the mean."""
+        return Units(0.0, float(np.average(y, weights=weights)))
+
+    def check(self, y: np.ndarray, trials: np.ndarray | None) -> None:
+        """See :meth:`Family.check`."""
+        _refuse(y <= 0, self.name, "values that are not positive", "it takes positive numbers")
+
+
+class _Counts(_LogLink):
+    """A family of counts."""
+
+    arguments: ClassVar[tuple[str, ...]] = ("exposure",)
+
+    def check(self, y: np.ndarray, trials: np.ndarray | None) -> None:
+        _refuse_non_counts(y, self.name)
+
+
+@dataclass(frozen=True)
+class Poisson(_Counts):
+    """Counts."""
+
+    name: ClassVar[str] = "poisson"
+    link: str = "log"
+
+    def likelihood(self) -> Likelihood:
+        """See :meth:`Family.likelihood`."""
+        return PoissonLikelihood()
+
+
+@dataclass(frozen=True)
+class NegativeBinomial(_Counts):
+    """Counts that vary more than Poisson counts."""
+
+    name: ClassVar[str] = "negative_binomial"
+    link: str = "log"
+
+    def likelihood(self) -> Likelihood:
+        """See :meth:`Family.likelihood`."""
+        return NegativeBinomialLikelihood()
+
+
+@dataclass(frozen=True)
+class NegativeBinomialMeanDispersion(_Counts):
+    """Counts of which mean and dispersion each have a predictor."""
+
+    name: ClassVar[str] = "negative_binomial_mean_dispersion"
+    parameters: ClassVar[tuple[str, ...]] = ("mean", "log_dispersion")
+    link: str = "log"
+
+    def likelihood(self) -> Likelihood:
+        """See :meth:`Family.likelihood`."""
+        return NegativeBinomialMeanDispersionLikelihood()
+
+
+@dataclass(frozen=True)
+class ZeroInflatedPoisson(_Counts):
+    """Counts with more zeros than Poisson counts have."""
+
+    name: ClassVar[str] = "zero_inflated_poisson"
+    link: str = "log"
+
+    def likelihood(self) -> Likelihood:
+        """See :meth:`Family.likelihood`."""
+        return ZeroInflatedPoissonLikelihood()
+
+    def mean(self, predictor: Tensor, arguments: dict[str, Tensor], likelihood: Likelihood) -> Tensor:
+        """See :meth:`Family.mean`."""
+        return super().mean(predictor, arguments, likelihood) * (1 - likelihood.inflation.double())
+
+
+@dataclass(frozen=True)
+class Binomial(Family):
+    """
+    Numbers of successes among ``trials``.
+
+    :param link: ``"logit"`` or ``"probit"``.
+    """
+
+    name: ClassVar[str] = "binomial"
+    arguments: ClassVar[tuple[str, ...]] = ("trials",)
+    link: str = "logit"
+
+    def __post_init__(self) -> None:
+        checks.choice("link", self.link, ("logit", "probit"))
+
+    def likelihood(self) -> Likelihood:
+        """See :meth:`Family.likelihood`."""
+        return BinomialLikelihood(self.link)  # type: ignore[arg-type]
+
+    def check(self, y: np.ndarray, trials: np.ndarray | None) -> None:
+        """See :meth:`Family.check`."""
+        _refuse_non_counts(y, self.name)
+        _refuse(y > (1 if trials is None else trials), self.name, "more successes than trials", "pass trials=...")
+
+    def mean(self, predictor: Tensor, arguments: dict[str, Tensor], likelihood: Likelihood) -> Tensor:
+        """See :meth:`Family.mean`."""
+        share = predictor.sigmoid() if self.link == "logit" else torch.special.ndtr(predictor)
+        return share * arguments.get("trials", torch.ones_like(share))
+
+
+@dataclass(frozen=True)
+class Ordinal(Family):
+    """
+    Ordered classes 0, 1, ...
+
+    :param num_classes: Their number.
+    """
+
+    name: ClassVar[str] = "ordinal"
+    parameters: ClassVar[tuple[str, ...]] = ("latent",)
+
+    num_classes: int = 2
+
+    def likelihood(self) -> Likelihood:
+        """See :meth:`Family.likelihood`."""
+        return OrdinalLikelihood(self.num_classes)
+
+
+@dataclass(frozen=True)
+class Softmax(Family):
+    """
+    Classes 0, 1, ... with a predictor each.
+
+    :param classes: Their names.
+    """
+
+    name: ClassVar[str] = "softmax"
+
+    classes: tuple[str, ...] = ("0", "1")
+
+    @property
+    def parameters(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The classes."""
+        return self.classes
+
+    def likelihood(self) -> Likelihood:
+        """See :meth:`Family.likelihood`."""
+        return SoftmaxLikelihood(len(self.classes))
+
+
+_KINDS: dict[str, type[Family]] = {
+    kind.name: kind
+    for kind in (
+        Gaussian,
+        StudentT,
+        Quantile,
+        GaussianLocationScale,
+        StudentTLocationScale,
+        Gamma,
+        Poisson,
+        NegativeBinomial,
+        NegativeBinomialMeanDispersion,
+        ZeroInflatedPoisson,
+        Binomial,
+        Ordinal,
+        Softmax,
+    )
+}
+
+#: The names of the families of numbers.
+REGRESSION = tuple(name for name in _KINDS if name not in ("ordinal", "softmax"))
+
+
+def regression_family(family: Any) -> Family:
+    """
+    The family with a name, or the given one.
+
+    :param family: A name among :data:`REGRESSION`, or an instance such as ``Quantile(0.9)``.
+    :raises TypeError: If it is something else.
+    :raises ValueError: If it is another name.
+    """
+    if isinstance(family, Family) and family.name in REGRESSION:
+        return family
+    return _KINDS[checks.choice("family", family, REGRESSION)]()
+
+
+def described_family(family: Family) -> dict[str, Any]:
+    """
+    A family as plain values, which JSON can hold.
+
+    :param family: The family.
+    """
+    return {"name": family.name, **{each.name: getattr(family, each.name) for each in fields(family)}}
+
+
+def family_of_description(description: dict[str, Any]) -> Family:
+    """
+    The family with a description by :func:`described_family`.
+
+    :param description: The plain values.
+    """
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in description.items()}
+    return _KINDS[values.pop("name")](**values)
+
+
+def _refuse_non_counts(y: np.ndarray, name: str) -> None:
+    _refuse((y < 0) | (y != np.round(y)), name, "negative or fractional values", "it takes counts 0, 1, 2, ...")
+
+
+def _refuse(is_bad: np.ndarray, name: str, what: str, remedy: str) -> None:
+    if is_bad.any():
+        raise ValueError(f"y has {what} in {int(is_bad.sum())} of {len(is_bad)} rows (family {name!r}): {remedy}")

@@ -1,0 +1,125 @@
+"""A fitted model with all that leads from a data frame to it and from it to responses in their units."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from gpytorch.likelihoods import Likelihood
+from torch import Tensor
+
+from gpytorch_gam._checks import did_you_mean
+from gpytorch_gam.models import AdditiveGP
+
+from .design import INTERCEPT, Design, Part
+from .families import Family, Units
+
+# The most rows of the data that are kept with the model, for summaries and ranges.
+MOST_REFERENCE_ROWS = 1000
+
+
+@dataclass
+class Fitted:
+    """
+    A fitted model.
+
+    :ivar model: The model of the package.
+    :ivar likelihood: Its likelihood.
+    :ivar design: Terms and encodings.
+    :ivar family: The distribution of the response.
+    :ivar units: The units in which responses are fitted.
+    :ivar reference: Some of the inputs of the fit, the range of each column included, ``(m, D)``.
+    """
+
+    model: AdditiveGP
+    likelihood: Likelihood
+    design: Design
+    family: Family
+    units: Units
+    reference: Tensor
+
+    @property
+    def parts(self) -> list[Part]:
+        """All terms, with their components."""
+        return self.design.parts
+
+    @property
+    def has_identity_link(self) -> bool:
+        """Whether the first predictor is in units of the response."""
+        return self.family.link == "identity" and self.family.name not in ("ordinal", "softmax")
+
+    def scale_of(self, predictor: int) -> float:
+        """
+        By what effects of a predictor are multiplied to be in units of the response.
+
+        :param predictor: Its number.
+        """
+        return self.units.scale if self.has_identity_link and predictor == 0 else 1.0
+
+    def centre_of(self, predictor: int) -> float:
+        """
+        What is added to a predictor to be in units of the response; logarithms of scales are shifted, too.
+
+        :param predictor: Its number.
+        """
+        log_scale = float(torch.tensor(self.units.scale, dtype=torch.float64).log())
+        if self.has_identity_link:
+            return self.units.centre if predictor == 0 else log_scale
+        return log_scale if self.family.name == "gamma" else 0.0
+
+    def chosen(self, only: Sequence[str] | str | None, exclude: Sequence[str] | str | None) -> list[Part]:
+        """
+        The terms that remain.
+
+        :param only: Labels of terms to keep, such as ``["s(age)"]``; default all.
+        :param exclude: Labels of terms to leave out.
+        :raises ValueError: If both are given, or a label is unknown.
+        """
+        if only is not None and exclude is not None:
+            raise ValueError("only and exclude are both given: leave one of them out")
+        if only is not None:
+            labels = self._known("only", only)
+            return [part for part in self.parts if part.label in labels or part.term.label in labels]
+        labels = self._known("exclude", () if exclude is None else exclude)
+        return [part for part in self.parts if part.label not in labels and part.term.label not in labels]
+
+    def _known(self, argument: str, labels: Sequence[str] | str) -> list[str]:
+        labels = [labels] if isinstance(labels, str) else list(labels)
+        known = list(dict.fromkeys(name for part in self.parts for name in (part.label, part.term.label)))
+        for label in labels:
+            if label not in known:
+                raise ValueError(f"{argument} names {label!r}, which is no term{did_you_mean(str(label), known)}: {known}")
+        return labels
+
+    def left_out(self, kept: Sequence[Part]) -> list[str]:
+        """
+        The components that do not belong to some terms; intercepts belong to all.
+
+        :param kept: The terms.
+        """
+        names = {name for part in kept for name in part.components}
+        return [name for name in self.model.predictor.names if name not in names and not self.is_intercept(name)]
+
+    @staticmethod
+    def is_intercept(component: str) -> bool:
+        """
+        Whether a component is the constant of its predictor.
+
+        :param component: Its name.
+        """
+        return component == INTERCEPT or component.startswith(f"{INTERCEPT}[")
+
+
+def reference_rows(x: Tensor) -> Tensor:
+    """
+    At most a thousand and some rows of the inputs, with the smallest and the largest value of each column.
+
+    :param x: The inputs ``(n, D)``.
+    """
+    if len(x) <= MOST_REFERENCE_ROWS:
+        return x
+    chosen = torch.linspace(0, len(x) - 1, MOST_REFERENCE_ROWS, dtype=torch.float64).round().long()
+    high = x.nan_to_num(nan=-torch.inf).argmax(0)
+    low = x.nan_to_num(nan=torch.inf).argmin(0)
+    return x[torch.cat([chosen, low, high]).unique()]

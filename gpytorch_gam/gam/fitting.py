@@ -1,0 +1,145 @@
+"""The fit of an estimator's model: inputs, likelihood and posterior from a data frame, and the package's own fit."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import gpytorch
+import numpy as np
+import pandas as pd
+import torch
+from gpytorch.likelihoods import Likelihood
+
+from gpytorch_gam.components import AdditivePredictor
+from gpytorch_gam.models import AdditiveGP
+from gpytorch_gam.training import FitResult, fit
+from gpytorch_gam.warnings import ConvergenceWarning
+
+from .design import Design, default_dtype
+from .families import Family
+from .fitted import Fitted, reference_rows
+
+# Inducing variables up to which the posterior has a full covariance.
+_MOST_COUPLED = 500
+
+# The share of the prior variance that is left where data determine everything: bands of millions of rows are narrow.
+_JITTER = 1e-8
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a model is fitted, see the estimators."""
+
+    method: str
+    tolerance: float
+    posterior: str
+    device: str
+    progress: bool
+    seed: int
+
+
+def fit_design(
+    design: Design,
+    family: Family,
+    frame: pd.DataFrame,
+    y: np.ndarray,
+    weights: np.ndarray,
+    arguments: Mapping[str, np.ndarray],
+    options: Options,
+) -> tuple[Fitted, FitResult | None]:
+    """
+    Fit the terms of a design to data.
+
+    :param design: Terms, whose encodings are chosen here.
+    :param family: The distribution of the response.
+    :param frame: The columns.
+    :param y: The responses, ``(n,)``.
+    :param weights: Weights of the rows, positive.
+    :param arguments: Row-wise arguments of the likelihood, ``(n,)`` each; the offset in units of the response.
+    :param options: How.
+    :return: The fitted model, and what the fit has found; None if it was interrupted.
+    """
+    design.learn_columns(frame, weights)
+    x = design.inputs(frame)
+    offset = arguments.get("offset")
+    units = family.units(y if offset is None or family.link != "identity" else y - offset, weights)
+    device = _device(options.device)
+    with torch.random.fork_rng(devices=[]), gpytorch.settings.variational_cholesky_jitter(double_value=_JITTER):
+        torch.manual_seed(options.seed)
+        model, likelihood = make(design, family, x, options)
+        model.to(device)
+        likelihood.to(device)
+        rows = fit_arguments(family, units.scale, arguments)
+        if not np.all(weights == 1.0):
+            rows["weights"] = torch.from_numpy(weights)
+        responses = torch.from_numpy((y - units.centre) / units.scale)
+        data: tuple[Any, ...] = (x.to(device), responses.to(device))
+        if rows:
+            data = (*data, {name: value.to(device) for name, value in rows.items()})
+        result = _fit(model, likelihood, data, options)
+    return Fitted(model, likelihood, design, family, units, reference_rows(x)), result
+
+
+def fit_arguments(family: Family, scale: float, arguments: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
+    """
+    Row-wise arguments as tensors in the units of the fit.
+
+    :param family: The distribution of the response.
+    :param scale: The unit of the responses.
+    :param arguments: The arguments; the offset of an identity link is in units of the response.
+    """
+    found = {name: torch.from_numpy(value) for name, value in arguments.items()}
+    if "offset" in found and family.link == "identity":
+        found["offset"] = found["offset"] / scale
+    return found
+
+
+def make(design: Design, family: Family, x: torch.Tensor, options: Options) -> tuple[AdditiveGP, Likelihood]:
+    """
+    A new model and likelihood in float64.
+
+    :param design: Terms and encodings.
+    :param family: The distribution of the response.
+    :param x: Inputs, from which ranges are taken.
+    :param options: How the model will be fitted.
+    """
+    with default_dtype(torch.float64):
+        predictor = design.predictor(x)
+        return _model(predictor, options), family.likelihood()
+
+
+def _model(predictor: AdditivePredictor, options: Options) -> AdditiveGP:
+    if options.posterior != "auto":
+        return AdditiveGP(predictor, family=options.posterior)
+    if predictor.num_inducing_total <= _MOST_COUPLED and options.method != "minibatches":
+        return AdditiveGP(predictor, family="coupled")
+    return AdditiveGP(predictor, family="block_low_rank", rank="auto")
+
+
+def _fit(model: AdditiveGP, likelihood: Likelihood, data: tuple[Any, ...], options: Options) -> FitResult | None:
+    try:
+        return fit(
+            model,
+            likelihood,
+            data,
+            len(data[1]),
+            method=options.method,
+            tolerance=options.tolerance,
+            progress=options.progress,
+        )
+    except KeyboardInterrupt:
+        model.eval()
+        likelihood.eval()
+        warnings.warn(
+            "the fit was interrupted: the model is the best so far, and its bands are not those of a finished fit",
+            ConvergenceWarning,
+            stacklevel=5,
+        )
+        return None
+
+
+def _device(device: str) -> torch.device:
+    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)

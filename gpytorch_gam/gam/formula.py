@@ -1,0 +1,174 @@
+"""R-style formulas: ``y ~ s(age) + te(lon, lat) + re(subject) + sex``, read by formulaic's parser, and never evaluated."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+from formulaic.errors import FormulaSyntaxError
+from formulaic.parser import DefaultFormulaParser
+from formulaic.parser.types import Factor as ParsedFactor
+
+from gpytorch_gam._checks import did_you_mean
+
+from .columns import kind_of
+from .terms import FUNCTIONS, Factor, Linear, Term
+
+# How formulaic marks the place of an error.
+_MARKED, _COLOUR = re.compile("⧛(.*?)⧚", re.DOTALL), re.compile("\x1b\\[[0-9;]*m")
+
+
+class FormulaError(ValueError):
+    """A formula that cannot be read. The message shows the place."""
+
+    def __init__(self, problem: str, text: str, start: int = 0, length: int = 1) -> None:
+        super().__init__(f"{problem}\n    {text}\n    {' ' * start}{'^' * max(1, length)}")
+
+
+@dataclass(frozen=True)
+class Formula:
+    """
+    A formula.
+
+    :ivar text: As it was given.
+    :ivar response: The name of the response; None if the left side is missing.
+    :ivar parts: Terms, and names of columns whose effect depends on what they hold.
+    :ivar has_intercept: False if the formula says ``- 1`` or ``+ 0``.
+    """
+
+    text: str
+    response: str | None
+    parts: tuple[Term | str, ...]
+    has_intercept: bool
+
+    def terms(self, frame: pd.DataFrame) -> list[Term]:
+        """
+        The terms; a column by itself is linear if it holds numbers, and otherwise a factor.
+
+        :param frame: The data.
+        :raises FormulaError: If a column is missing.
+        """
+        found: list[Term] = []
+        for part in self.parts:
+            for name in [part] if isinstance(part, str) else part.columns:
+                if name not in frame.columns:
+                    known = list(map(str, frame.columns))
+                    raise FormulaError(
+                        f"X has no column {name!r}{did_you_mean(name, known)}: {known}", self.text, *_place(self.text, name)
+                    )
+            if isinstance(part, str):
+                part = Linear(column=part) if kind_of(frame[part]).is_number else Factor(column=part)
+            found.append(part)
+        return found
+
+
+def parse(text: str) -> Formula:
+    """
+    Read a formula.
+
+    Terms are ``s``, ``te``, ``ti``, ``f``, ``re``, ``fs`` and ``linear``, see :mod:`gpytorch_gam.gam.terms`, and names
+    of columns. Names that are no identifiers stand in backticks. ``- 1`` leaves out the intercept.
+
+    :param text: The formula.
+    :raises FormulaError: If it is none; the message shows the place.
+    """
+    try:
+        found = DefaultFormulaParser(include_intercept=True).get_terms(text)
+    except FormulaSyntaxError as error:
+        raise _as_formula_error(error, text) from error
+    sides = found.lhs if hasattr(found, "lhs") else None
+    right = found.rhs if hasattr(found, "rhs") else found
+    response = None if sides is None else _response(list(sides), text)
+    parts, has_intercept = [], False
+    for term in right:
+        if str(term) == "1":
+            has_intercept = True
+        else:
+            parts.append(_part(term, text))
+    return Formula(text, response, tuple(parts), has_intercept)
+
+
+def _as_formula_error(error: FormulaSyntaxError, text: str) -> FormulaError:
+    """The error of formulaic's parser with the place below the formula."""
+    message = _COLOUR.sub("", str(error))
+    marked = _MARKED.search(message)
+    problem = message.split("\n")[0].replace("insuffient", "insufficient").rstrip(".")
+    if marked is None:
+        return FormulaError(problem, text, max(len(text) - 1, 0))
+    start = text.find(marked.group(1).strip(), max(0, marked.start() - message.rfind("\n", 0, marked.start()) - 1))
+    return FormulaError(problem, text, max(start, 0), len(marked.group(1).strip()))
+
+
+def _response(sides: list[Any], text: str) -> str:
+    names = [str(term) for term in sides]
+    is_name = len(names) == 1 and len(sides[0].factors) == 1 and _is_column(sides[0].factors[0])
+    if not is_name:
+        raise FormulaError("the left side must be the name of one column", text, 0, max(text.find("~"), 1))
+    return names[0].strip("`")
+
+
+def _is_column(factor: Any) -> bool:
+    return factor.eval_method is ParsedFactor.EvalMethod.LOOKUP
+
+
+def _part(term: Any, text: str) -> Term | str:
+    """A term of the model, or the name of a column that stands for itself."""
+    factors = [factor.expr for factor in term.factors]
+    if len(factors) > 1:
+        first, second = factors[0], factors[1]
+        raise FormulaError(
+            f"the interaction of {first} and {second} is written te({first}, {second}) with their own effects, "
+            f"ti({first}, {second}) without, s({first}, by={second}) or linear({first}, by={second})",
+            text,
+            *_place(text, first),
+        )
+    expression = factors[0]
+    if _is_column(term.factors[0]):
+        return expression.strip("`")
+    return _call(expression, text)
+
+
+def _call(expression: str, text: str) -> Term:
+    start = max(text.find(expression), 0)
+    try:
+        node = ast.parse(re.sub("`([^`]*)`", lambda match: repr(match.group(1)), expression), mode="eval").body
+    except SyntaxError as error:
+        raise FormulaError(f"{expression} cannot be read: {error.msg}", text, start, len(expression)) from error
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id not in FUNCTIONS:
+        name = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else expression
+        raise FormulaError(
+            f"{name} is no term{did_you_mean(name, FUNCTIONS)}: terms are {', '.join(FUNCTIONS)} and names of columns; "
+            "compute other columns before the fit",
+            text,
+            start,
+            len(expression),
+        )
+    try:
+        arguments = [_value(argument) for argument in node.args]
+        options = {str(keyword.arg): _value(keyword.value) for keyword in node.keywords}
+        return FUNCTIONS[node.func.id](*arguments, **options)
+    except (TypeError, ValueError) as error:
+        problem = str(error).replace("() ", " ")
+        raise FormulaError(f"{expression}: {problem}", text, start, len(expression)) from error
+
+
+def _value(node: ast.expr) -> Any:
+    """The name of a column, or a literal."""
+    if isinstance(node, ast.Name):
+        return node.id
+    try:
+        return ast.literal_eval(node)
+    except ValueError as error:
+        raise ValueError(
+            f"{ast.unparse(node)} is neither the name of a column nor a number: compute it as a column before the fit"
+        ) from error
+
+
+def _place(text: str, name: str) -> tuple[int, int]:
+    """Start and length of a name in a formula, preferably on its right side."""
+    right = text.find("~") + 1
+    match = re.compile(rf"(?<!\w){re.escape(name)}(?!\w)").search(text, right)
+    return (match.start(), len(name)) if match else (max(right, 0), 1)

@@ -1,0 +1,217 @@
+"""Predictions of a fitted model in units of the response, a chunk of rows at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+
+from gpytorch_gam.distributions.quantiles import predictive_quantiles
+from gpytorch_gam.effects import Prediction
+
+from .design import Part
+from .fitted import Fitted
+
+# Rows whose predictive distributions are in memory at a time, and whose terms are.
+_ROWS_AT_A_TIME = 8192
+
+# Row-wise arguments by name, one number a row.
+Arguments = Mapping[str, Tensor]
+
+
+def _chunks(
+    fitted: Fitted, x: Tensor, arguments: Arguments, kept: Sequence[Part]
+) -> Iterator[tuple[slice, Prediction, dict[str, Tensor]]]:
+    """The predictors of some rows after the other, without the terms that are left out."""
+    left_out = fitted.left_out(kept)
+    for start in range(0, len(x), _ROWS_AT_A_TIME):
+        rows = slice(start, min(start + _ROWS_AT_A_TIME, len(x)))
+        prediction = fitted.model.predict(x[rows], components=False, exclude=left_out or None)
+        yield rows, prediction, {name: value[rows] for name, value in arguments.items()}
+
+
+def in_chunks(
+    fitted: Fitted,
+    x: Tensor,
+    arguments: Arguments,
+    kept: Sequence[Part],
+    function: Callable[[Prediction, dict[str, Tensor]], Tensor],
+) -> np.ndarray:
+    """
+    What a function makes of the predictors and arguments of each row, ``(*shape, n)``.
+
+    :param fitted: The fitted model.
+    :param x: Inputs ``(n, D)``.
+    :param arguments: Row-wise arguments of the likelihood, in units of the fit.
+    :param kept: The terms to include.
+    :param function: Called with some rows at a time; returns ``(*shape, rows)``.
+    """
+    result: np.ndarray | None = None
+    with torch.no_grad():
+        for rows, prediction, own in _chunks(fitted, x, arguments, kept):
+            part = function(prediction, own)
+            if result is None:
+                result = np.empty((*part.shape[:-1], len(x)))
+            result[..., rows] = part.cpu().numpy()
+    assert result is not None
+    return result
+
+
+def response(fitted: Fitted, prediction: Prediction, arguments: Arguments) -> Distribution:
+    """
+    The distribution of new responses, in units of the fit.
+
+    :param fitted: The fitted model.
+    :param prediction: The predictors.
+    :param arguments: Row-wise arguments of the likelihood.
+    """
+    return fitted.likelihood(prediction.distribution, **arguments)
+
+
+def response_moments(fitted: Fitted, x: Tensor, arguments: Arguments, kept: Sequence[Part]) -> np.ndarray:
+    """
+    Mean and standard deviation of new responses, ``(2, n)``.
+
+    :param fitted: The fitted model.
+    :param x: Inputs ``(n, D)``.
+    :param arguments: Row-wise arguments of the likelihood, in units of the fit.
+    :param kept: The terms to include.
+    """
+
+    def moments(prediction: Prediction, own: dict[str, Tensor]) -> Tensor:
+        distribution = response(fitted, prediction, own)
+        mean = _first_predictor(prediction, own)[0] if fitted.family.name == "quantile" else distribution.mean
+        return torch.stack([mean, distribution.variance.sqrt()])
+
+    found = in_chunks(fitted, x, arguments, kept, moments)
+    return found * fitted.units.scale + np.array([[fitted.units.centre], [0.0]])
+
+
+def response_quantiles(
+    fitted: Fitted, x: Tensor, arguments: Arguments, kept: Sequence[Part], probabilities: Sequence[float]
+) -> np.ndarray:
+    """
+    Quantiles of new responses, ``(K, n)``.
+
+    :param fitted: The fitted model.
+    :param x: Inputs ``(n, D)``.
+    :param arguments: Row-wise arguments of the likelihood, in units of the fit.
+    :param kept: The terms to include.
+    :param probabilities: K probabilities.
+    """
+
+    def quantiles(prediction: Prediction, own: dict[str, Tensor]) -> Tensor:
+        return predictive_quantiles(response(fitted, prediction, own), list(probabilities))
+
+    return in_chunks(fitted, x, arguments, kept, quantiles) * fitted.units.scale + fitted.units.centre
+
+
+def mean_quantiles(
+    fitted: Fitted, x: Tensor, arguments: Arguments, kept: Sequence[Part], probabilities: Sequence[float]
+) -> np.ndarray:
+    """
+    Posterior quantiles of the mean function, ``(K, n)``: those of the first predictor, seen through the link.
+
+    :param fitted: The fitted model.
+    :param x: Inputs ``(n, D)``.
+    :param arguments: Row-wise arguments of the likelihood, in units of the fit.
+    :param kept: The terms to include.
+    :param probabilities: K probabilities.
+    """
+    deviates = torch.special.ndtri(torch.tensor(list(probabilities), dtype=torch.float64)).unsqueeze(-1)
+
+    def quantiles(prediction: Prediction, own: dict[str, Tensor]) -> Tensor:
+        mean, deviation = _first_predictor(prediction, own)
+        return fitted.family.mean(mean + deviates.to(mean) * deviation, own, fitted.likelihood)
+
+    return in_chunks(fitted, x, arguments, kept, quantiles) * fitted.units.scale + fitted.units.centre
+
+
+def _first_predictor(prediction: Prediction, arguments: Arguments) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of the first predictor, offset included."""
+    mean, deviation = prediction.mean, prediction.stddev
+    if mean.dim() > 1:
+        mean, deviation = mean[..., 0], deviation[..., 0]
+    return mean + arguments.get("offset", torch.zeros_like(mean)), deviation
+
+
+def predictor_moments(fitted: Fitted, x: Tensor, arguments: Arguments, kept: Sequence[Part]) -> np.ndarray:
+    """
+    Mean and standard deviation of each predictor, ``(2, P, n)``; those of an identity link in units of the response.
+
+    :param fitted: The fitted model.
+    :param x: Inputs ``(n, D)``.
+    :param arguments: Row-wise arguments of the likelihood, in units of the fit.
+    :param kept: The terms to include.
+    """
+
+    def moments(prediction: Prediction, own: dict[str, Tensor]) -> Tensor:
+        first, _ = _first_predictor(prediction, own)
+        mean, deviation = (
+            part.unsqueeze(-1) if part.dim() == 1 else part.clone() for part in (prediction.mean, prediction.stddev)
+        )
+        mean[..., 0] = first
+        return torch.stack([mean.mT, deviation.mT])
+
+    found = in_chunks(fitted, x, arguments, kept, moments)
+    for predictor in range(found.shape[1]):
+        found[:, predictor] *= fitted.scale_of(predictor)
+        found[0, predictor] += fitted.centre_of(predictor)
+    return found
+
+
+def class_probabilities(fitted: Fitted, x: Tensor, arguments: Arguments, kept: Sequence[Part]) -> np.ndarray:
+    """
+    Probabilities of the classes, ``(n, K)``.
+
+    :param fitted: The fitted model.
+    :param x: Inputs ``(n, D)``.
+    :param arguments: Row-wise arguments of the likelihood.
+    :param kept: The terms to include.
+    """
+
+    def probabilities(prediction: Prediction, own: dict[str, Tensor]) -> Tensor:
+        distribution = response(fitted, prediction, own)
+        if fitted.family.name == "binomial":
+            return torch.stack([1 - distribution.mean, distribution.mean])
+        return distribution.probs.mT
+
+    found = in_chunks(fitted, x, arguments, kept, probabilities).T
+    return found / found.sum(1, keepdims=True)
+
+
+def term_moments(fitted: Fitted, x: Tensor, kept: Sequence[Part]) -> tuple[np.ndarray, np.ndarray]:
+    """
+    Means and standard deviations of terms, ``(K, n)`` each, in units of the predictor. A term of several components has
+    the variance of their sum.
+
+    :param fitted: The fitted model.
+    :param x: Inputs ``(n, D)``.
+    :param kept: The K terms.
+    """
+    means, deviations = np.zeros((len(kept), len(x))), np.zeros((len(kept), len(x)))
+    scales = [fitted.scale_of(part.predictor) for part in kept]
+    size = _rows_of_terms(fitted)
+    with torch.no_grad():
+        for start in range(0, len(x), size):
+            rows = slice(start, start + size)
+            posterior = fitted.model.components(x[rows])
+            for index, part in enumerate(kept):
+                if part.components:
+                    mean, variance = _total(posterior, part)
+                    means[index, rows] = scales[index] * mean.cpu().numpy()
+                    deviations[index, rows] = scales[index] * variance.clamp_min(0.0).sqrt().cpu().numpy()
+    return means, deviations
+
+
+def _total(posterior: object, part: Part) -> tuple[Tensor, Tensor]:
+    mean, variance = posterior[list(part.components)].total()  # type: ignore[index]
+    return (mean, variance) if mean.dim() == 1 else (mean[part.predictor], variance[part.predictor])
+
+
+def _rows_of_terms(fitted: Fitted) -> int:
+    """Rows whose projections take some tens of megabytes."""
+    return max(256, min(_ROWS_AT_A_TIME, 4_000_000 // max(1, fitted.model.predictor.num_inducing_total ** 2 // 32)))

@@ -1,0 +1,98 @@
+"""What an estimator was told about the terms of each predictor, in any of the forms in which it may be told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from gpytorch_gam import _checks as checks
+
+from .design import automatic_terms, check_columns
+from .formula import Formula, parse
+from .terms import Term, check_terms
+
+
+@dataclass(frozen=True)
+class Specification:
+    """
+    The terms of each predictor, some of which depend on the data.
+
+    :ivar of_predictors: A formula, terms, or ``"auto"`` for each predictor.
+    :ivar response: The name of the response in a formula, or None.
+    """
+
+    of_predictors: tuple[Formula | list[Term] | str, ...]
+    response: str | None
+
+    @property
+    def is_automatic(self) -> bool:
+        """Whether the columns of the data determine the terms."""
+        return any(isinstance(each, str) for each in self.of_predictors)
+
+    @property
+    def has_intercepts(self) -> tuple[bool, ...]:
+        """Whether each predictor has an intercept."""
+        return tuple(each.has_intercept if isinstance(each, Formula) else True for each in self.of_predictors)
+
+    def terms(self, frame: pd.DataFrame) -> list[list[Term]]:
+        """
+        The terms of each predictor.
+
+        :param frame: The data of the fit.
+        """
+        found = [self._terms_of(each, frame) for each in self.of_predictors]
+        check_columns(found, frame.columns)
+        return found
+
+    @staticmethod
+    def _terms_of(each: Formula | list[Term] | str, frame: pd.DataFrame) -> list[Term]:
+        if isinstance(each, Formula):
+            return check_terms(each.terms(frame))
+        return automatic_terms(frame) if isinstance(each, str) else each
+
+
+def read_specification(terms: Any, parameters: Sequence[str]) -> Specification:
+    """
+    Read what an estimator was told about its terms.
+
+    :param terms: ``"auto"``, a formula, or a list of terms, for all predictors; or a list of one of these for each
+        predictor, or a mapping from the predictors' names to them.
+    :param parameters: The names of the predictors.
+    :raises TypeError: If it is something else.
+    :raises ValueError: If it does not fit the predictors.
+    """
+    if isinstance(terms, Mapping):
+        unknown = [name for name in terms if name not in parameters]
+        missing = [name for name in parameters if name not in terms]
+        if unknown or missing:
+            raise ValueError(f"terms must name the parameters {list(parameters)}, got {list(terms)}")
+        given = [terms[name] for name in parameters]
+    elif isinstance(terms, list | tuple) and terms and not any(isinstance(each, Term) for each in terms):
+        given = list(terms)
+        if len(given) != len(parameters):
+            raise ValueError(
+                f"terms has {len(given)} formulas or lists, but the family has the parameters {list(parameters)}: one each, "
+                "or one for all"
+            )
+    else:
+        given = [terms] * len(parameters)
+    read = tuple(_read(each) for each in given)
+    responses = {each.response for each in read if isinstance(each, Formula) and each.response is not None}
+    if len(responses) > 1:
+        raise ValueError(f"formulas name several responses: {sorted(responses)}")
+    return Specification(read, responses.pop() if responses else None)
+
+
+def _read(each: Any) -> Formula | list[Term] | str:
+    if isinstance(each, str):
+        if each == "auto":
+            return each
+        if each.strip().isidentifier():
+            raise ValueError(f"terms must be 'auto', a formula such as 'y ~ s(age)', or a list of terms, got {each!r}")
+        return parse(each)
+    if isinstance(each, Mapping):
+        raise TypeError(f"terms must be 'auto', a formula or a list of terms, got {checks.shown(each)}")
+    return check_terms(each)

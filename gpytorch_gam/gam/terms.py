@@ -1,0 +1,396 @@
+"""
+The terms of a model of data frames, which name columns: ``s("age")`` is to :func:`gpytorch_gam.terms.smooth` what a
+line of a formula is to a matrix. They hold no data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+from gpytorch_gam import _checks as checks
+
+KERNELS = ("rbf", "matern12", "matern32", "matern52")
+MISSING = ("error", "marginal", "level")
+
+#: The lengths of named periods of dates, in days.
+PERIODS = {"day": 1.0, "week": 7.0, "year": 365.2425}
+
+
+@dataclass(frozen=True)
+class Term:
+    """
+    What the terms have in common.
+
+    :ivar missing: What is done with missing values in the columns of the term, see :func:`s`. None: what the estimator
+        says.
+    """
+
+    #: The name of the function that makes the term, in formulas and labels.
+    call: ClassVar[str] = ""
+
+    missing: str | None = None
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The columns that are arguments of the effect."""
+        raise NotImplementedError
+
+    @property
+    def multiplier(self) -> str | None:
+        """The column ``by``."""
+        return getattr(self, "by", None)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """All columns that the term reads."""
+        return self.arguments if self.multiplier is None else (*self.arguments, self.multiplier)
+
+    @property
+    def label(self) -> str:
+        """The term as it stands in a formula, without the options that do not tell it from others."""
+        options = [] if self.multiplier is None else [f"by={self.multiplier}"]
+        period = getattr(self, "period", None)
+        options += [] if period is None else [f"period={period:g}" if isinstance(period, float) else f"period={period}"]
+        return f"{self.call}({', '.join([*self.arguments, *options])})"
+
+    def _check_missing(self, *, levels: bool) -> None:
+        if self.missing is not None:
+            checks.choice(f"missing of {self.call}", self.missing, MISSING if levels else MISSING[:2])
+
+
+@dataclass(frozen=True)
+class Smooth(Term):
+    """A smooth effect of a column, see :func:`s`."""
+
+    call: ClassVar[str] = "s"
+
+    column: str = ""
+    by: str | None = None
+    period: float | str | None = None
+    k: int | None = None
+    kernel: str | None = None
+    linear: bool = True
+
+    def __post_init__(self) -> None:
+        _check_columns(self)
+        _check_smoothness(self)
+        checks.flag("linear of s", self.linear)
+        if isinstance(self.period, str):
+            checks.choice("period of s", self.period, PERIODS)
+        elif self.period is not None:
+            object.__setattr__(self, "period", checks.number("period of s", self.period, above=0))
+        self._check_missing(levels=False)
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The column."""
+        return (self.column,)
+
+
+@dataclass(frozen=True)
+class Linear(Term):
+    """A linear effect of a column, see :func:`linear`."""
+
+    call: ClassVar[str] = "linear"
+
+    column: str = ""
+    by: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_columns(self)
+        self._check_missing(levels=False)
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The column."""
+        return (self.column,)
+
+
+@dataclass(frozen=True)
+class Tensor(Term):
+    """A smooth effect of two or three columns, see :func:`te` and :func:`ti`."""
+
+    has_main_effects: bool = True
+    names: tuple[str, ...] = ()
+    k: int | None = None
+    kernel: str | None = None
+
+    def __post_init__(self) -> None:
+        names = tuple(self.names)
+        if len(set(names)) < len(names) or len(names) not in (2, 3):
+            raise ValueError(f"{self.call} takes two or three different columns, got {list(names)}")
+        object.__setattr__(self, "names", names)
+        _check_columns(self)
+        _check_smoothness(self)
+        self._check_missing(levels=False)
+
+    @property
+    def call(self) -> str:  # type: ignore[override]
+        """``te`` or ``ti``."""
+        return "te" if self.has_main_effects else "ti"
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The columns."""
+        return self.names
+
+
+@dataclass(frozen=True)
+class Factor(Term):
+    """The effect of a category, see :func:`f`."""
+
+    call: ClassVar[str] = "f"
+
+    column: str = ""
+    ordered: bool | None = None
+
+    def __post_init__(self) -> None:
+        _check_columns(self)
+        if self.ordered is not None:
+            checks.flag("ordered of f", self.ordered)
+        self._check_missing(levels=True)
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The column."""
+        return (self.column,)
+
+
+@dataclass(frozen=True)
+class RandomEffect(Term):
+    """A random effect of a category, see :func:`re`."""
+
+    call: ClassVar[str] = "re"
+
+    column: str = ""
+    by: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_columns(self)
+        self._check_missing(levels=True)
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The column."""
+        return (self.column,)
+
+
+@dataclass(frozen=True)
+class RandomCurves(Term):
+    """A curve for each level of a category, see :func:`fs`."""
+
+    call: ClassVar[str] = "fs"
+
+    column: str = ""
+    levels: str = ""
+    k: int | None = None
+    kernel: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_columns(self)
+        _check_smoothness(self)
+        if self.column == self.levels:
+            raise ValueError(f"fs takes a column and another one of levels, got {self.column!r} twice")
+        self._check_missing(levels=False)
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The column, and that of the levels."""
+        return (self.column, self.levels)
+
+
+def s(
+    column: str,
+    *,
+    by: str | None = None,
+    period: float | str | None = None,
+    k: int | None = None,
+    kernel: str | None = None,
+    linear: bool = True,
+    missing: str | None = None,
+) -> Smooth:
+    """
+    A smooth effect of a numeric column or of a date: ``s(age)`` of mgcv. It is the sum of a line and a smooth function
+    with mean zero over the data, which are shown and summarised as one effect.
+
+    :param column: The name of the column.
+    :param by: A numeric column that multiplies the effect (a varying coefficient), or one of categories, each of which
+        gets an effect of its own. As in mgcv the effects of categories leave out their levels: add ``f(by)``.
+    :param period: The period of a periodic effect, in units of the column; of a date ``"day"``, ``"week"``, ``"year"``
+        or a number of days.
+    :param k: Number of inducing points. Default: chosen by the fit.
+    :param kernel: ``"matern52"``, ``"matern32"``, ``"matern12"`` or ``"rbf"``. Default: that of the estimator.
+    :param linear: Whether the effect has a linear part of its own, whose slope the smooth part need not bend to. It has
+        none if it is periodic or has a ``by``.
+    :param missing: What is done with missing values: ``"error"``, or ``"marginal"``, for an effect that is unknown in
+        these rows and has its prior distribution there. Default: what the estimator says.
+
+    Example:
+        >>> [s("age"), s("hour", period=24), s("dose", by="sex")]
+    """
+    return Smooth(missing, column, by, period, k, kernel, linear)
+
+
+def linear(column: str, *, by: str | None = None, missing: str | None = None) -> Linear:
+    """
+    A linear effect of a numeric column.
+
+    :param column: The name of the column.
+    :param by: A column by which it is multiplied, or one of categories, each of which gets a slope of its own.
+    :param missing: See :func:`s`.
+    """
+    return Linear(missing, column, by)
+
+
+def te(*columns: str, k: int | None = None, kernel: str | None = None, missing: str | None = None) -> Tensor:
+    """
+    A smooth effect of two or three numeric columns with units of their own: ``te(lon, lat)`` of mgcv. It is the sum of
+    the columns' effects, as those of :func:`s`, and of their interaction, each with a variance of its own.
+
+    :param columns: The names of the columns.
+    :param k: Number of inducing points along each column. Default: chosen by the fit.
+    :param kernel: See :func:`s`.
+    :param missing: See :func:`s`.
+    """
+    return Tensor(missing, True, columns, k, kernel)
+
+
+def ti(*columns: str, k: int | None = None, kernel: str | None = None, missing: str | None = None) -> Tensor:
+    """
+    The interaction of two or three numeric columns without their own effects, to which it is orthogonal: ``ti`` of
+    mgcv.
+
+    :param columns: The names of the columns.
+    :param k: Number of inducing points along each column. Default: chosen by the fit.
+    :param kernel: See :func:`s`.
+    :param missing: See :func:`s`.
+    """
+    return Tensor(missing, False, columns, k, kernel)
+
+
+def f(column: str, *, ordered: bool | None = None, missing: str | None = None) -> Factor:
+    """
+    The effect of a category: one number for each level, with sum zero. A level that was not in the data of the fit is
+    an error when predicting.
+
+    :param column: The name of a column of text, booleans, categories, or of numbers that are names.
+    :param ordered: Whether neighbouring levels are alike. Default: whether the column is an ordered categorical.
+    :param missing: ``"error"``, ``"marginal"`` (see :func:`s`), or ``"level"``: missing values are a level of their
+        own. Default: what the estimator says.
+    """
+    return Factor(missing, column, ordered)
+
+
+def re(column: str, *, by: str | None = None, missing: str | None = None) -> RandomEffect:
+    """
+    A random effect: one number for each level of a category, which are shrunk towards zero by a variance that is
+    estimated; ``s(subject, bs="re")`` of mgcv. A level that was not in the data of the fit has the prior distribution.
+
+    :param column: The name of the column of levels.
+    :param by: A numeric column, whose slope then varies with the level.
+    :param missing: See :func:`f`.
+    """
+    return RandomEffect(missing, column, by)
+
+
+def fs(
+    column: str, levels: str, *, k: int | None = None, kernel: str | None = None, missing: str | None = None
+) -> RandomCurves:
+    """
+    A random curve for each level of a category, with a common variance and smoothness; ``s(x, g, bs="fs")`` of mgcv. A
+    level that was not in the data of the fit has the prior distribution.
+
+    :param column: The name of the numeric column.
+    :param levels: The name of the column of levels.
+    :param k: Number of inducing points of each level. Default: chosen by the fit.
+    :param kernel: See :func:`s`.
+    :param missing: See :func:`s`.
+    """
+    return RandomCurves(missing, column, levels, k, kernel)
+
+
+#: The functions that make terms, by their names in formulas.
+FUNCTIONS = {"s": s, "linear": linear, "te": te, "ti": ti, "f": f, "re": re, "fs": fs}
+
+_KINDS = {kind.__name__: kind for kind in (Smooth, Linear, Tensor, Factor, RandomEffect, RandomCurves)}
+
+
+def described(term: Term) -> dict[str, Any]:
+    """
+    A term as plain values, which JSON can hold.
+
+    :param term: The term.
+    """
+    return {"kind": type(term).__name__, **{each.name: getattr(term, each.name) for each in fields(term)}}
+
+
+def from_description(description: dict[str, Any]) -> Term:
+    """
+    The term with a description by :func:`described`.
+
+    :param description: The plain values.
+    """
+    values = dict(description)
+    return _KINDS[values.pop("kind")](**values)
+
+
+def check_terms(terms: Any) -> list[Term]:
+    """
+    A list of terms with different labels, of which none contains another.
+
+    :param terms: What was given.
+    :raises TypeError: If it is something else.
+    :raises ValueError: If a term occurs twice, or main effects do.
+    """
+    if isinstance(terms, Term):
+        terms = [terms]
+    if not isinstance(terms, list | tuple):
+        raise TypeError(f"terms must be 'auto', a formula or a list of terms, got {checks.shown(terms)}")
+    for term in terms:
+        if not isinstance(term, Term):
+            raise TypeError(
+                f"terms must hold terms, such as s('age') or f('station'), got {checks.shown(term)}"
+                + (f": write s({term!r}) or f({term!r})" if isinstance(term, str) else "")
+            )
+    labels = [term.label for term in terms]
+    repeated = sorted({label for label in labels if labels.count(label) > 1})
+    if repeated:
+        raise ValueError(f"terms has {', '.join(repeated)} more than once")
+    _refuse_repeated_effects(terms)
+    return list(terms)
+
+
+def _refuse_repeated_effects(terms: list[Term] | tuple[Term, ...]) -> None:
+    """Refuse main effects that two terms have, of which only the sum would be identified."""
+    owners: dict[str, str] = {}
+    for term in terms:
+        has_main = isinstance(term, Smooth | Linear) and term.multiplier is None and getattr(term, "period", None) is None
+        if not has_main and not (isinstance(term, Tensor) and term.has_main_effects):
+            continue
+        for column in term.arguments:
+            if column in owners:
+                raise ValueError(
+                    f"terms has the effect of {column!r} twice, in {owners[column]} and {term.label}: s has a linear "
+                    "part, and te the effects of its columns; ti is the interaction alone"
+                )
+            owners[column] = term.label
+
+
+def _check_columns(term: Term) -> None:
+    for column in term.columns:
+        if not isinstance(column, str):
+            raise TypeError(
+                f"{term.call} takes names of columns, got {checks.shown(column)}; columns of arrays are named x0, x1, ..."
+            )
+        if not column:
+            raise ValueError(f"{term.call} takes names of columns, got an empty one")
+    if term.multiplier in term.arguments:
+        raise ValueError(f"by of {term.call} is {term.multiplier!r}, which is its column already")
+
+
+def _check_smoothness(term: Any) -> None:
+    if term.k is not None:
+        checks.integer(f"k of {term.call}", term.k, least=3)
+    if term.kernel is not None:
+        checks.choice(f"kernel of {term.call}", term.kernel, KERNELS)
