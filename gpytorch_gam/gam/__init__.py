@@ -30,7 +30,9 @@ def __getattr__(name: str) -> Any:
     try:
         return getattr(importlib.import_module(_NEEDS_EXTRA[name], __name__), name)
     except ModuleNotFoundError as error:
-        raise ImportError(f"{name} needs {error.name}, which is not installed: pip install gpytorch-gam[gam]") from error
+        raise ImportError(
+            f"{name} needs {error.name}, which is not installed: pip install gpytorch-gam[gam]"
+        ) from error
 
 
 def __dir__() -> list[str]:

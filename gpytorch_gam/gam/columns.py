@@ -25,6 +25,9 @@ _NORMAL_QUARTILE_RANGE = 1.3489795
 # Robust standard deviations beyond which a tail is long: normal columns of a billion rows stay below.
 _LONG_TAIL = 8.0
 
+# Distinct values above which their number does not matter.
+_MOST_COUNTED = 100
+
 _NANOSECONDS_A_DAY = 86_400_000_000_000
 
 
@@ -144,6 +147,7 @@ class NumberEncoding(Encoding):
     scale: float
     low: float  # the range of the data
     high: float
+    num_values: int  # how many distinct ones there are, up to a hundred
     is_drawn_in: bool = False
 
     @classmethod
@@ -165,7 +169,9 @@ class NumberEncoding(Encoding):
         centre, scale = _robust_scale(present, weights)
         low, high = float(present.min()), float(present.max())
         furthest = max(high - centre, centre - low) / scale
-        return cls(str(values.name), kind.name, centre, scale, low, high, draws_in and furthest > _LONG_TAIL)
+        num_values = min(len(np.unique(present)), _MOST_COUNTED)
+        is_drawn_in = draws_in and furthest > _LONG_TAIL
+        return cls(str(values.name), kind.name, centre, scale, low, high, num_values, is_drawn_in)
 
     @property
     def is_constant(self) -> bool:
@@ -201,7 +207,7 @@ def _robust_scale(values: np.ndarray, weights: np.ndarray) -> tuple[float, float
     ordered = values[order]
     share = np.cumsum(weights[order]) / weights.sum()
     lower, centre, upper = (
-        float(ordered[min(np.searchsorted(share, p - 1e-12), len(ordered) - 1)]) for p in (0.25, 0.5, 0.75)
+        float(ordered[min(int(np.searchsorted(share, p - 1e-12)), len(ordered) - 1)]) for p in (0.25, 0.5, 0.75)
     )
     scale = (upper - lower) / _NORMAL_QUARTILE_RANGE
     if scale == 0.0:
@@ -316,8 +322,8 @@ class LevelEncoding(Encoding):
         unseen = self.unseen(values)
         if unseen:
             raise ValueError(
-                f"column {self.column!r} has {listed(tuple(map(str, unseen)))}, which the fit has not seen and of which "
-                f"{label} has no effect; levels are {listed(self.labels)}. re({self.column!r}) allows unseen levels"
+                f"column {self.column!r} has {listed(tuple(map(str, unseen)))}, which the fit has not seen: "
+                f"{label} has no effect of them. Levels are {listed(self.labels)}; re({self.column!r}) allows others"
             )
 
 

@@ -14,15 +14,20 @@ import torch
 from torch import Tensor
 
 from gpytorch_gam import terms as factories
+from gpytorch_gam._checks import did_you_mean
 from gpytorch_gam.components import AdditivePredictor, ComponentGroup, Levels
 from gpytorch_gam.kernels import Empirical
 from gpytorch_gam.warnings import ConstantColumnWarning
 
 from .columns import CycleEncoding, Encoding, LevelEncoding, MultiplierEncoding, NumberEncoding, kind_of
-from .terms import PERIODS, Factor, Linear, RandomCurves, RandomEffect, Smooth, Tensor as TensorTerm, Term
+from .terms import PERIODS, Factor, Linear, RandomCurves, RandomEffect, Smooth, Term
+from .terms import Tensor as TensorTerm
 
 # Atoms of the distribution over which smooth effects have mean zero.
 _NUM_ATOMS = 64
+
+# The number of inducing points with which fits begin.
+_DEFAULT_POINTS = 16
 
 # Levels above which a column of text gets a random effect, and values up to which one of numbers is a line.
 MOST_FIXED_LEVELS, _FEW_VALUES = 10, 2
@@ -171,8 +176,7 @@ class Design:
         return torch.from_numpy(inputs)
 
     def _check_values(self, term: Term, frame: pd.DataFrame, inputs: np.ndarray) -> None:
-        keys = [key for key in self._keys_of(term)]
-        for name, role in keys:
+        for name, role in self._keys_of(term):
             values = inputs[:, self.position(name, role)]
             infinite = int(np.isinf(values).sum())
             if infinite:
@@ -292,7 +296,7 @@ class Design:
         multiplier = self._by(term, label)
         if term.period is not None:
             column = self.position(term.column, f"cycle {_days(term.period):.17g}")
-            more = {} if term.k is None else {"num_inducing": term.k}
+            more: dict[str, Any] = {} if term.k is None else {"num_inducing": term.k}
             return [factories.cyclic(column, 1.0, **more, **multiplier, **options)]
         parts = [self._curve(term.column, term, x, multiplier, options)]
         if _has_line(term):
@@ -306,7 +310,13 @@ class Design:
         by_number = "by" in multiplier and "levels" not in multiplier
         measure = None if by_number else self._measure(x[:, column])
         return factories.smooth(
-            column, x, kernel=self._kernel(term), measure=measure, **self._points(term, x, column), **multiplier, **options
+            column,
+            x,
+            kernel=self._kernel(term),
+            measure=measure,
+            **self._points(term, name),
+            **multiplier,
+            **options,
         )
 
     def _line(self, name: str, x: Tensor, label: str, options: dict[str, Any]) -> ComponentGroup:
@@ -317,7 +327,7 @@ class Design:
 
     def _tensor(self, term: TensorTerm, x: Tensor, label: str, options: dict[str, Any]) -> list[ComponentGroup]:
         columns = [self.position(name, "number") for name in term.names]
-        points = {} if (term.k or self.k) is None else {"num_inducing": term.k or min(self.k or 7, 10)}
+        points: dict[str, Any] = {} if (term.k or self.k) is None else {"num_inducing": term.k or min(self.k or 7, 10)}
         joint = factories.tensor(
             columns,
             x,
@@ -341,15 +351,19 @@ class Design:
         make = factories.ordinal if is_ordered else factories.factor
         return [make(self.position(term.column, "levels"), _levels(encoding), name=label, **options)]
 
-    def _random_effect(self, term: RandomEffect, x: Tensor, label: str, options: dict[str, Any]) -> list[ComponentGroup]:
+    def _random_effect(
+        self, term: RandomEffect, x: Tensor, label: str, options: dict[str, Any]
+    ) -> list[ComponentGroup]:
         by = None if term.by is None else self.position(term.by, "multiplier")
         levels = _levels(self.encoding(term.column, "levels"))
         return [factories.random_effect(self.position(term.column, "levels"), levels, by=by, name=label, **options)]
 
-    def _random_curves(self, term: RandomCurves, x: Tensor, label: str, options: dict[str, Any]) -> list[ComponentGroup]:
+    def _random_curves(
+        self, term: RandomCurves, x: Tensor, label: str, options: dict[str, Any]
+    ) -> list[ComponentGroup]:
         column, by = self.position(term.column, "number"), self.position(term.levels, "levels")
         levels = _levels(self.encoding(term.levels, "levels"))
-        points = {} if (term.k or self.k) is None else {"num_inducing": term.k or self.k}
+        points: dict[str, Any] = {} if (term.k or self.k) is None else {"num_inducing": term.k or self.k}
         return [
             factories.factor_smooth(column, by, levels, x, kernel=self._kernel(term), name=label, **points, **options)
         ]
@@ -367,13 +381,12 @@ class Design:
     def _kernel(self, term: Any) -> Any:
         return self.kernel if term.kernel is None else term.kernel
 
-    def _points(self, term: Any, x: Tensor, column: int) -> dict[str, Any]:
+    def _points(self, term: Any, name: str) -> dict[str, Any]:
         """The number of inducing points, where it is given or the column has fewer values than that."""
-        values = x[:, column]
-        num_values = len(values[values.isfinite()].unique())
+        num_values = self.encoding(name, "number").num_values
         wanted = self.k if term.k is None or isinstance(term, TensorTerm) else term.k
         if wanted is None:
-            return {"num_inducing": max(2, num_values)} if num_values < 16 else {}
+            return {"num_inducing": max(2, num_values)} if num_values < _DEFAULT_POINTS else {}
         return {"num_inducing": max(2, min(wanted, num_values))}
 
     def _measure(self, values: Tensor) -> Empirical:
@@ -421,8 +434,6 @@ def check_columns(terms: Sequence[Iterable[Term]], columns: Iterable[str]) -> No
     :param terms: The terms of each predictor.
     :param columns: The names of the columns.
     """
-    from gpytorch_gam._checks import did_you_mean
-
     known = list(map(str, columns))
     for term in (term for each in terms for term in each):
         for name in term.columns:
@@ -477,7 +488,9 @@ def described_encodings(encodings: Mapping[Key, Encoding]) -> list[dict[str, Any
     ]
 
 
-_ENCODINGS = {kind.__name__: kind for kind in (NumberEncoding, MultiplierEncoding, CycleEncoding, LevelEncoding)}
+_ENCODINGS: dict[str, Any] = {
+    kind.__name__: kind for kind in (NumberEncoding, MultiplierEncoding, CycleEncoding, LevelEncoding)
+}
 
 
 def encodings_of_description(description: Sequence[Mapping[str, Any]]) -> dict[Key, Encoding]:
@@ -488,7 +501,9 @@ def encodings_of_description(description: Sequence[Mapping[str, Any]]) -> dict[K
     """
     found: dict[Key, Encoding] = {}
     for each in description:
-        values = {name: tuple(value) if isinstance(value, list) else value for name, value in each.items()}
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in each.items()
+        }
         key = values.pop("name"), values.pop("role")
         found[key] = _ENCODINGS[values.pop("kind_of_encoding")](**values)
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,7 +23,9 @@ from sklearn.utils.validation import (
 from gpytorch_gam import _checks as checks
 from gpytorch_gam.training import FitResult
 
+from . import files
 from .design import INTERCEPT, Design
+from .draws import FunctionDraws, draw_functions
 from .families import Binomial, Family, Ordinal, Softmax, regression_family
 from .fitted import Fitted
 from .fitting import Options, fit_arguments, fit_design
@@ -35,7 +38,8 @@ from .prediction import (
     response_quantiles,
     term_moments,
 )
-from .specification import Specification, read_specification
+from .specification import read_specification
+from .summary import Summary, summarise
 from .terms import KERNELS, MISSING
 
 _CLASSIFICATION = ("auto", "logit", "probit", "softmax", "ordinal")
@@ -45,6 +49,15 @@ class _GAM(BaseEstimator):
     """What regression and classification have in common."""
 
     _fitted: Fitted
+    _response_column: str | None
+    _needed: list[str] | None
+    result_: FitResult | None
+    deviance_explained_: float
+    n_rows_: int
+    family_: Family
+    classes_: np.ndarray
+    n_features_in_: int
+    feature_names_in_: np.ndarray
 
     def __init__(
         self,
@@ -92,9 +105,8 @@ class _GAM(BaseEstimator):
         self._check_options()
         frame = as_frame(self, X, reset=True)
         y, frame = self._response(y, frame)
-        if len(frame) != len(y):
-            check_consistent_length(frame, y)
         y, family = self._encode_response(y)
+        check_consistent_length(frame, y)
         specification = read_specification(self.terms, family.parameters)
         weights = _check_sample_weight(sample_weight, frame.to_numpy(), dtype=np.float64, ensure_non_negative=True)
         rows = self._row_arguments(family, arguments, len(frame))
@@ -114,7 +126,9 @@ class _GAM(BaseEstimator):
             specification.has_intercepts if family.name != "ordinal" else (False,),
         )
         self._needed = None if specification.is_automatic else design.columns
-        self._fitted, self.result_ = fit_design(design, family, frame, y, weights, rows, self._options())
+        found = fit_design(design, family, frame, y, weights, rows, self._options())
+        self._fitted, self.result_, self.deviance_explained_ = found
+        self.n_rows_ = len(y)
         self.family_ = family
         return self
 
@@ -128,7 +142,9 @@ class _GAM(BaseEstimator):
         checks.number("tolerance", self.tolerance, above=0)
         checks.flag("progress", self.progress)
         if not isinstance(self.device, str):
-            raise TypeError(f"device must be 'auto', 'cpu' or the name of another device, got {checks.shown(self.device)}")
+            raise TypeError(
+                f"device must be 'auto', 'cpu' or the name of another device, got {checks.shown(self.device)}"
+            )
 
     def _options(self) -> Options:
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
@@ -145,7 +161,7 @@ class _GAM(BaseEstimator):
             if name is not None:
                 raise ValueError(f"the formula names the response {name!r}, which X does not have: pass y")
             raise ValueError(
-                f"{type(self).__name__} requires y to be passed, but the target y is None; a formula may name a column of X"
+                f"{type(self).__name__} requires y to be passed, but the target y is None (a formula may name it)"
             )
         return y, frame
 
@@ -221,6 +237,54 @@ class _GAM(BaseEstimator):
         fitted = self._checked()
         frame = as_frame(self, self._with_response(X), reset=False, needed=self._needed)
         return fitted.design.outside(frame)
+
+    def summary(self) -> Summary:
+        """The terms one by one and the fit as a whole: a :class:`~gpytorch_gam.gam.summary.Summary`, which prints."""
+        return summarise(self._checked(), self.result_, self.n_rows_, self.deviance_explained_)
+
+    def draw_functions(self, num: int = 100, random_state: Any = None) -> FunctionDraws:
+        """
+        Draw whole functions from the posterior, for the risk of a threshold, the place of a maximum, or contrasts.
+
+        :param num: Their number.
+        :param random_state: The seed, or a random state.
+        :return: Callables, see :class:`~gpytorch_gam.gam.draws.FunctionDraws`.
+        """
+        checks.integer("num", num, least=1)
+        seed = int(check_random_state(random_state).randint(2**31 - 1))
+        return draw_functions(self._checked(), lambda X: self._read(X, {})[1], num, seed)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """
+        Write the fitted estimator to a file of safetensors, which :meth:`load` reads.
+
+        :param path: The name of the file, which is replaced if it exists.
+        """
+        files.write(path, self, self._checked())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Any:
+        """
+        A fitted estimator from a file that :meth:`save` has written. A file cannot run code.
+
+        :param path: The name of the file.
+        :raises FileError: If the file is damaged, was written by a newer version, or holds another estimator.
+        """
+        description, fitted = files.read(path)
+        if description["estimator"] != cls.__name__:
+            raise files.FileError(f"{os.fspath(path)!r} holds a {description['estimator']}: use its load")
+        found = cls(**{name: files.from_plain(value) for name, value in description["parameters"].items()})
+        found._fitted, found.family_ = fitted, fitted.family
+        found.result_ = files.result_of_description(description["result"])
+        found.n_rows_, found.deviance_explained_ = description["n_rows"], description["deviance_explained"]
+        found.n_features_in_ = description["n_features_in"]
+        if description["feature_names_in"] is not None:
+            found.feature_names_in_ = np.array(description["feature_names_in"], dtype=object)
+        found._response_column, found._needed = description["response_column"], description["needed"]
+        classes = files.classes_of_description(description["classes"])
+        if classes is not None:
+            found.classes_ = classes
+        return found
 
     def predict_terms(
         self,
@@ -334,8 +398,6 @@ class GAMRegressor(RegressorMixin, _GAM):
         >>> gam.predict(data), gam.observation_interval(data, level=0.9)
         >>> gam.predict_terms(data)["s(age)"]
     """
-
-    result_: FitResult | None
 
     def __init__(
         self,
@@ -634,7 +696,8 @@ class GAMClassifier(ClassifierMixin, _GAM):
         :param X: A table of the columns of the fit.
         :param offset: See :meth:`fit`.
         """
-        if len(self.classes_) > 2 or self._checked().family.name != "binomial":
+        fitted = self._checked()
+        if fitted.family.name != "binomial":
             logs = self.predict_log_proba(X, offset=offset)
             return logs if len(self.classes_) > 2 else logs[:, 1] - logs[:, 0]
         return self.predict_link(X, offset=offset)
@@ -672,13 +735,12 @@ def _numbers_of_objects(values: np.ndarray) -> np.ndarray:
         raise TypeError("y holds text: convert it with pandas.to_numeric, or use GAMClassifier for classes")
     if values.dtype.kind == "c":
         raise ValueError("Complex data not supported in y")
-    return np.array([np.nan if value is None or value is pd.NA else value for value in values.tolist()], dtype=np.float64)
+    return np.array(
+        [np.nan if value is None or value is pd.NA else value for value in values.tolist()], dtype=np.float64
+    )
 
 
 def _category_order(y: Any) -> list[Any] | None:
     """The order of an ordered categorical of pandas."""
     dtype = getattr(y, "dtype", None)
     return list(dtype.categories) if isinstance(dtype, pd.CategoricalDtype) and dtype.ordered else None
-
-
-__all__ = ["GAMClassifier", "GAMRegressor", "Specification"]

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import torch
 from gpytorch.likelihoods import GaussianLikelihood, Likelihood
+from scipy.special import xlogy
 from torch import Tensor
 
 from gpytorch_gam import _checks as checks
@@ -86,6 +87,15 @@ class Family:
         """
         return predictor
 
+    def deviance(self, y: np.ndarray, mean: np.ndarray) -> np.ndarray:
+        """
+        The deviance of each row; by default the squared error.
+
+        :param y: The responses.
+        :param mean: Their predicted means.
+        """
+        return (y - mean) ** 2
+
 
 class _Standardised(Family):
     """A family of real numbers, which are fitted in units of their mean and standard deviation."""
@@ -119,7 +129,7 @@ class StudentT(_Standardised):
 
     def units(self, y: np.ndarray, weights: np.ndarray) -> Units:
         """See :meth:`Family.units`; median and quartiles, which outliers do not move."""
-        lower, centre, upper = np.quantile(np.repeat(y, 1), [0.25, 0.5, 0.75])
+        lower, centre, upper = np.quantile(y, [0.25, 0.5, 0.75])
         return Units(float(centre), float(upper - lower) / 1.349) if upper > lower else super().units(y, weights)
 
 
@@ -194,6 +204,10 @@ class Gamma(_LogLink):
         """See :meth:`Family.check`."""
         _refuse(y <= 0, self.name, "values that are not positive", "it takes positive numbers")
 
+    def deviance(self, y: np.ndarray, mean: np.ndarray) -> np.ndarray:
+        """See :meth:`Family.deviance`."""
+        return 2 * ((y - mean) / mean - np.log(y / mean))
+
 
 class _Counts(_LogLink):
     """A family of counts."""
@@ -202,6 +216,10 @@ class _Counts(_LogLink):
 
     def check(self, y: np.ndarray, trials: np.ndarray | None) -> None:
         _refuse_non_counts(y, self.name)
+
+    def deviance(self, y: np.ndarray, mean: np.ndarray) -> np.ndarray:
+        """See :meth:`Family.deviance`; that of a Poisson distribution."""
+        return 2 * (xlogy(y, y / mean) - (y - mean))
 
 
 @dataclass(frozen=True)
@@ -378,7 +396,9 @@ def family_of_description(description: dict[str, Any]) -> Family:
 
     :param description: The plain values.
     """
-    values = {name: tuple(value) if isinstance(value, list) else value for name, value in description.items()}
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in description.items()
+    }
     return _KINDS[values.pop("name")](**values)
 
 

@@ -89,7 +89,9 @@ class Fitted:
         known = list(dict.fromkeys(name for part in self.parts for name in (part.label, part.term.label)))
         for label in labels:
             if label not in known:
-                raise ValueError(f"{argument} names {label!r}, which is no term{did_you_mean(str(label), known)}: {known}")
+                raise ValueError(
+                    f"{argument} names {label!r}, which is no term{did_you_mean(str(label), known)}: {known}"
+                )
         return labels
 
     def left_out(self, kept: Sequence[Part]) -> list[str]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import gpytorch
 import numpy as np
 import pandas as pd
 import torch
 from gpytorch.likelihoods import Likelihood
+from scipy.special import xlogy
 
 from gpytorch_gam.components import AdditivePredictor
 from gpytorch_gam.models import AdditiveGP
@@ -21,12 +22,17 @@ from gpytorch_gam.warnings import ConvergenceWarning
 from .design import Design, default_dtype
 from .families import Family
 from .fitted import Fitted, reference_rows
+from .prediction import response_moments
 
 # Inducing variables up to which the posterior has a full covariance.
 _MOST_COUPLED = 500
 
 # The share of the prior variance that is left where data determine everything: bands of millions of rows are narrow.
-_JITTER = 1e-8
+JITTER = 1e-8
+
+
+# The most rows by which the deviance that is explained is estimated.
+_ROWS_OF_DEVIANCE = 20000
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,14 @@ class Options:
     seed: int
 
 
+class FitOfDesign(NamedTuple):
+    """A fitted model and how well it does."""
+
+    fitted: Fitted
+    result: FitResult | None  # None if the fit was interrupted
+    deviance_explained: float
+
+
 def fit_design(
     design: Design,
     family: Family,
@@ -49,7 +63,7 @@ def fit_design(
     weights: np.ndarray,
     arguments: Mapping[str, np.ndarray],
     options: Options,
-) -> tuple[Fitted, FitResult | None]:
+) -> FitOfDesign:
     """
     Fit the terms of a design to data.
 
@@ -60,14 +74,13 @@ def fit_design(
     :param weights: Weights of the rows, positive.
     :param arguments: Row-wise arguments of the likelihood, ``(n,)`` each; the offset in units of the response.
     :param options: How.
-    :return: The fitted model, and what the fit has found; None if it was interrupted.
     """
     design.learn_columns(frame, weights)
     x = design.inputs(frame)
     offset = arguments.get("offset")
     units = family.units(y if offset is None or family.link != "identity" else y - offset, weights)
     device = _device(options.device)
-    with torch.random.fork_rng(devices=[]), gpytorch.settings.variational_cholesky_jitter(double_value=_JITTER):
+    with torch.random.fork_rng(devices=[]), gpytorch.settings.variational_cholesky_jitter(double_value=JITTER):
         torch.manual_seed(options.seed)
         model, likelihood = make(design, family, x, options)
         model.to(device)
@@ -80,7 +93,11 @@ def fit_design(
         if rows:
             data = (*data, {name: value.to(device) for name, value in rows.items()})
         result = _fit(model, likelihood, data, options)
-    return Fitted(model, likelihood, design, family, units, reference_rows(x)), result
+    fitted = Fitted(model, likelihood, design, family, units, reference_rows(x))
+    some = np.linspace(0, len(y) - 1, min(len(y), _ROWS_OF_DEVIANCE)).round().astype(int)
+    own = {name: value[some] for name, value in rows.items() if name != "weights"}
+    explained = deviance_explained(fitted, x[some], y[some], weights[some], own)
+    return FitOfDesign(fitted, result, explained)
 
 
 def fit_arguments(family: Family, scale: float, arguments: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
@@ -113,7 +130,8 @@ def make(design: Design, family: Family, x: torch.Tensor, options: Options) -> t
 
 def _model(predictor: AdditivePredictor, options: Options) -> AdditiveGP:
     if options.posterior != "auto":
-        return AdditiveGP(predictor, family=options.posterior)
+        rank = "auto" if options.posterior in ("block_low_rank", "low_rank") else None
+        return AdditiveGP(predictor, family=options.posterior, rank=rank)
     if predictor.num_inducing_total <= _MOST_COUPLED and options.method != "minibatches":
         return AdditiveGP(predictor, family="coupled")
     return AdditiveGP(predictor, family="block_low_rank", rank="auto")
@@ -143,3 +161,38 @@ def _fit(model: AdditiveGP, likelihood: Likelihood, data: tuple[Any, ...], optio
 
 def _device(device: str) -> torch.device:
     return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+
+
+def deviance_explained(
+    fitted: Fitted, x: torch.Tensor, y: np.ndarray, weights: np.ndarray, arguments: Mapping[str, torch.Tensor]
+) -> float:
+    """
+    The share by which the effects lower the deviance of a constant, over some rows; NaN for classes in order.
+
+    :param fitted: The fitted model.
+    :param x: The inputs of the rows.
+    :param y: Their responses.
+    :param weights: Their weights.
+    :param arguments: Their row-wise arguments, in units of the fit.
+    """
+    family = fitted.family
+    if family.name in ("ordinal", "softmax", "quantile"):
+        return float("nan")
+    mean, _ = response_moments(fitted, x, arguments, fitted.parts)
+    units = arguments.get("exposure", arguments.get("trials"))
+    size = np.ones(len(y)) if units is None else units.numpy()
+    if "offset" in arguments and family.link == "log":
+        size = size * arguments["offset"].exp().numpy()
+    null = size * (weights @ y) / (weights @ size)
+    if family.name == "binomial":
+        trials = np.ones(len(y)) if units is None else units.numpy()
+        own, of_null = (_binomial_deviance(y, each, trials) for each in (mean, null))
+    else:
+        own, of_null = family.deviance(y, mean), family.deviance(y, null)
+    total = float(weights @ of_null)
+    return 1.0 - float(weights @ own) / total if total > 0 else 0.0
+
+
+def _binomial_deviance(y: np.ndarray, mean: np.ndarray, trials: np.ndarray) -> np.ndarray:
+    mean = np.clip(mean, 1e-12 * trials, (1 - 1e-12) * trials)
+    return 2 * (xlogy(y, y / mean) + xlogy(trials - y, (trials - y) / (trials - mean)))

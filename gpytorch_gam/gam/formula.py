@@ -1,4 +1,4 @@
-"""R-style formulas: ``y ~ s(age) + te(lon, lat) + re(subject) + sex``, read by formulaic's parser, and never evaluated."""
+"""R-style formulas, ``y ~ s(age) + te(lon, lat) + re(subject) + sex``, read by formulaic's parser, never evaluated."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ class Formula:
                 if name not in frame.columns:
                     known = list(map(str, frame.columns))
                     raise FormulaError(
-                        f"X has no column {name!r}{did_you_mean(name, known)}: {known}", self.text, *_place(self.text, name)
+                        f"X has no column {name!r}{did_you_mean(name, known)}: {known}",
+                        self.text,
+                        *_place(self.text, name),
                     )
             if isinstance(part, str):
                 part = Linear(column=part) if kind_of(frame[part]).is_number else Factor(column=part)

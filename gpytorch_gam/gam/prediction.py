@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -174,7 +175,7 @@ def class_probabilities(fitted: Fitted, x: Tensor, arguments: Arguments, kept: S
     """
 
     def probabilities(prediction: Prediction, own: dict[str, Tensor]) -> Tensor:
-        distribution = response(fitted, prediction, own)
+        distribution: Any = response(fitted, prediction, own)
         if fitted.family.name == "binomial":
             return torch.stack([1 - distribution.mean, distribution.mean])
         return distribution.probs.mT
@@ -214,4 +215,4 @@ def _total(posterior: object, part: Part) -> tuple[Tensor, Tensor]:
 
 def _rows_of_terms(fitted: Fitted) -> int:
     """Rows whose projections take some tens of megabytes."""
-    return max(256, min(_ROWS_AT_A_TIME, 4_000_000 // max(1, fitted.model.predictor.num_inducing_total ** 2 // 32)))
+    return max(256, min(_ROWS_AT_A_TIME, 4_000_000 // max(1, fitted.model.predictor.num_inducing_total**2 // 32)))

@@ -74,8 +74,8 @@ def read_specification(terms: Any, parameters: Sequence[str]) -> Specification:
         given = list(terms)
         if len(given) != len(parameters):
             raise ValueError(
-                f"terms has {len(given)} formulas or lists, but the family has the parameters {list(parameters)}: one each, "
-                "or one for all"
+                f"terms has {len(given)} formulas or lists, but the family has the parameters {list(parameters)}: give "
+                "one each, or one for all"
             )
     else:
         given = [terms] * len(parameters)

@@ -5,6 +5,7 @@ line of a formula is to a matrix. They hold no data.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -311,7 +312,7 @@ def fs(
 
 
 #: The functions that make terms, by their names in formulas.
-FUNCTIONS = {"s": s, "linear": linear, "te": te, "ti": ti, "f": f, "re": re, "fs": fs}
+FUNCTIONS: dict[str, Callable[..., Term]] = {"s": s, "linear": linear, "te": te, "ti": ti, "f": f, "re": re, "fs": fs}
 
 _KINDS = {kind.__name__: kind for kind in (Smooth, Linear, Tensor, Factor, RandomEffect, RandomCurves)}
 
@@ -365,7 +366,9 @@ def _refuse_repeated_effects(terms: list[Term] | tuple[Term, ...]) -> None:
     """Refuse main effects that two terms have, of which only the sum would be identified."""
     owners: dict[str, str] = {}
     for term in terms:
-        has_main = isinstance(term, Smooth | Linear) and term.multiplier is None and getattr(term, "period", None) is None
+        has_main = (
+            isinstance(term, Smooth | Linear) and term.multiplier is None and getattr(term, "period", None) is None
+        )
         if not has_main and not (isinstance(term, Tensor) and term.has_main_effects):
             continue
         for column in term.arguments:
@@ -381,7 +384,7 @@ def _check_columns(term: Term) -> None:
     for column in term.columns:
         if not isinstance(column, str):
             raise TypeError(
-                f"{term.call} takes names of columns, got {checks.shown(column)}; columns of arrays are named x0, x1, ..."
+                f"{term.call} takes names of columns, got {checks.shown(column)}; those of arrays are named x0, x1, ..."
             )
         if not column:
             raise ValueError(f"{term.call} takes names of columns, got an empty one")

@@ -1,0 +1,291 @@
+"""Draws of whole functions from the posterior: callables that give the same value for the same row whenever asked."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from gpytorch_gam._checks import choice
+from gpytorch_gam.components import ComponentGroup
+from gpytorch_gam.numerics.blocks import split_groups
+from gpytorch_gam.numerics.triangular import triangular_solve
+
+from .design import INTERCEPT, Part
+from .fitted import Fitted
+from .terms import RandomCurves, RandomEffect, Smooth
+
+# Into how many parts the gaps between inducing points are divided, and the most points that this may give.
+_PARTS, _MOST_POINTS = 8, 600
+
+_ROWS_AT_A_TIME = 4096
+
+
+@dataclass(frozen=True)
+class _GroupDraws:
+    """Draws of the components of a group, as values of whitened variables at inducing points and points between."""
+
+    group: ComponentGroup
+    points: Tensor | None  # (C, M', d); None where the inducing variables determine the components
+    cholesky: Tensor
+    whitened: Tensor  # (S, blocks, size, 1)
+
+    @torch.no_grad()
+    def at(self, x: Tensor) -> Tensor:
+        """Values ``(S, C, n)`` in float64."""
+        group, flat = self.group, self.whitened.flatten(-3)
+        if self.points is None:
+            features = group.features(x, self.cholesky)  # (C, M, n), multipliers included
+            return torch.einsum("cmn,scm->scn", features, flat.unflatten(-1, features.shape[:2]))
+        weights = triangular_solve(self.cholesky, self.whitened, transpose=True).squeeze(-1)  # (S, C, M')
+        values = torch.einsum("cmn,scm->scn", group.evaluate_kernel(self.points, group.select(x)), weights)
+        multiplier = group.multiplier(x)
+        return values if multiplier is None else values * multiplier
+
+    def chosen(self, index: Any) -> _GroupDraws:
+        return replace(self, whitened=self.whitened[index])
+
+
+class FunctionDraws:
+    """
+    Functions drawn from the posterior, made by ``draw_functions``. Calling it gives their values in the rows of a
+    table; the same draw has the same value in the same row, whatever else the table holds, so that maxima, crossings of
+    thresholds and contrasts can be looked for in as many calls as it takes.
+
+    A function is drawn at inducing points, which the posterior describes, at further points between and around them
+    from the prior given these, and interpolated beyond. Levels that the fit has not seen get an effect by their name.
+    Far outside the range of the data, functions return to what these points make likely, and vary less than the bands
+    of ``predict`` say.
+
+    Example:
+        >>> draws = gam.draw_functions(1000, random_state=0)
+        >>> (draws(X) > 100).mean(0)     # the probability that the function exceeds 100, for each row
+        >>> draws[3](X)                  # one of them
+    """
+
+    def __init__(
+        self, fitted: Fitted, read: Callable[[Any], pd.DataFrame], groups: Sequence[_GroupDraws], seeds: np.ndarray
+    ) -> None:
+        self._fitted, self._read, self._groups, self._seeds = fitted, read, groups, seeds
+        self._is_single = False
+
+    def __len__(self) -> int:
+        """The number of functions."""
+        return len(self._seeds)
+
+    def __getitem__(self, index: int | slice) -> FunctionDraws:
+        """One function, whose values have no dimension for draws, or several."""
+        chosen = slice(index, index + 1 or None) if isinstance(index, int) else index
+        if isinstance(index, int) and not -len(self) <= index < len(self):
+            raise IndexError(f"there are {len(self)} functions, got index {index}")
+        groups = [each.chosen(chosen) for each in self._groups]
+        found = FunctionDraws(self._fitted, self._read, groups, self._seeds[chosen])
+        found._is_single = isinstance(index, int)
+        return found
+
+    def __call__(self, X: Any, parameter: str | None = None) -> np.ndarray:
+        """
+        Values of a predictor, ``(S, n)``, on the scale of its link; in units of the response if that is the identity.
+
+        :param X: A table of the columns of the fit.
+        :param parameter: The name of the predictor; default the first.
+        """
+        index = self._index_of(parameter)
+        total = sum(self._terms(X, index).values(), self._intercept(index))
+        return self._given(np.broadcast_to(total, (len(self), len(self._frame(X)))).copy())
+
+    def terms(self, X: Any, parameter: str | None = None) -> dict[str, np.ndarray]:
+        """
+        Values of each term, ``(S, n)``, which with the intercept add up to the function.
+
+        :param X: A table of the columns of the fit.
+        :param parameter: The name of the predictor; default the first.
+        """
+        return {label: self._given(values) for label, values in self._terms(X, self._index_of(parameter)).items()}
+
+    def intercept(self, parameter: str | None = None) -> Any:
+        """
+        The intercept of each draw, ``(S,)``.
+
+        :param parameter: The name of the predictor; default the first.
+        """
+        values = self._intercept(self._index_of(parameter))[:, 0]
+        return values[0] if self._is_single else values
+
+    def mean(self, X: Any) -> np.ndarray:
+        """
+        The mean of the response under each draw, ``(S, n)``: the function seen through the link.
+
+        :param X: A table of the columns of the fit.
+        """
+        fitted = self._fitted
+        values = torch.from_numpy(self(X))
+        if fitted.family.link == "identity":
+            return values.numpy()
+        inner = values - fitted.centre_of(0)
+        return (
+            fitted.family.mean(inner, {}, fitted.likelihood).detach().numpy() * fitted.units.scale + fitted.units.centre
+        )
+
+    def _given(self, values: np.ndarray) -> np.ndarray:
+        return values[0] if self._is_single else values
+
+    def _index_of(self, parameter: str | None) -> int:
+        names = self._fitted.design.parameters
+        return 0 if parameter is None else names.index(choice("parameter", parameter, names))
+
+    def _frame(self, X: Any) -> pd.DataFrame:
+        return self._read(X)
+
+    def _intercept(self, index: int) -> np.ndarray:
+        """Values ``(S, 1)``."""
+        label = self._fitted.design.labelled(INTERCEPT, index)
+        found = np.full((len(self), 1), self._fitted.centre_of(index))
+        for each in self._groups:
+            if label in each.group.names:
+                row = self._fitted.reference[:1]
+                found = found + self._fitted.scale_of(index) * each.at(row)[:, each.group.names.index(label)].numpy()
+        return found
+
+    @torch.no_grad()
+    def _terms(self, X: Any, index: int) -> dict[str, np.ndarray]:
+        frame = self._frame(X)
+        x = self._fitted.design.inputs(frame)
+        parts = [part for part in self._fitted.parts if part.predictor == index]
+        _refuse_missing(x, parts, self._fitted)
+        components = self._components(x, {name for part in parts for name in part.components})
+        scale = self._fitted.scale_of(index)
+        found = {}
+        for part in parts:
+            total = np.zeros((len(self), len(frame)))
+            for name in part.components:
+                total += scale * components[name]
+            if isinstance(part.term, RandomEffect | RandomCurves) and part.components:
+                total = self._with_unseen(part, frame, total, scale)
+            found[part.label] = total
+        return found
+
+    def _components(self, x: Tensor, names: set[str]) -> dict[str, np.ndarray]:
+        found = {name: np.empty((len(self), len(x))) for name in names}
+        for each in self._groups:
+            wanted = [name for name in each.group.names if name in names]
+            for start in range(0, len(x) if wanted else 0, _ROWS_AT_A_TIME):
+                rows = slice(start, start + _ROWS_AT_A_TIME)
+                values = each.at(x[rows])
+                for name in wanted:
+                    found[name][:, rows] = values[:, each.group.names.index(name)].numpy()
+        return found
+
+    def _with_unseen(self, part: Part, frame: pd.DataFrame, total: np.ndarray, scale: float) -> np.ndarray:
+        """Effects of levels that the fit has not seen: from the prior, by the name of the level and the draw."""
+        design, column = self._fitted.design, part.term.arguments[-1]
+        encoding = design.encoding(column, "levels")
+        unseen = encoding.unseen(frame[column])
+        if len(unseen) == 0:
+            return total
+        if isinstance(part.term, RandomCurves):
+            raise ValueError(f"{part.label} has no curves for levels that the fit has not seen: {list(unseen)[:10]}")
+        group = self._fitted.model.predictor.group_of(part.components[0])
+        deviation = scale * group.mean_prior_variance().sqrt().flatten()[0].item()
+        multiplier = group.multiplier(design.inputs(frame))
+        by = 1.0 if multiplier is None else multiplier[0].numpy()
+        for level in unseen:
+            name = zlib.crc32(f"{part.label} {level}".encode())
+            values = np.array([np.random.default_rng([int(seed), name]).standard_normal() for seed in self._seeds])
+            is_level = (frame[column] == level).to_numpy()
+            total[:, is_level] = (deviation * values[:, None] * by * np.ones((1, len(frame))))[:, is_level]
+        return total
+
+
+def draw_functions(fitted: Fitted, read: Callable[[Any], pd.DataFrame], num: int, seed: int) -> FunctionDraws:
+    """
+    Draw functions from the posterior.
+
+    :param fitted: The fitted model.
+    :param read: Makes a data frame of a table.
+    :param num: Their number S.
+    :param seed: The seed.
+    """
+    strategy = fitted.model.variational_strategy
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        whitened = strategy.variational_distribution.sample(torch.Size([num])).double()
+        columns = split_groups(whitened.unsqueeze(-1), fitted.model.predictor.group_shapes)
+        cyclic = {name for part in fitted.parts if _is_cyclic(part) for name in part.components}
+        groups = [
+            _extended(strategy, group, values, is_cyclic=bool(cyclic & set(group.names)))
+            for group, values in zip(fitted.model.predictor.groups, columns, strict=True)
+        ]
+    return FunctionDraws(fitted, read, groups, np.random.default_rng(seed).integers(2**31, size=num))
+
+
+def _is_cyclic(part: Part) -> bool:
+    return isinstance(part.term, Smooth) and part.term.period is not None
+
+
+def _extended(strategy: Any, group: ComponentGroup, whitened: Tensor, is_cyclic: bool) -> _GroupDraws:
+    """Draws of a group, with points between the inducing points if there is something left to draw."""
+    points = group.inducing_points.double()
+    between = None
+    if not group.exact and group.block_shape[0] == group.num_components:
+        between = _points_between(points, is_cyclic)
+    if between is None:
+        return _GroupDraws(group, None, strategy.inducing_cholesky(group), whitened)
+    every = torch.cat([points, between], dim=-2)
+    cholesky = strategy.inducing_cholesky(group, group.evaluate_kernel(every))
+    more = torch.randn(*whitened.shape[:-2], between.shape[-2], 1, dtype=torch.float64)
+    return _GroupDraws(group, every, cholesky, torch.cat([whitened, more], dim=-2))
+
+
+def _points_between(points: Tensor, is_cyclic: bool) -> Tensor | None:
+    """Points between and around inducing points ``(C, M, d)``, equally many for all components; None for too many."""
+    found = [_between_of_one(each, is_cyclic) for each in points]
+    return None if any(each is None for each in found) else torch.stack([each for each in found if each is not None])
+
+
+def _between_of_one(points: Tensor, is_cyclic: bool) -> Tensor | None:
+    axes = [column.unique() for column in points.mT]
+    if torch.tensor([len(axis) for axis in axes]).prod() != len(points):
+        return None  # no grid
+    parts = _PARTS
+    while parts > 1 and torch.tensor([float(parts * len(axis)) for axis in axes]).prod() > _MOST_POINTS:
+        parts -= 1
+    if parts == 1:
+        return None
+    finer = [_finer(axis, parts, is_cyclic, num_around=len(axes)) for axis in axes]
+    grid = torch.cartesian_prod(*finer).reshape(-1, len(axes))
+    is_new = (torch.cdist(grid, points) > 1e-9 * (points.amax() - points.amin())).all(-1)
+    return grid[is_new]
+
+
+def _finer(axis: Tensor, parts: int, is_cyclic: bool, num_around: int) -> Tensor:
+    """An axis with its gaps divided; that of a single column goes on at half gaps for its length on both sides."""
+    ends = torch.cat([axis, axis[:1] + 1.0]) if is_cyclic else axis
+    steps = torch.linspace(0, 1, parts + 1, dtype=axis.dtype)[:-1]
+    inside = (ends[:-1, None] + (ends[1:] - ends[:-1])[:, None] * steps).flatten()
+    if is_cyclic:
+        return inside
+    inside = torch.cat([inside, axis[-1:]])
+    if num_around > 1:
+        return inside
+    width, num = axis[-1] - axis[0], 2 * (len(axis) - 1)
+    away = width * torch.linspace(0, 1, num + 1, dtype=axis.dtype)[1:]
+    return torch.cat([axis[0] - away.flip(0), inside, axis[-1] + away])
+
+
+def _refuse_missing(x: Tensor, parts: Sequence[Part], fitted: Fitted) -> None:
+    read = {index for part in parts for name in part.components for index in _columns_of(fitted, name)}
+    missing = int(x[:, sorted(read)].isnan().any(-1).sum()) if read else 0
+    if missing:
+        raise ValueError(f"functions have no value in {missing} of {len(x)} rows in which columns are missing")
+
+
+def _columns_of(fitted: Fitted, component: str) -> list[int]:
+    group = fitted.model.predictor.group_of(component)
+    return group.columns[group.names.index(component)].tolist()

@@ -1,0 +1,279 @@
+"""What a fitted model says of itself: the terms one by one, and the fit as a whole."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from gpytorch.kernels import Kernel, PeriodicKernel
+from scipy import stats
+from torch import Tensor
+
+from gpytorch_gam.components import ComponentGroup
+from gpytorch_gam.diagnostics import concurvity
+from gpytorch_gam.numerics.blocks import split_groups
+from gpytorch_gam.training import FitResult
+
+from .columns import NumberEncoding
+from .design import Part
+from .fitted import Fitted
+from .terms import PERIODS, RandomCurves, Smooth
+from .terms import Tensor as TensorTerm
+
+# Rows over which variances are taken, and draws for their intervals.
+_NUM_ROWS, _NUM_DRAWS = 400, 400
+
+# Terms of which one could take this much of another's part are named.
+_HIGH_CONCURVITY = 0.8
+
+# Effective degrees of freedom below which nothing is left of a term.
+_NO_FREEDOM = 0.01
+
+
+@dataclass(frozen=True)
+class Summary:
+    r"""
+    A summary; printed, it is a table.
+
+    Columns of :attr:`terms`, in data units:
+
+    - ``edf``: effective degrees of freedom, the number of directions of the effect that the data determine:
+      :math:`\mathrm{tr}(I - S)` for the posterior covariance S of its whitened variables.
+    - ``prior_sd``: the standard deviation of the effect under its prior, as the fit has chosen it; ``lengthscale``: the
+      distance over which it changes; both of its smooth part.
+    - ``share``, ``share_lower``, ``share_upper``: the variance of the effect over the data as a share of that of the
+      predictor, its posterior median and 95% interval. Shares of correlated effects need not add up to one.
+    - ``p``: a tail probability for the question whether there is any effect. The posterior mean of the effect over the
+      data, in units of its posterior covariance along as many directions as the effect has degrees of freedom, is
+      compared with a chi-squared distribution (as in Wood, 2013, for mgcv). It is approximate, given the
+      hyperparameters, and says nothing of the size of an effect, which ``share`` does. A term that the fit has switched
+      off has 1.
+
+    :ivar terms: One row a term.
+    :ivar facts: The fit as a whole.
+    :ivar warnings: What to look at.
+    """
+
+    terms: pd.DataFrame
+    facts: dict[str, Any]
+    warnings: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """The table, the facts and the warnings."""
+        facts = [f"{name}: {_shown(value)}" for name, value in self.facts.items()]
+        with pd.option_context("display.width", 200, "display.max_columns", 20):
+            table = self.terms.to_string(float_format=lambda value: f"{value:.3g}", na_rep="")
+        return "\n".join([*facts, "", table, *(f"warning: {each}" for each in self.warnings)])
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def summarise(fitted: Fitted, result: FitResult | None, num_rows: int, deviance_explained: float) -> Summary:
+    """
+    Summarise a fitted model.
+
+    :param fitted: The fitted model.
+    :param result: What the fit has found; None if it was interrupted.
+    :param num_rows: The number of rows of the fit.
+    :param deviance_explained: The share of the deviance that is explained.
+    """
+    with torch.no_grad():
+        rows = _complete(fitted.reference)
+        rows = rows[torch.linspace(0, len(rows) - 1, min(len(rows), _NUM_ROWS)).round().long()]
+        tables: list[dict[str, Any]] = [*_evidence(fitted, rows), _shares(fitted, rows), _scales(fitted)]
+        terms = pd.DataFrame({name: values for table in tables for name, values in table.items()})
+        terms.index = pd.Index([part.label for part in fitted.parts], name="term")
+        order = ["edf", "prior_sd", "lengthscale", "share", "share_lower", "share_upper", "p"]
+        warnings = (*(() if result is None else result.messages), *_concurvity_warnings(fitted, rows))
+    return Summary(terms[order], _facts(fitted, result, num_rows, deviance_explained), warnings)
+
+
+def _complete(x: Tensor) -> Tensor:
+    """Rows without missing values; all rows, with zeros for missing values, if there is none."""
+    is_complete = x.isfinite().all(-1)
+    return x[is_complete] if int(is_complete.sum()) > 1 else x.nan_to_num()
+
+
+def _facts(fitted: Fitted, result: FitResult | None, num_rows: int, deviance_explained: float) -> dict[str, Any]:
+    facts: dict[str, Any] = {"family": fitted.family.name, "link": fitted.family.link, "rows": num_rows}
+    facts |= _likelihood_parameters(fitted)
+    facts["deviance explained"] = deviance_explained
+    if result is None:
+        return {**facts, "converged": "no, interrupted"}
+    converged = "yes" if result.converged else f"NO: {result.stopped}"
+    return {
+        **facts,
+        "bound": result.bound,
+        "nats open": result.open,
+        "converged": converged,
+        "method": result.method,
+        "seconds": result.seconds,
+    }
+
+
+def _likelihood_parameters(fitted: Fitted) -> dict[str, float]:
+    """Noise and the like, in units of the response."""
+    likelihood = getattr(fitted.likelihood, "likelihood", fitted.likelihood)
+    found = {}
+    for name, power in (("noise", 2), ("scale", 1), ("deg_free", 0), ("shape", 0), ("dispersion", 0), ("inflation", 0)):
+        value = getattr(likelihood, name, None)
+        if torch.is_tensor(value):
+            value = value.item() * fitted.units.scale**power
+            found["noise sd" if name == "noise" else name] = math.sqrt(value) if name == "noise" else value
+    return found
+
+
+# ------------------------------------------------------------------ degrees of freedom and evidence
+
+
+def _evidence(fitted: Fitted, rows: Tensor) -> list[dict[str, list[float]]]:
+    """Effective degrees of freedom and tail probabilities of all terms."""
+    strategy = fitted.model.variational_strategy
+    q = strategy.variational_distribution
+    mean, covariance = q.mean.double(), q.lazy_covariance_matrix.to_dense().double()
+    features = strategy.features(rows).double()  # (Q, n)
+    slices = _slices(fitted)
+    freedoms, probabilities = [], []
+    for part in fitted.parts:
+        own = torch.cat([slices[name] for name in part.components]) if part.components else torch.zeros(0).long()
+        freedom = float(len(own) - covariance[own, own].sum())
+        freedoms.append(max(freedom, 0.0))
+        probabilities.append(_tail(mean[own], covariance[own][:, own], features[own], freedom))
+    return [{"edf": freedoms, "p": probabilities}]
+
+
+def _slices(fitted: Fitted) -> dict[str, Tensor]:
+    """The indices of the whitened variables of each component."""
+    predictor = fitted.model.predictor
+    indices = torch.arange(predictor.num_inducing_total, dtype=torch.float64).unsqueeze(-1)
+    found = {}
+    for group, part in zip(predictor.groups, split_groups(indices, predictor.group_shapes), strict=True):
+        for name, own in zip(group.names, part.reshape(group.num_components, -1), strict=True):
+            found[name] = own.long()
+    return found
+
+
+def _tail(mean: Tensor, covariance: Tensor, features: Tensor, freedom: float) -> float:
+    """The tail probability of the posterior mean of an effect at rows, given its posterior covariance."""
+    if freedom < _NO_FREEDOM:
+        return 1.0
+    triangle = torch.linalg.qr(features.mT, mode="r").R  # the rows matter by their inner products alone
+    effect, spread = triangle @ mean, triangle @ covariance @ triangle.mT
+    values, vectors = torch.linalg.eigh(spread)
+    num = min(max(1, round(freedom)), int((values > 1e-9 * values[-1]).sum()))
+    scores = (vectors.mT @ effect)[-num:].square() / values[-num:]
+    return float(stats.chi2.sf(scores.sum().item(), num))
+
+
+# ------------------------------------------------------------------ shares of the variance
+
+
+def _shares(fitted: Fitted, rows: Tensor) -> dict[str, np.ndarray]:
+    """Posterior quantiles of the terms' shares in the variance of their predictor over rows."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        posterior = fitted.model.components(rows)
+        draws = posterior.sample(torch.Size([_NUM_DRAWS])).components.double()  # (S, C, n)
+    index = {name: position for position, name in enumerate(posterior.names)}
+    effects = [draws[:, [index[name] for name in part.components]].sum(1) for part in fitted.parts]
+    found = np.zeros((3, len(fitted.parts)))
+    for predictor in range(len(fitted.design.parameters)):
+        own = [position for position, part in enumerate(fitted.parts) if part.predictor == predictor]
+        if own:
+            total = torch.stack([effects[position] for position in own]).sum(0).var(-1)
+            for position in own:
+                share = (effects[position].var(-1) / total.clamp_min(torch.finfo(total.dtype).tiny)).numpy()
+                found[:, position] = np.quantile(share, [0.025, 0.5, 0.975])
+    return {"share": found[1], "share_lower": found[0], "share_upper": found[2]}
+
+
+# ------------------------------------------------------------------ hyperparameters in units of the data
+
+
+def _scales(fitted: Fitted) -> dict[str, list[Any]]:
+    deviations: list[float] = []
+    lengthscales: list[Any] = []
+    for part in fitted.parts:
+        if not part.components:
+            deviations.append(0.0)
+            lengthscales.append(None)
+            continue
+        groups = [(fitted.model.predictor.group_of(name), name) for name in part.components]
+        variances = [_variance(group, name) for group, name in groups]
+        deviations.append(fitted.scale_of(part.predictor) * math.sqrt(sum(variances) / _num_parts(part)))
+        lengthscales.append(_lengthscale(fitted, part, groups))
+    return {"prior_sd": deviations, "lengthscale": lengthscales}
+
+
+def _num_parts(part: Part) -> int:
+    """Components of a by-term stand for different rows."""
+    names = [name for name in part.components if name.startswith(f"{part.label}=")]
+    return len(names) or 1
+
+
+def _variance(group: ComponentGroup, name: str) -> float:
+    return group.mean_prior_variance().expand(group.num_components)[group.names.index(name)].item()
+
+
+def _lengthscale(fitted: Fitted, part: Part, groups: Sequence[tuple[ComponentGroup, str]]) -> Any:
+    """The lengthscale of a term of one smooth component, in units of its column; that of dates in days."""
+    if not isinstance(part.term, Smooth | RandomCurves | TensorTerm):
+        return None
+    own = groups if isinstance(part.term, TensorTerm) else [groups[0]]
+    found = []
+    for group, name in own:
+        for kernel in _smooth_kernels(group.kernel):
+            value = kernel.lengthscale.detach().flatten()[group.names.index(name)].item()
+            if isinstance(kernel, PeriodicKernel):
+                found.append(math.sqrt(value) / (2 * math.pi) * _period(part.term))
+            else:
+                found.append(value)
+    if isinstance(part.term, TensorTerm):
+        units = [fitted.design.encoding(name, "number") for name in part.term.names]
+        last = found[-len(units) :]
+        return ", ".join(f"{value * _unit(unit):.3g}" for value, unit in zip(last, units, strict=True))
+    if isinstance(part.term, Smooth) and part.term.period is not None:
+        return found[0]
+    return found[0] * _unit(fitted.design.encoding(part.term.column, "number"))
+
+
+def _smooth_kernels(kernel: Kernel) -> list[Kernel]:
+    return [each for each in kernel.modules() if getattr(each, "has_lengthscale", False)]
+
+
+def _unit(encoding: NumberEncoding) -> float:
+    return encoding.scale
+
+
+def _period(term: Any) -> float:
+    return PERIODS[term.period] if isinstance(term.period, str) else float(term.period)
+
+
+def _concurvity_warnings(fitted: Fitted, rows: Tensor) -> list[str]:
+    """Pairs of terms of which one could stand for the other."""
+    owners = {name: part.label for part in fitted.parts for name in part.components}
+    if len(set(owners.values())) < 2:
+        return []
+    found = concurvity(fitted.model, rows)
+    named: dict[tuple[str, str], float] = {}
+    for row, first in enumerate(found.names):
+        for column, second in enumerate(found.names):
+            labels = owners.get(first), owners.get(second)
+            value = found.pairwise_estimate[row, column].item()
+            if None not in labels and labels[0] != labels[1] and value > _HIGH_CONCURVITY:
+                pair = tuple(sorted(map(str, labels)))
+                named[pair[0], pair[1]] = max(value, named.get((pair[0], pair[1]), 0.0))
+    return [
+        f"{first} and {second} can stand for each other in these data (concurvity {value:.2f}): read their sum"
+        for (first, second), value in sorted(named.items())
+    ]
