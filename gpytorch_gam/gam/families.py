@@ -53,7 +53,7 @@ class Family:
 
     name: ClassVar[str] = ""
     parameters: ClassVar[tuple[str, ...]] = ("mean",)
-    link: str = "identity"
+    link: ClassVar[str] = "identity"
     arguments: ClassVar[tuple[str, ...]] = ()
 
     def likelihood(self) -> Likelihood:
@@ -190,7 +190,7 @@ class Gamma(_LogLink):
     """Positive responses whose standard deviation is proportional to their mean."""
 
     name: ClassVar[str] = "gamma"
-    link: str = "log"
+    link: ClassVar[str] = "log"
 
     def likelihood(self) -> Likelihood:
         """See :meth:`Family.likelihood`."""
@@ -227,7 +227,7 @@ class Poisson(_Counts):
     """Counts."""
 
     name: ClassVar[str] = "poisson"
-    link: str = "log"
+    link: ClassVar[str] = "log"
 
     def likelihood(self) -> Likelihood:
         """See :meth:`Family.likelihood`."""
@@ -239,7 +239,7 @@ class NegativeBinomial(_Counts):
     """Counts that vary more than Poisson counts."""
 
     name: ClassVar[str] = "negative_binomial"
-    link: str = "log"
+    link: ClassVar[str] = "log"
 
     def likelihood(self) -> Likelihood:
         """See :meth:`Family.likelihood`."""
@@ -252,7 +252,7 @@ class NegativeBinomialMeanDispersion(_Counts):
 
     name: ClassVar[str] = "negative_binomial_mean_dispersion"
     parameters: ClassVar[tuple[str, ...]] = ("mean", "log_dispersion")
-    link: str = "log"
+    link: ClassVar[str] = "log"
 
     def likelihood(self) -> Likelihood:
         """See :meth:`Family.likelihood`."""
@@ -264,7 +264,7 @@ class ZeroInflatedPoisson(_Counts):
     """Counts with more zeros than Poisson counts have."""
 
     name: ClassVar[str] = "zero_inflated_poisson"
-    link: str = "log"
+    link: ClassVar[str] = "log"
 
     def likelihood(self) -> Likelihood:
         """See :meth:`Family.likelihood`."""
@@ -285,7 +285,7 @@ class Binomial(Family):
 
     name: ClassVar[str] = "binomial"
     arguments: ClassVar[tuple[str, ...]] = ("trials",)
-    link: str = "logit"
+    link: str = "logit"  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         checks.choice("link", self.link, ("logit", "probit"))

@@ -14,11 +14,14 @@ from gpytorch_gam import _checks as checks
 KERNELS = ("rbf", "matern12", "matern32", "matern52")
 MISSING = ("error", "marginal", "level")
 
+# The fields of terms that are options of the functions that make them.
+_OPTIONS = ("by", "period", "k", "kernel", "linear", "ordered", "missing")
+
 #: The lengths of named periods of dates, in days.
 PERIODS = {"day": 1.0, "week": 7.0, "year": 365.2425}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Term:
     """
     What the terms have in common.
@@ -55,12 +58,22 @@ class Term:
         options += [] if period is None else [f"period={period:g}" if isinstance(period, float) else f"period={period}"]
         return f"{self.call}({', '.join([*self.arguments, *options])})"
 
+    def __repr__(self) -> str:
+        """The call that makes the term."""
+        given = [repr(name) for name in self.arguments]
+        given += [
+            f"{each.name}={getattr(self, each.name)!r}"
+            for each in fields(self)
+            if each.name in _OPTIONS and getattr(self, each.name) != each.default
+        ]
+        return f"{self.call}({', '.join(given)})"
+
     def _check_missing(self, *, levels: bool) -> None:
         if self.missing is not None:
             checks.choice(f"missing of {self.call}", self.missing, MISSING if levels else MISSING[:2])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Smooth(Term):
     """A smooth effect of a column, see :func:`s`."""
 
@@ -89,7 +102,7 @@ class Smooth(Term):
         return (self.column,)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Linear(Term):
     """A linear effect of a column, see :func:`linear`."""
 
@@ -108,7 +121,7 @@ class Linear(Term):
         return (self.column,)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Tensor(Term):
     """A smooth effect of two or three columns, see :func:`te` and :func:`ti`."""
 
@@ -137,7 +150,7 @@ class Tensor(Term):
         return self.names
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Factor(Term):
     """The effect of a category, see :func:`f`."""
 
@@ -158,7 +171,7 @@ class Factor(Term):
         return (self.column,)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RandomEffect(Term):
     """A random effect of a category, see :func:`re`."""
 
@@ -177,7 +190,7 @@ class RandomEffect(Term):
         return (self.column,)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RandomCurves(Term):
     """A curve for each level of a category, see :func:`fs`."""
 

@@ -1,0 +1,33 @@
+"""The estimators pass scikit-learn's own checks."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from gpytorch_gam.gam import GAMClassifier, GAMRegressor
+
+# Weights count rows in the likelihood and in the scales of columns. Hyperparameters are found to the fit's tolerance in
+# nats, and the distribution over which effects have mean zero is that of the rows, so that predictions agree to about
+# a thousandth of the noise and not to rounding.
+_EXPECTED = {
+    "check_sample_weight_equivalence_on_dense_data": "hyperparameters are found to a tolerance in nats",
+}
+
+
+def _expected(estimator: Any) -> dict[str, str]:
+    return _EXPECTED
+
+
+@pytest.mark.filterwarnings("ignore")  # of data that are made to be hard
+@parametrize_with_checks(
+    [GAMRegressor(num_inducing=3, tolerance=1.0), GAMClassifier(num_inducing=3, tolerance=1.0)],
+    expected_failed_checks=_expected,
+)
+def test_checks_of_scikit_learn(estimator: Any, check: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        check(estimator)
