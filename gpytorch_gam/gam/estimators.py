@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -24,8 +24,9 @@ from gpytorch_gam import _checks as checks
 from gpytorch_gam.training import FitResult
 
 from . import files
-from .design import INTERCEPT, Design
+from .design import INTERCEPT, Design, Part
 from .draws import FunctionDraws, draw_functions
+from .effects import effect_table, grid_of, period_in_units
 from .families import Binomial, Family, Ordinal, Softmax, regression_family
 from .fitted import Fitted
 from .fitting import Options, fit_arguments, fit_design
@@ -38,9 +39,15 @@ from .prediction import (
     response_quantiles,
     term_moments,
 )
+from .residuals import quantile_residuals, working_residuals
 from .specification import read_specification
 from .summary import Summary, summarise
 from .terms import KERNELS, MISSING
+from .terms import Tensor as TensorTerm
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _CLASSIFICATION = ("auto", "logit", "probit", "softmax", "ordinal")
 
@@ -254,6 +261,131 @@ class _GAM(BaseEstimator):
         seed = int(check_random_state(random_state).randint(2**31 - 1))
         return draw_functions(self._checked(), lambda X: self._read(X, {})[1], num, seed)
 
+    def effect(self, term: str, *, num: int = 100, level: float = 0.95, simultaneous: bool = False) -> pd.DataFrame:
+        """
+        The effect of a term on a grid of its columns, on the scale of its predictor: what pictures show.
+
+        :param term: Its label, such as ``"s(age)"``.
+        :param num: Number of values of a numeric column.
+        :param level: The probability of the bands.
+        :param simultaneous: Whether to add the ends ``lower_all`` and ``upper_all`` of a band that holds the whole
+            function with that probability.
+        :return: The columns of the term, ``mean``, ``std``, ``lower`` and ``upper``.
+        """
+        checks.integer("num", num, least=2)
+        fitted, part = self._part(term)
+        return effect_table(fitted, part, grid_of(fitted, part, num), _tails(level)[1] * 2 - 1, simultaneous)
+
+    def _part(self, term: str) -> tuple[Fitted, Part]:
+        fitted = self._checked()
+        if not isinstance(term, str):
+            raise TypeError(f"term must be the label of a term, got {checks.shown(term)}")
+        return fitted, fitted.chosen(term, None)[0]
+
+    def plot(self, *, level: float = 0.95) -> Figure:
+        """
+        Draw all effects, one panel each.
+
+        :param level: The probability of the bands.
+        :return: The figure of matplotlib.
+        """
+        from . import pictures
+
+        return pictures.overview(self._checked(), _tails(level)[1] * 2 - 1)
+
+    def plot_term(
+        self,
+        term: str,
+        X: Any = None,
+        y: Any = None,
+        *,
+        ax: Axes | None = None,
+        level: float = 0.95,
+        simultaneous: bool = True,
+    ) -> Axes:
+        """
+        Draw the effect of a term: a curve with a band at each point, and a lighter one that holds the whole curve; a
+        surface, blank where there are no data; or the levels of a category.
+
+        :param term: Its label, such as ``"s(age)"``.
+        :param X: With ``y``, rows whose partial residuals are drawn as points.
+        :param y: Their responses.
+        :param ax: Axes to draw on; default new ones.
+        :param level: The probability of the bands.
+        :param simultaneous: Whether to draw the lighter band.
+        """
+        from . import pictures
+
+        fitted, part = self._part(term)
+        residuals = None
+        if y is not None and not isinstance(part.term, TensorTerm) and part.predictor == 0:
+            _, frame, x, arguments = self._read(X, {})
+            (effect,), _ = term_moments(fitted, x, [part])
+            values = frame[part.term.arguments[0]]
+            period = period_in_units(part)
+            values = values if period is None else np.mod(values, period)
+            residuals = values, effect + working_residuals(fitted, x, self._responses(y), arguments)
+        level = _tails(level)[1] * 2 - 1
+        return pictures.plot_term(fitted, part, ax, level=level, simultaneous=simultaneous, residuals=residuals)
+
+    def plot_difference(
+        self, term: str, first: Any, second: Any, *, ax: Axes | None = None, level: float = 0.95
+    ) -> Axes:
+        """
+        Draw the difference of a term's curves between two levels, with a band at each point.
+
+        :param term: The label of a term of curves by levels, such as ``"s(age, by=sex)"``.
+        :param first: A level.
+        :param second: The level whose curve is subtracted.
+        :param ax: Axes to draw on; default new ones.
+        :param level: The probability of the band.
+        """
+        from . import pictures
+
+        fitted, part = self._part(term)
+        by = part.term.columns[-1]
+        if len(part.term.columns) != 2 or (by, "levels") not in fitted.design.encodings:
+            raise ValueError(f"{term} has no curves by levels")
+        known = fitted.design.encoding(by, "levels").levels
+        for value in (first, second):
+            if value not in known:
+                raise ValueError(f"{value!r} is no level of {by!r}; levels are {list(known)}")
+        return pictures.plot_difference(fitted, part, by, (first, second), ax, level=_tails(level)[1] * 2 - 1)
+
+    def quantile_residuals(self, X: Any, y: Any, *, random_state: Any = 0, **arguments: Any) -> np.ndarray:
+        """
+        Randomised quantile residuals, which are standard normal if the model holds.
+
+        :param X: A table of the columns of the fit.
+        :param y: The responses.
+        :param random_state: Seed of what is drawn for responses that are counts or classes.
+        :param arguments: Row-wise arguments, as for the fit.
+        """
+        fitted, _, x, rows = self._read(X, arguments)
+        seed = int(check_random_state(random_state).randint(2**31 - 1))
+        values = (self._responses(y) - fitted.units.centre) / fitted.units.scale
+        return quantile_residuals(fitted, x, values, rows, seed)
+
+    def check(self, X: Any, y: Any, **arguments: Any) -> Figure:
+        """
+        Draw quantile residuals against what they should be, against predictions, and against each column.
+
+        :param X: A table of the columns of the fit.
+        :param y: The responses.
+        :param arguments: Row-wise arguments, as for the fit.
+        :return: The figure of matplotlib.
+        """
+        from . import pictures
+
+        scores = self.quantile_residuals(X, y, **arguments)
+        fitted, frame, x, rows = self._read(X, arguments)
+        means = predictor_moments(fitted, x, rows, fitted.parts)[0, 0]
+        return pictures.plot_residuals(scores, means, frame[fitted.design.columns])
+
+    @abstractmethod
+    def _responses(self, y: Any) -> np.ndarray:
+        """Responses of further rows as numbers."""
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """
         Write the fitted estimator to a file of safetensors, which :meth:`load` reads.
@@ -459,6 +591,9 @@ class GAMRegressor(RegressorMixin, _GAM):
         _refuse_not_finite(values)
         return values, family
 
+    def _responses(self, y: Any) -> np.ndarray:
+        return self._encode_response(y)[0]
+
     def predict(
         self,
         X: Any,
@@ -639,6 +774,14 @@ class GAMClassifier(ClassifierMixin, _GAM):
             raise ValueError(f"y has one class, {self.classes_[0]!r}: a classifier needs at least two")
         return codes.astype(np.float64), self._family()
 
+    def _responses(self, y: Any) -> np.ndarray:
+        values = column_or_1d(y)
+        position = {value: index for index, value in enumerate(self.classes_.tolist())}
+        unknown = sorted({str(value) for value in values.tolist() if value not in position})
+        if unknown:
+            raise ValueError(f"y has {unknown}, which are none of the classes {self.classes_.tolist()}")
+        return np.array([position[value] for value in values.tolist()], dtype=np.float64)
+
     def _family(self) -> Family:
         if self.family == "ordinal":
             return Ordinal(num_classes=len(self.classes_))
@@ -686,21 +829,18 @@ class GAMClassifier(ClassifierMixin, _GAM):
         :param X: A table of the columns of the fit.
         :param offset: See :meth:`fit`.
         """
-        return self.classes_[self.predict_proba(X, offset=offset).argmax(1)]
+        most_probable = self.predict_proba(X, offset=offset).argmax(1)
+        return self.classes_[most_probable]
 
     def decision_function(self, X: Any, *, offset: Any = None) -> np.ndarray:
         """
-        The posterior mean of the predictor of two classes, positive where the second is more probable; logarithms of
-        the probabilities of several.
+        Log odds of the second of two classes, ``(n,)``; logarithms of the probabilities of several, ``(n, K)``.
 
         :param X: A table of the columns of the fit.
         :param offset: See :meth:`fit`.
         """
-        fitted = self._checked()
-        if fitted.family.name != "binomial":
-            logs = self.predict_log_proba(X, offset=offset)
-            return logs if len(self.classes_) > 2 else logs[:, 1] - logs[:, 0]
-        return self.predict_link(X, offset=offset)
+        logs = self.predict_log_proba(X, offset=offset)
+        return logs if logs.shape[1] > 2 else logs[:, 1] - logs[:, 0]
 
     def probability_interval(self, X: Any, level: float = 0.95, *, offset: Any = None) -> np.ndarray:
         """

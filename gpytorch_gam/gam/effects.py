@@ -1,0 +1,197 @@
+"""Effects of terms on grids of their columns, with pointwise and simultaneous bands, for pictures and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from .columns import CycleEncoding, LevelEncoding, MultiplierEncoding, NumberEncoding
+from .design import Part
+from .fitted import Fitted
+from .prediction import term_moments
+from .terms import PERIODS, Factor, Linear, RandomCurves, RandomEffect, Smooth
+from .terms import Tensor as TensorTerm
+
+_NUM_DRAWS = 1000
+_EPOCH = pd.Timestamp("1970-01-01")
+
+
+def grid_of(fitted: Fitted, part: Part, num: int) -> pd.DataFrame:
+    """
+    Values of the columns of a term: a grid over the range of a number, all levels of a category, and their products.
+
+    :param fitted: The fitted model.
+    :param part: The term.
+    :param num: Number of values of a number; the square root of it, for each of two.
+    """
+    term = part.term
+    if isinstance(term, Factor | RandomEffect):
+        axes = {term.column: _levels(fitted, term.column)}
+    elif isinstance(term, RandomCurves):
+        axes = {term.levels: _levels(fitted, term.levels), term.column: _range(fitted, part, term.column, num)}
+    elif isinstance(term, TensorTerm):
+        each = max(2, round(num**0.5))
+        axes = {name: _range(fitted, part, name, each) for name in term.names}
+        if len(term.names) == 3:
+            axes[term.names[2]] = _range(fitted, part, term.names[2], 3)[1:2]
+    else:
+        axes = {term.arguments[0]: _range(fitted, part, term.arguments[0], num)}
+    if term.multiplier is not None and _has_levels(fitted, term.multiplier):
+        axes = {term.multiplier: _levels(fitted, term.multiplier), **axes}
+    index = pd.MultiIndex.from_product(list(axes.values()), names=list(axes))
+    return index.to_frame(index=False)
+
+
+def _has_levels(fitted: Fitted, name: str) -> bool:
+    return (name, "levels") in fitted.design.encodings
+
+
+def _levels(fitted: Fitted, name: str) -> list[Any]:
+    encoding: LevelEncoding = fitted.design.encoding(name, "levels")
+    return [*encoding.levels, None] if encoding.has_missing_level else list(encoding.levels)
+
+
+def _range(fitted: Fitted, part: Part, name: str, num: int) -> Any:
+    """Equally spaced values of a number or a date over its range, or over a period."""
+    found = [encoding for (column, _), encoding in fitted.design.encodings.items() if column == name]
+    term = part.term
+    if isinstance(term, Smooth) and term.period is not None:
+        cycle = next(each for each in found if isinstance(each, CycleEncoding))
+        values = np.linspace(0.0, cycle.period, num)
+        return _dates(values) if cycle.kind == "date" else values
+    encoding = next(each for each in found if isinstance(each, NumberEncoding))
+    values = np.linspace(encoding.low, encoding.high, num)
+    return _dates(values) if encoding.kind == "date" else values
+
+
+def _dates(days: np.ndarray) -> Any:
+    return _EPOCH + pd.to_timedelta(days, unit="D")
+
+
+def inputs_of(fitted: Fitted, part: Part, values: pd.DataFrame) -> Tensor:
+    """
+    Inputs of the model ``(n, D)`` with these values of the columns of a term; a numeric multiplier is one, and columns
+    of other terms are those of some row of the data.
+
+    :param fitted: The fitted model.
+    :param part: The term.
+    :param values: The columns of the term.
+    """
+    x = fitted.reference[:1].expand(len(values), -1).clone()
+    for index, ((name, _), encoding) in enumerate(fitted.design.encodings.items()):
+        if name in values.columns:
+            x[:, index] = torch.from_numpy(encoding.encode(values[name]))
+        elif name == part.term.multiplier and isinstance(encoding, MultiplierEncoding):
+            x[:, index] = 1.0 / encoding.scale
+    return x
+
+
+def effect_table(
+    fitted: Fitted, part: Part, values: pd.DataFrame, level: float, simultaneous: bool = False
+) -> pd.DataFrame:
+    """
+    The effect of a term at values of its columns: ``mean``, ``std``, ends of a pointwise band ``lower`` and ``upper``,
+    and of a simultaneous one, which holds the whole function with the same probability.
+
+    :param fitted: The fitted model.
+    :param part: The term.
+    :param values: The columns of the term.
+    :param level: The probability of the bands.
+    :param simultaneous: Whether to add ``lower_all`` and ``upper_all``.
+    """
+    x = inputs_of(fitted, part, values)
+    (mean,), (deviation,) = term_moments(fitted, x, [part])
+    half = float(torch.special.ndtri(torch.tensor(0.5 + level / 2, dtype=torch.float64)))
+    bands = {"mean": mean, "std": deviation, "lower": mean - half * deviation, "upper": mean + half * deviation}
+    if simultaneous and part.components:
+        wide = max(half, _critical_value(fitted, part, x, level))
+        bands |= {"lower_all": mean - wide * deviation, "upper_all": mean + wide * deviation}
+    return pd.concat([values.reset_index(drop=True), pd.DataFrame(bands)], axis=1)
+
+
+@torch.no_grad()
+def _critical_value(fitted: Fitted, part: Part, x: Tensor, level: float) -> float:
+    """The quantile of the largest standardised deviation of a draw of the effect from its mean."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        posterior = fitted.model.components(x)[list(part.components)]
+        draws = posterior.sample(torch.Size([_NUM_DRAWS])).components.double().sum(1)
+    mean, variance = posterior.total()
+    if mean.dim() > 1:
+        mean, variance = mean[part.predictor], variance[part.predictor]
+    deviation = variance.clamp_min(1e-300).sqrt()
+    return float(((draws - mean).abs() / deviation).amax(-1).quantile(level))
+
+
+@torch.no_grad()
+def difference_table(
+    fitted: Fitted, part: Part, values: Mapping[str, Any], pair: Sequence[Any], by: str, level: float
+) -> pd.DataFrame:
+    """
+    The difference of an effect between two values of a column, such as two levels, with a pointwise band.
+
+    :param fitted: The fitted model.
+    :param part: The term.
+    :param values: The other columns of the term.
+    :param pair: The two values; the second is subtracted.
+    :param by: The column that has them.
+    :param level: The probability of the band.
+    """
+    frame = pd.DataFrame(values)
+    num = len(frame)
+    both = pd.concat([frame.assign(**{by: pair[0]}), frame.assign(**{by: pair[1]})], ignore_index=True)
+    posterior = fitted.model.components(inputs_of(fitted, part, both))[list(part.components)]
+    covariance = posterior.full_cross_covariance().sum((-4, -2))  # of the sum of the components, (2 n, 2 n)
+    total = posterior.mean.sum(-2)
+    mean = total[:num] - total[num:]
+    own, other, across = covariance[:num, :num], covariance[num:, num:], covariance[:num, num:]
+    variance = own.diagonal() + other.diagonal() - 2 * across.diagonal()
+    scale = fitted.scale_of(part.predictor)
+    half = float(torch.special.ndtri(torch.tensor(0.5 + level / 2, dtype=torch.float64)))
+    centre, deviation = scale * mean.numpy(), scale * variance.clamp_min(0.0).sqrt().numpy()
+    return frame.assign(mean=centre, std=deviation, lower=centre - half * deviation, upper=centre + half * deviation)
+
+
+def values_in_data(fitted: Fitted, part: Part, name: str) -> Any:
+    """
+    Values of a numeric column in some rows of the data of the fit, for a rug.
+
+    :param fitted: The fitted model.
+    :param part: The term, whose period they are taken into.
+    :param name: The column.
+    """
+    for index, ((column, _), encoding) in enumerate(fitted.design.encodings.items()):
+        if column != name:
+            continue
+        x = fitted.reference[:, index].numpy()
+        if isinstance(encoding, NumberEncoding) and getattr(part.term, "period", None) is None:
+            values = encoding.centre + encoding.scale * (np.sinh(x) if encoding.is_drawn_in else x)
+            return _dates(values) if encoding.kind == "date" else values
+        if isinstance(encoding, CycleEncoding) and getattr(part.term, "period", None) is not None:
+            values = x * encoding.period
+            return _dates(values) if encoding.kind == "date" else values
+    raise ValueError(f"{part.label} has no numeric column {name!r}")
+
+
+def is_curve(part: Part) -> bool:
+    """
+    Whether a term is a curve over one column, for all rows or for each level of a category.
+
+    :param part: The term.
+    """
+    return isinstance(part.term, Smooth | Linear | RandomCurves)
+
+
+def period_in_units(part: Part) -> float | None:
+    """
+    The period of a term in units of its column, or None.
+
+    :param part: The term.
+    """
+    period = getattr(part.term, "period", None)
+    return PERIODS[period] if isinstance(period, str) else period
