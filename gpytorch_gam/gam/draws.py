@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,41 +16,33 @@ from torch import Tensor
 from gpytorch_gam._checks import choice
 from gpytorch_gam.components import ComponentGroup
 from gpytorch_gam.numerics.blocks import split_groups
-from gpytorch_gam.numerics.triangular import triangular_solve
+from gpytorch_gam.numerics.triangular import solve_in_blocks
 
 from .design import INTERCEPT, Part
 from .fitted import Fitted
 from .terms import RandomCurves, RandomEffect, Smooth
 
-# Into how many parts the gaps between inducing points are divided, and the most points that this may give.
-_PARTS, _MOST_POINTS = 8, 600
+# The number of points of a component, or of a level, among which functions are interpolated.
+_MOST_POINTS = 600
 
 _ROWS_AT_A_TIME = 4096
 
 
 @dataclass(frozen=True)
 class _GroupDraws:
-    """Draws of the components of a group, as values of whitened variables at inducing points and points between."""
+    """Draws of the components of a group, as weights of its kernel at inducing points and points between."""
 
     group: ComponentGroup
-    points: Tensor | None  # (C, M', d); None where the inducing variables determine the components
-    cholesky: Tensor
-    whitened: Tensor  # (S, blocks, size, 1)
+    weights: Tensor  # (S, C, M)
 
     @torch.no_grad()
     def at(self, x: Tensor) -> Tensor:
         """Values ``(S, C, n)`` in float64."""
-        group, flat = self.group, self.whitened.flatten(-3)
-        if self.points is None:
-            features = group.features(x, self.cholesky)  # (C, M, n), multipliers included
-            return torch.einsum("cmn,scm->scn", features, flat.unflatten(-1, features.shape[:2]))
-        weights = triangular_solve(self.cholesky, self.whitened, transpose=True).squeeze(-1)  # (S, C, M')
-        values = torch.einsum("cmn,scm->scn", group.evaluate_kernel(self.points, group.select(x)), weights)
-        multiplier = group.multiplier(x)
-        return values if multiplier is None else values * multiplier
+        return torch.einsum("cmn,scm->scn", self.group.cross_covariance(x), self.weights)
 
     def chosen(self, index: Any) -> _GroupDraws:
-        return replace(self, whitened=self.whitened[index])
+        """Some of the draws."""
+        return replace(self, weights=self.weights[index])
 
 
 class FunctionDraws:
@@ -230,41 +223,59 @@ def _is_cyclic(part: Part) -> bool:
 
 
 def _extended(strategy: Any, group: ComponentGroup, whitened: Tensor, is_cyclic: bool) -> _GroupDraws:
-    """Draws of a group, with points between the inducing points if there is something left to draw."""
-    points = group.inducing_points.double()
-    between = None
-    if not group.exact and group.block_shape[0] == group.num_components:
-        between = _points_between(points, is_cyclic)
-    if between is None:
-        return _GroupDraws(group, None, strategy.inducing_cholesky(group), whitened)
-    every = torch.cat([points, between], dim=-2)
-    cholesky = strategy.inducing_cholesky(group, group.evaluate_kernel(every))
-    more = torch.randn(*whitened.shape[:-2], between.shape[-2], 1, dtype=torch.float64)
-    return _GroupDraws(group, every, cholesky, torch.cat([whitened, more], dim=-2))
+    """
+    Draws of a group from whitened variables ``(S, blocks, size, 1)``. If these leave something to draw, further
+    points follow those of each block, and their whitened variables have the prior: the Cholesky factor of all points
+    begins with that of the inducing points.
+    """
+    blocks, size = group.block_shape
+    points = group.inducing_points.double().reshape(blocks, size, -1)
+    between = None if group.exact else _points_between(points, is_cyclic)
+    if between is not None:
+        every = torch.cat([points, between], dim=-2).reshape(group.num_components, -1, points.shape[-1])
+        group = _with_points(group, every)
+        more = torch.randn(*whitened.shape[:-2], between.shape[-2], 1, dtype=torch.float64)
+        whitened = torch.cat([whitened, more], dim=-2)
+    weights = solve_in_blocks(strategy.inducing_cholesky(group), whitened.movedim(0, -1).squeeze(-2), transpose=True)
+    return _GroupDraws(group, weights.reshape(group.num_components, -1, len(whitened)).movedim(-1, 0))
+
+
+def _with_points(group: ComponentGroup, points: Tensor) -> ComponentGroup:
+    """The components of a group with other inducing points."""
+    return ComponentGroup(
+        group.kernel,
+        columns=group.columns.tolist(),
+        inducing_points=points,
+        names=group.names,
+        by=group.multiplier_columns,
+        by_levels=group.multiplier_levels if any(each is not None for each in group.multiplier_levels) else None,
+        levels=group.levels,
+        missing=group.missing,  # type: ignore[arg-type]
+        predictor=group.predictor_index,
+    )
 
 
 def _points_between(points: Tensor, is_cyclic: bool) -> Tensor | None:
-    """Points between and around inducing points ``(C, M, d)``, equally many for all components; None for too many."""
+    """Points between and around those of each block ``(B, M, d)``, equally many; None if there cannot be any."""
     found = [_between_of_one(each, is_cyclic) for each in points]
     return None if any(each is None for each in found) else torch.stack([each for each in found if each is not None])
 
 
 def _between_of_one(points: Tensor, is_cyclic: bool) -> Tensor | None:
     axes = [column.unique() for column in points.mT]
-    if torch.tensor([len(axis) for axis in axes]).prod() != len(points):
+    if math.prod(len(axis) for axis in axes) != len(points):
         return None  # no grid
-    parts = _PARTS
-    while parts > 1 and torch.tensor([float(parts * len(axis)) for axis in axes]).prod() > _MOST_POINTS:
-        parts -= 1
+    num_varying = sum(len(axis) > 1 for axis in axes)
+    parts = max(1, int((_MOST_POINTS / len(points)) ** (1 / num_varying)))
     if parts == 1:
         return None
-    finer = [_finer(axis, parts, is_cyclic, num_around=len(axes)) for axis in axes]
+    finer = [axis if len(axis) == 1 else _finer(axis, parts, is_cyclic, num_varying) for axis in axes]
     grid = torch.cartesian_prod(*finer).reshape(-1, len(axes))
     is_new = (torch.cdist(grid, points) > 1e-9 * (points.amax() - points.amin())).all(-1)
     return grid[is_new]
 
 
-def _finer(axis: Tensor, parts: int, is_cyclic: bool, num_around: int) -> Tensor:
+def _finer(axis: Tensor, parts: int, is_cyclic: bool, num_varying: int) -> Tensor:
     """An axis with its gaps divided; that of a single column goes on at half gaps for its length on both sides."""
     ends = torch.cat([axis, axis[:1] + 1.0]) if is_cyclic else axis
     steps = torch.linspace(0, 1, parts + 1, dtype=axis.dtype)[:-1]
@@ -272,7 +283,7 @@ def _finer(axis: Tensor, parts: int, is_cyclic: bool, num_around: int) -> Tensor
     if is_cyclic:
         return inside
     inside = torch.cat([inside, axis[-1:]])
-    if num_around > 1:
+    if num_varying > 1:
         return inside
     width, num = axis[-1] - axis[0], 2 * (len(axis) - 1)
     away = width * torch.linspace(0, 1, num + 1, dtype=axis.dtype)[1:]

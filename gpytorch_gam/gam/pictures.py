@@ -10,6 +10,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.dates import ConciseDateFormatter
 from matplotlib.figure import Figure
 from scipy import stats
 from scipy.spatial import cKDTree
@@ -80,6 +81,8 @@ def _curves(
     else:
         _curves_of_levels(fitted, part, ax, grid, column, by[0], level)
     _rug(ax, values_in_data(fitted, part, column))
+    if pd.api.types.is_datetime64_any_dtype(grid[column].dtype):
+        ax.xaxis.set_major_formatter(ConciseDateFormatter(ax.xaxis.get_major_locator()))
     ax.set_xlabel(column)
     ax.set_ylabel(_effect_name(fitted, part))
 
@@ -145,7 +148,7 @@ def _surface(fitted: Fitted, part: Part, ax: Axes) -> None:
     filled = ax.contourf(first, second, mean.T, levels=levels, cmap="RdBu_r")
     if np.ptp(mean) > 0:
         ax.contour(first, second, mean.T, levels=levels[::2], colors="black", linewidths=0.4)
-    ax.figure.colorbar(filled, ax=ax, label=_effect_name(fitted, part))
+    ax.figure.colorbar(filled, ax=ax, label=_effect_name(fitted, part), format="%.2g")
     ax.plot(*(values_in_data(fitted, part, name) for name in names), ".", color="black", markersize=1.5, alpha=0.35)
     ax.set_xlabel(names[0])
     ax.set_ylabel(names[1])

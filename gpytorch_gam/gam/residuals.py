@@ -16,8 +16,9 @@ from gpytorch_gam.effects import Prediction
 from .fitted import Fitted
 from .prediction import Arguments, in_chunks, predictor_moments, response, response_moments
 
-# The largest response whose probabilities are summed up; beyond, distributions are compared with draws.
-_MOST_COUNTS, _NUM_DRAWS = 3000, 1000
+# The largest response whose probabilities are summed up, which takes quadratures; beyond, responses are compared with
+# draws.
+_MOST_COUNTS, _NUM_DRAWS = 20, 2000
 
 # The least distance of a probability from 0 and 1.
 _LEAST = 1e-12

@@ -1,0 +1,115 @@
+"""An estimator in a file predicts what it did, in another process; a damaged file is an error that says so."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from gpytorch_gam.gam import GAMClassifier, GAMRegressor, f, s
+from gpytorch_gam.gam.families import Quantile
+from gpytorch_gam.gam.files import FORMAT, FileError
+
+from .data import fitted, responses, table
+
+
+def saved(path: Path) -> Path:
+    fitted().save(path / "gam.safetensors")
+    return path / "gam.safetensors"
+
+
+def test_a_loaded_estimator_predicts_the_same_again_and_again(tmp_path: Path) -> None:
+    x, gam = table(), fitted()
+    loaded = GAMRegressor.load(saved(tmp_path))
+    for _ in range(2):
+        for one, other in zip(gam.predict(x, return_std=True), loaded.predict(x, return_std=True), strict=True):
+            np.testing.assert_allclose(other, one, atol=1e-9)
+    pd.testing.assert_frame_equal(loaded.predict_terms(x), gam.predict_terms(x))
+    assert loaded.get_params() == gam.get_params()
+    assert loaded.result_.bound == gam.result_.bound
+    assert str(loaded.summary()) == str(gam.summary())
+    assert loaded.feature_names_in_.tolist() == gam.feature_names_in_.tolist()
+
+
+def test_another_process_predicts_the_same(tmp_path: Path) -> None:
+    path, x = saved(tmp_path), table().head(20)
+    x.to_pickle(tmp_path / "x.pickle")
+    script = (
+        "import sys, pandas, numpy; from gpytorch_gam.gam import GAMRegressor; gam = GAMRegressor.load(sys.argv[1]); "
+        "x = pandas.read_pickle(sys.argv[2]); gam.predict(x); numpy.save(sys.argv[3], gam.predict(x))"
+    )
+    arguments = [sys.executable, "-W", "ignore", "-c", script, path, tmp_path / "x.pickle", tmp_path / "found.npy"]
+    subprocess.run(arguments, check=True)
+    np.testing.assert_allclose(np.load(tmp_path / "found.npy"), fitted().predict(x), atol=1e-9)
+
+
+def test_classes_and_options_survive(tmp_path: Path) -> None:
+    x = table()
+    y = np.where(x.age > 50, "old", "young")
+    gam = GAMClassifier("~ s(age, k=4) + site", tolerance=0.5).fit(x, y)
+    gam.save(tmp_path / "c")
+    loaded = GAMClassifier.load(tmp_path / "c")
+    assert (loaded.predict(x) == gam.predict(x)).all()
+    np.testing.assert_allclose(loaded.predict_proba(x), gam.predict_proba(x), atol=1e-9)
+    with pytest.raises(FileError, match="holds a GAMClassifier: use its load"):
+        GAMRegressor.load(tmp_path / "c")
+    quantile = GAMRegressor([s("age", k=4)], family=Quantile(0.3), posterior="block_low_rank").fit(x, responses(x))
+    quantile.save(tmp_path / "q")
+    again = GAMRegressor.load(tmp_path / "q")
+    assert again.family == Quantile(0.3)
+    np.testing.assert_allclose(again.predict(x), quantile.predict(x), atol=1e-9)
+
+
+def test_missing_levels_and_long_tails_survive(tmp_path: Path) -> None:
+    x = table()[["age", "site"]].assign(income=np.exp(3 * np.random.default_rng(0).normal(size=120)))
+    x.loc[:9, "site"] = None
+    gam = GAMRegressor([s("income", k=5), f("site", missing="level")]).fit(x, responses(table()))
+    gam.save(tmp_path / "m")
+    np.testing.assert_allclose(GAMRegressor.load(tmp_path / "m").predict(x), gam.predict(x), atol=1e-9)
+
+
+def test_two_hundred_corruptions_are_clear_errors(tmp_path: Path) -> None:
+    whole = saved(tmp_path).read_bytes()
+    chance, path = random.Random(0), tmp_path / "damaged"
+    for number in range(200):
+        damaged = bytearray(whole)
+        if number % 4 == 0:
+            damaged = damaged[: chance.randrange(len(damaged))]
+        elif number % 4 == 1:
+            start = chance.randrange(len(damaged))
+            damaged[start : start + 16] = bytes(chance.randrange(256) for _ in range(16))
+        else:  # the header is where most can go wrong
+            place = chance.randrange(len(damaged) if number % 4 == 2 else 20000)
+            damaged[place] ^= 1 << chance.randrange(8)
+        path.write_bytes(damaged)
+        if bytes(damaged) != whole:
+            with pytest.raises(FileError, match=r"damaged|newer version"):
+                GAMRegressor.load(path)
+
+
+def test_files_of_newer_versions_and_no_files(tmp_path: Path) -> None:
+    path = saved(tmp_path)
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+    save_file(load_file(path), path, {**metadata, "format": str(FORMAT + 1)})
+    with pytest.raises(FileError, match=f"written by a newer version \\(format {FORMAT + 1}"):
+        GAMRegressor.load(path)
+    with pytest.raises(FileNotFoundError, match="no file"):
+        GAMRegressor.load(tmp_path / "nothing")
+    (tmp_path / "text").write_text(json.dumps({"a": 1}))
+    with pytest.raises(FileError, match="damaged, or no file of an estimator"):
+        GAMRegressor.load(tmp_path / "text")
+
+
+def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
+    path = saved(tmp_path)
+    fitted().save(path)
+    assert [each.name for each in tmp_path.iterdir()] == ["gam.safetensors"]

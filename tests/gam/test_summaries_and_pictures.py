@@ -1,0 +1,147 @@
+"""Summaries say what the model holds; pictures show the same numbers."""
+
+from __future__ import annotations
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy import stats
+
+from gpytorch_gam.gam import GAMClassifier, GAMRegressor, f, fs, re, s, te
+
+from .data import NUM_ROWS, fitted, responses, table
+
+
+@pytest.fixture(autouse=True)
+def closed_figures() -> object:
+    yield
+    plt.close("all")
+
+
+def test_effective_degrees_of_freedom_are_those_of_a_dense_posterior() -> None:
+    gam = fitted()
+    summary = gam.summary()
+    covariance = gam.model_.variational_strategy.variational_distribution.covariance_matrix.detach()
+    total = len(covariance) - covariance.diagonal().sum()
+    intercept = 1 - covariance[0, 0]  # the first component
+    assert summary.terms.edf.sum() == pytest.approx((total - intercept).item(), rel=1e-6)
+
+
+def test_hyperparameters_are_in_units_of_the_data() -> None:
+    x, y = table()[["age"]], responses(table())
+    first = GAMRegressor([s("age", k=8)]).fit(x, y).summary()
+    second = GAMRegressor([s("age", k=8)]).fit(1e3 * x, 1e2 * y + 7).summary()
+    assert second.terms.lengthscale.item() == pytest.approx(1e3 * first.terms.lengthscale.item(), rel=0.02)
+    assert second.terms.prior_sd.item() == pytest.approx(1e2 * first.terms.prior_sd.item(), rel=0.02)
+    assert second.facts["noise sd"] == pytest.approx(1e2 * first.facts["noise sd"], rel=0.02)
+    assert first.facts["deviance explained"] == pytest.approx(second.facts["deviance explained"], abs=1e-3)
+
+
+def test_deviance_explained_of_a_gaussian_is_the_coefficient_of_determination() -> None:
+    x = table()
+    assert fitted().summary().facts["deviance explained"] == pytest.approx(fitted().score(x, responses(x)))
+
+
+def test_effects_are_told_from_none() -> None:
+    random = np.random.default_rng(0)
+    x = pd.DataFrame({"a": random.uniform(size=150), "b": random.uniform(size=150), "g": random.integers(3, size=150)})
+    y = np.sin(6 * x.a) + 0.3 * random.normal(size=150)
+    terms = GAMRegressor([s("a", k=6), s("b", k=6), f("g")]).fit(x, y).summary().terms
+    assert terms.p["s(a)"] < 1e-6
+    assert terms.p["s(b)"] > 0.01
+    assert terms.p["f(g)"] > 0.01
+    assert terms.share["s(a)"] > 0.9
+    assert (terms.share_lower <= terms.share).all()
+    assert (terms.share <= terms.share_upper).all()
+
+
+def test_terms_that_can_stand_for_each_other_are_named() -> None:
+    random = np.random.default_rng(0)
+    a = random.uniform(size=100)
+    x = pd.DataFrame({"a": a, "b": a + 0.01 * random.normal(size=100)})
+    gam = GAMRegressor([s("a", k=4), s("b", k=4)]).fit(x, np.sin(6 * a) + 0.1 * random.normal(size=100))
+    assert any("s(a) and s(b) can stand for each other" in each for each in gam.summary().warnings)
+
+
+def test_effects_on_grids_hold_what_predictions_say() -> None:
+    gam = fitted()
+    table_ = gam.effect("s(age)", num=30, simultaneous=True)
+    x = table().head(1).loc[[0] * 30].assign(age=table_.age.to_numpy())
+    terms = gam.predict_terms(x)["s(age)"]
+    for name in ("mean", "std", "lower", "upper"):
+        np.testing.assert_allclose(table_[name], terms[name], atol=1e-9)
+    half, wide = table_.upper - table_["mean"], table_.upper_all - table_["mean"]
+    assert (wide / half).between(1.1, 2.0).all()
+    assert (wide / half).nunique() <= 30
+    assert gam.effect("f(site)").site.tolist() == ["Bergen", "Oslo", "Voss"]
+
+
+def test_simultaneous_bands_hold_whole_draws_with_their_probability() -> None:
+    gam = fitted()
+    band = gam.effect("s(age)", num=40, level=0.8, simultaneous=True)
+    x = table().head(1).loc[[0] * 40].assign(age=band.age.to_numpy())
+    draws = gam.draw_functions(1000, 5).terms(x)["s(age)"]
+    inside = ((draws > band.lower_all.to_numpy()) & (draws < band.upper_all.to_numpy())).all(1).mean()
+    assert inside == pytest.approx(0.8, abs=0.05)
+
+
+def test_differences_of_curves_take_their_covariance_into_account() -> None:
+    x = table()
+    gam = GAMRegressor([s("age", by="treated", k=5), f("treated")]).fit(x, responses(x))
+    ax = gam.plot_difference("s(age, by=treated)", True, False)
+    (line,) = [each for each in ax.lines if len(each.get_xdata()) == 150]
+    truth = gam.effect("s(age, by=treated)", num=150)
+    expected = truth[truth.treated].set_index("age")["mean"] - truth[~truth.treated].set_index("age")["mean"]
+    np.testing.assert_allclose(line.get_ydata(), expected, atol=1e-9)
+    with pytest.raises(ValueError, match="is no level"):
+        gam.plot_difference("s(age, by=treated)", True, "no")
+
+
+def test_every_kind_of_term_has_a_picture() -> None:
+    x = table()
+    terms = [s("hour", period=24, k=5), s("day", k=5), f("site"), re("subject"), fs("age", "treated", k=4)]
+    gam = GAMRegressor([*terms, te("age", "hour", k=3)], tolerance=0.5).fit(x, responses(x))
+    figure = gam.plot()
+    assert [ax.get_title() for ax in figure.axes if ax.get_title()] == gam.terms_
+    ax = gam.plot_term("s(day)", x, responses(x))
+    assert ax.get_xlabel() == "day"
+    points = next(
+        line for line in ax.lines if len(line.get_xdata()) == NUM_ROWS and line.get_label() == "partial residuals"
+    )
+    effect = gam.predict_terms(x)["s(day)"]["mean"]
+    np.testing.assert_allclose(points.get_ydata(), effect + responses(x) - gam.predict(x), atol=1e-9)
+
+
+@pytest.mark.parametrize("family", ["gaussian", "poisson", "gamma", "binomial"])
+def test_quantile_residuals_are_standard_normal_if_the_model_holds(family: str) -> None:
+    x, random = table(), np.random.default_rng(1)
+    mean = np.sin(x.age / 10)
+    draw = {
+        "gaussian": lambda: mean + random.normal(size=len(x)),
+        "poisson": lambda: random.poisson(3 * np.exp(mean)),
+        "gamma": lambda: random.gamma(4, np.exp(mean)),
+        "binomial": lambda: random.random(len(x)) < 1 / (1 + np.exp(-mean)),
+    }[family]
+    y = draw().astype(float)
+    gam = GAMRegressor([s("age", k=6)], family=family, tolerance=0.5).fit(x, y)
+    assert stats.kstest(gam.quantile_residuals(x, y), "norm").pvalue > 0.01
+    assert stats.kstest(
+        gam.quantile_residuals(x, np.roll(y, 7) + (3.0 if family != "binomial" else 0)), "norm"
+    ).pvalue < (0.05 if family != "binomial" else 1.1)
+
+
+def test_checks_are_drawn_for_classes_as_well() -> None:
+    x = table()[["age", "site"]]
+    y = np.where(np.random.default_rng(0).random(len(x)) < 0.5, "a", "b")
+    figure = GAMClassifier(num_inducing=4, tolerance=0.5).fit(x, y).check(x, y)
+    assert [ax.get_xlabel() for ax in figure.axes][-2:] == ["age", "site"]
+
+
+def test_random_numbers_of_the_session_are_left_alone() -> None:
+    state = torch.get_rng_state()
+    fitted().summary()
+    fitted().draw_functions(2, 0)
+    fitted().effect("s(age)", simultaneous=True)
+    assert torch.equal(torch.get_rng_state(), state)
