@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import torch
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.metrics import r2_score
 from sklearn.utils import Tags, check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import (
@@ -23,7 +24,7 @@ from sklearn.utils.validation import (
 from gpytorch_gam import _checks as checks
 from gpytorch_gam.training import FitResult
 
-from . import files
+from . import files, pictures
 from .design import INTERCEPT, Design, Part
 from .draws import FunctionDraws, draw_functions
 from .effects import effect_table, grid_of, period_in_units
@@ -289,8 +290,6 @@ class _GAM(BaseEstimator):
         :param level: The probability of the bands.
         :return: The figure of matplotlib.
         """
-        from . import pictures
-
         return pictures.overview(self._checked(), _tails(level)[1] * 2 - 1)
 
     def plot_term(
@@ -314,8 +313,6 @@ class _GAM(BaseEstimator):
         :param level: The probability of the bands.
         :param simultaneous: Whether to draw the lighter band.
         """
-        from . import pictures
-
         fitted, part = self._part(term)
         residuals = None
         if y is not None and not isinstance(part.term, TensorTerm) and part.predictor == 0:
@@ -340,8 +337,6 @@ class _GAM(BaseEstimator):
         :param ax: Axes to draw on; default new ones.
         :param level: The probability of the band.
         """
-        from . import pictures
-
         fitted, part = self._part(term)
         by = part.term.columns[-1]
         if len(part.term.columns) != 2 or (by, "levels") not in fitted.design.encodings:
@@ -352,31 +347,43 @@ class _GAM(BaseEstimator):
                 raise ValueError(f"{value!r} is no level of {by!r}; levels are {list(known)}")
         return pictures.plot_difference(fitted, part, by, (first, second), ax, level=_tails(level)[1] * 2 - 1)
 
-    def quantile_residuals(self, X: Any, y: Any, *, random_state: Any = 0, **arguments: Any) -> np.ndarray:
+    def quantile_residuals(
+        self,
+        X: Any,
+        y: Any,
+        *,
+        offset: Any = None,
+        exposure: Any = None,
+        trials: Any = None,
+        random_state: Any = 0,
+    ) -> np.ndarray:
         """
         Randomised quantile residuals, which are standard normal if the model holds.
 
         :param X: A table of the columns of the fit.
         :param y: The responses.
+        :param offset: As for the fit.
+        :param exposure: As for the fit.
+        :param trials: As for the fit.
         :param random_state: Seed of what is drawn for responses that are counts or classes.
-        :param arguments: Row-wise arguments, as for the fit.
         """
-        fitted, _, x, rows = self._read(X, arguments)
+        fitted, _, x, rows = self._read(X, {"offset": offset, "exposure": exposure, "trials": trials})
         seed = int(check_random_state(random_state).randint(2**31 - 1))
         values = (self._responses(y) - fitted.units.centre) / fitted.units.scale
         return quantile_residuals(fitted, x, values, rows, seed)
 
-    def check(self, X: Any, y: Any, **arguments: Any) -> Figure:
+    def check(self, X: Any, y: Any, *, offset: Any = None, exposure: Any = None, trials: Any = None) -> Figure:
         """
         Draw quantile residuals against what they should be, against predictions, and against each column.
 
         :param X: A table of the columns of the fit.
         :param y: The responses.
-        :param arguments: Row-wise arguments, as for the fit.
+        :param offset: As for the fit.
+        :param exposure: As for the fit.
+        :param trials: As for the fit.
         :return: The figure of matplotlib.
         """
-        from . import pictures
-
+        arguments = {"offset": offset, "exposure": exposure, "trials": trials}
         scores = self.quantile_residuals(X, y, **arguments)
         fitted, frame, x, rows = self._read(X, arguments)
         means = predictor_moments(fitted, x, rows, fitted.parts)[0, 0]
@@ -620,6 +627,29 @@ class GAMRegressor(RegressorMixin, _GAM):
         fitted, _, x, arguments = self._read(X, {"offset": offset, "exposure": exposure, "trials": trials})
         mean, deviation = response_moments(fitted, x, arguments, fitted.chosen(only, exclude))
         return (mean, deviation) if checks.flag("return_std", return_std) else mean
+
+    def score(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any = None,
+        *,
+        offset: Any = None,
+        exposure: Any = None,
+        trials: Any = None,
+    ) -> float:
+        """
+        The coefficient of determination of predicted means.
+
+        :param X: A table of the columns of the fit.
+        :param y: The responses.
+        :param sample_weight: Weights of the rows.
+        :param offset: See :meth:`fit`.
+        :param exposure: See :meth:`fit`.
+        :param trials: See :meth:`fit`.
+        """
+        means = self.predict(X, offset=offset, exposure=exposure, trials=trials)
+        return float(r2_score(y, means, sample_weight=sample_weight))
 
     def mean_interval(
         self,

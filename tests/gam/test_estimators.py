@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
+import sklearn
 from scipy import stats
 from sklearn.base import clone
-from sklearn.model_selection import GridSearchCV
+from sklearn.model_selection import GridSearchCV, cross_validate
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 
@@ -319,3 +320,15 @@ def test_many_levels_of_which_some_are_new() -> None:
     assert np.corrcoef(mean[:150], [effect[name] for name in names[:150]])[0, 1] > 0.9
     assert np.ptp(mean[150:]) < 1e-9
     assert std[150:].min() > 2 * np.median(std[:150])
+
+
+def test_exposures_are_routed_through_cross_validation() -> None:
+    x, random = table()[["age"]], np.random.default_rng(7)
+    exposure = random.uniform(0.5, 20, len(x))
+    counts = random.poisson(exposure * np.exp(effects(x.assign(hour=0.0, site="Oslo"))["age"]))
+    with sklearn.config_context(enable_metadata_routing=True):
+        gam = GAMRegressor([s("age", k=5)], family="poisson", tolerance=0.5)
+        gam = gam.set_fit_request(exposure=True).set_score_request(exposure=True)
+        routed = cross_validate(gam, x, counts, cv=2, params={"exposure": exposure}, error_score="raise")
+        alone = cross_validate(gam, x, counts, cv=2, error_score="raise")
+    assert routed["test_score"].min() > alone["test_score"].max() + 0.1
