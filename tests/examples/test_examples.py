@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import matplotlib.image
 import matplotlib.pyplot as plt
+import pandas as pd
 import pytest
 import torch
 
@@ -99,7 +100,30 @@ def write_curves(folder):
     return "--data", "."
 
 
-OPTIONS = {"distributional": write_curves}
+def write_tables(folder):
+    """Three data sets of 60 rows for the example of data frames."""
+    rows = range(60)
+    words = pd.Series(["a", "b", "c"] * 20)
+    wage = {"wage": [row % 11 for row in rows], "age": rows, "year": [2000 + row % 5 for row in rows]}
+    pd.DataFrame({**wage, "education": words, "jobclass": words[::-1].to_list(), "maritl": ["m", "n"] * 30}).to_csv(
+        folder / "wage.csv", index=False
+    )
+    columns = {name: [(row * factor) % 17 for row in rows] for factor, name in enumerate(["tmpd", "o3median"], 2)}
+    chicago = {"death": [row % 7 for row in rows], "time": rows, **columns, "pm10median": [row % 13 for row in rows]}
+    pd.DataFrame(chicago).to_csv(folder / "chicago.csv", index=False)
+    days = pd.date_range("2019-01-01", periods=60).strftime("%Y-%m-%d")
+    hours = [f"{row % 24:02}:00:00" for row in rows]
+    bicycles = {
+        "date": days,
+        "time": hours,
+        "count": [row % 5 for row in rows],
+        "average_temperature": [row % 9 for row in rows],
+    }
+    pd.DataFrame(bicycles).to_csv(folder / "bicycles.csv", index=False)
+    return "--data", "."
+
+
+OPTIONS = {"distributional": write_curves, "gam_quickstart": write_tables}
 
 
 @pytest.fixture(scope="module")
@@ -293,3 +317,11 @@ def test_dask_example_finds_the_fit_of_one_process_though_a_worker_dies(tmp_path
 def test_dask_example_says_that_it_needs_dask(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "dask.distributed", None)
     assert 'pip install "dask[distributed]"' in run_script("dask_statistics", tmp_path, fails=True)
+
+
+def test_data_frames_become_models_and_pictures(run, tmp_path):
+    found = run("gam_quickstart")
+    assert set(found.numbers) == {"wage", "chicago", "bicycles"}
+    assert all(math.isfinite(number) for number in _numbers(found.numbers))
+    assert all((found.folder / "out" / f"gam_{name}.png").exists() for name in found.numbers)
+    assert "lacks wage.csv, chicago.csv, bicycles.csv" in run_script("gam_quickstart", tmp_path, fails=True)

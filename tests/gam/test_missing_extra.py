@@ -6,16 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-# A finder that knows none of the packages of the extra.
+# Modules that cannot be imported are None there.
 _HIDDEN = """
 import sys
 
-class Hidden:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("sklearn", "pandas", "formulaic", "matplotlib", "safetensors"):
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-sys.meta_path.insert(0, Hidden())
+for name in ("sklearn", "pandas", "formulaic", "matplotlib", "safetensors"):
+    sys.modules[name] = None
 """
 
 _SCRIPT = """
