@@ -24,8 +24,7 @@ def main(names: list[str]) -> None:
             command = [sys.executable, str(ROOT / "examples" / f"{name}.py"), "--out", folder]
             printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
             (GALLERY / f"{name}.txt").write_text(printed.replace(folder, "out"))
-            figure = Path(folder, f"{name}.png")
-            if figure.exists():
+            for figure in Path(folder).glob("*.png"):
                 shutil.copy(figure, GALLERY)
 
 
