@@ -232,6 +232,7 @@ def test_calibration_shows_what_mean_field_loses(load, tmp_path):
     assert results["0.99"]["mean-field"]["coverage"] < results["0.99"]["coupled covariance"]["coverage"]
 
 
+@pytest.mark.filterwarnings("ignore:the bound is higher near")  # after a few steps
 def test_training_compares_optimisers(load, tmp_path, monkeypatch):
     figure, path, script = tmp_path / "training.png", tmp_path / "results.json", load("training")
     peer = load("gaussian_closed_form")

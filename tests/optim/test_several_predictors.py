@@ -269,6 +269,7 @@ def test_location_and_scale_are_learnt_and_intervals_cover_everywhere() -> None:
     assert (coverage - 0.8).abs().max() < 0.06
 
 
+@pytest.mark.filterwarnings("ignore:the bound is higher near")  # of a model that was not fitted
 def test_hyperparameters_make_every_predictor_uncertain() -> None:
     x, y = location_scale_problem(200)
     model, likelihood = make_model(rank=6), GaussianLocationScaleLikelihood()

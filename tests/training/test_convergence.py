@@ -36,7 +36,7 @@ def make_data(num_rows: int = 200) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def make_model(x: torch.Tensor) -> tuple[AdditiveGP, gpytorch.likelihoods.GaussianLikelihood]:
-    model = AdditiveGP(AdditivePredictor(smooth(0, x, num_inducing=8), constant()), rank=8).double()
+    model = AdditiveGP(AdditivePredictor(smooth(0, x, num_inducing=8, kernel="rbf"), constant()), rank=8).double()
     return model, gpytorch.likelihoods.GaussianLikelihood().double()
 
 

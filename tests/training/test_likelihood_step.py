@@ -66,7 +66,7 @@ def test_a_few_epochs_of_minibatches_find_them(
     monkeypatch.setattr(_minibatch_end, "_MAX_FEATURES", 0)
     x = torch.rand(500, 1).double()
     y = draw(torch.sin(6 * x[:, 0]))
-    model = AdditiveGP(AdditivePredictor(smooth(0, x, num_inducing=6), constant()), rank=2).double()
+    model = AdditiveGP(AdditivePredictor(smooth(0, x, num_inducing=6, kernel="rbf"), constant()), rank=2).double()
     batches = list(zip(x.split(100), y.split(100), strict=True))
     fit(model, likelihood.double(), batches, num_data=500, num_epochs=5)
     assert getattr(likelihood, name).item() == pytest.approx(value, rel=tolerance)

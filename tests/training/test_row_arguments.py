@@ -190,6 +190,7 @@ def diagnose(model: AdditiveGP, likelihood: Likelihood, batches: Any) -> tuple[T
     return shortfall, HyperparameterUncertainty(model, likelihood, batches).covariance
 
 
+@pytest.mark.filterwarnings("ignore:the bound is higher near")  # of a model that was not fitted
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("name", ["weights", "offset"])
 def test_diagnostics_read_them(name: str, source: Callable[..., Any], tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def make_rows() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def make_model(x: torch.Tensor) -> tuple[AdditiveGP, GaussianLikelihood]:
-    predictor = AdditivePredictor(smooth(0, x, num_inducing=7), constant())
+    predictor = AdditivePredictor(smooth(0, x, num_inducing=7, kernel="rbf"), constant())
     return AdditiveGP(predictor, rank=8).double(), GaussianLikelihood().double()
 
 

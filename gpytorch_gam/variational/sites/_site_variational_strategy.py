@@ -73,6 +73,9 @@ class _SiteVariationalStrategy(AdditiveStrategy):
         AdditiveStrategy.__init__(self, model, predictor, sites, jitter_val)  # other bases need another distribution
         self.register_buffer("inputs", inputs.detach().clone())
 
+    def _resize_posterior(self) -> None:
+        """Keep the sites, of which there is one a row whatever the inducing points are."""
+
     def _data_inputs(self) -> Tensor:
         """The training inputs as the predictor reads them, ``(*batch, N, D)``."""
         if not has_own_forward(self.model):
