@@ -51,11 +51,11 @@ default_role = "code"
 nitpicky = True
 # References that lead out of this site, and names of types that annotations keep short.
 nitpick_ignore_regex = [
-    ("py:.*", r"(collections|gpytorch|linear_operator|numpy|os|torch|typing)\..*"),
+    ("py:.*", r"(collections|gpytorch|linear_operator|numpy|os|pandas|sklearn|torch|typing)\..*"),
     ("py:class", r"gpytorch_gam\..*\.(ForwardRecorder|LevelRows|Phase|Processes|Rows)"),
     (
         "py:class",
-        r"_VariationalDistribution|AdditiveModel|Base|Interval|Kernel|Likelihood|LinearOperator|Mean|Paths|PointPlacement|"
+        r"_VariationalDistribution|AdditiveModel|Axes|Base|Figure|Interval|Kernel|Likelihood|LinearOperator|Mean|Paths|PointPlacement|"
         r"Prior|ProcessGroup|Tensor",
     ),
 ]
@@ -73,7 +73,12 @@ def _in_any_room(app: Sphinx, env: BuildEnvironment, node: pending_xref, text: T
         return None
     domain = env.domains.python_domain
     ending = "." + node["reftarget"].removeprefix("gpytorch_gam.")
-    names = [name for name, entry in domain.objects.items() if name.endswith(ending) and not entry.aliased]
+    is_method = node["reftype"] == "meth"  # estimators have a method of the name of a function
+    names = [
+        name
+        for name, entry in domain.objects.items()
+        if name.endswith(ending) and not entry.aliased and (entry.objtype == "method") == is_method
+    ]
     if len(names) != 1:
         return None
     return domain.resolve_xref(env, node["refdoc"], app.builder, node["reftype"], names[0], node, text)

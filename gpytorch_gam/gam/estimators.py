@@ -502,10 +502,10 @@ class GAMRegressor(RegressorMixin, _GAM):
     that are sums of effects of columns.
 
     Effects are Gaussian processes whose smoothness is estimated, and predictions come with the uncertainty of all of
-    them. Underneath is :mod:`gpytorch_gam`: :attr:`model_` and :attr:`likelihood_` are its model and likelihood.
+    them. Underneath is ``gpytorch_gam``: :attr:`model_` and :attr:`likelihood_` are its model and likelihood.
 
     :param terms: A list of terms, such as ``[s("age"), f("station"), te("lon", "lat"), re("subject")]``, see
-        :mod:`gpytorch_gam.gam.terms`; a formula, ``"y ~ s(age) + te(lon, lat)"``, with which ``fit(data)`` takes the
+        :mod:`gpytorch_gam.gam`; a formula, ``"y ~ s(age) + te(lon, lat)"``, with which ``fit(data)`` takes the
         response from the data; or ``"auto"``, a term for each column by what it holds. With a family of several
         parameters, one of these for all, a list of one for each, or a mapping from their names.
     :param family: The distribution of the response: ``"gaussian"``, ``"student_t"`` (outliers), ``"gamma"`` (positive
@@ -838,7 +838,7 @@ class GAMClassifier(ClassifierMixin, _GAM):
         :param only: Labels of terms to include besides the intercept; default all.
         :param exclude: Labels of terms to leave out, instead of ``only``.
         :param offset: See :meth:`fit`.
-        :return: Probabilities ``(n, K)`` in the order of :attr:`classes_`.
+        :return: Probabilities ``(n, K)`` in the order of ``classes_``.
         """
         fitted, _, x, arguments = self._read(X, {"offset": offset})
         return class_probabilities(fitted, x, arguments, fitted.chosen(only, exclude))

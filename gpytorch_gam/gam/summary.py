@@ -40,7 +40,7 @@ class Summary:
     r"""
     A summary; printed, it is a table.
 
-    Columns of :attr:`terms`, in data units:
+    Columns of ``terms``, in data units:
 
     - ``edf``: effective degrees of freedom, the number of directions of the effect that the data determine:
       :math:`\mathrm{tr}(I - S)` for the posterior covariance S of its whitened variables.
