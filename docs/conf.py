@@ -73,11 +73,11 @@ def _in_any_room(app: Sphinx, env: BuildEnvironment, node: pending_xref, text: T
         return None
     domain = env.domains.python_domain
     ending = "." + node["reftarget"].removeprefix("gpytorch_gam.")
-    is_method = node["reftype"] == "meth"  # estimators have a method of the name of a function
+    others = {"method"} if node["reftype"] == "func" else set()  # estimators have a method of a function's name
     names = [
         name
         for name, entry in domain.objects.items()
-        if name.endswith(ending) and not entry.aliased and (entry.objtype == "method") == is_method
+        if name.endswith(ending) and not entry.aliased and entry.objtype not in others
     ]
     if len(names) != 1:
         return None
