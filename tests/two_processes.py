@@ -21,6 +21,8 @@ from gpytorch_gam.warnings import RankWarning
 _TIMEOUT = timedelta(minutes=2)
 
 Together = Callable[..., list[Any]]
+Group = Any  # of processes; None for one process with all rows
+Data = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]
 
 
 def _join(rank: int, store: str) -> None:
@@ -53,3 +55,12 @@ def two_processes(folder: Path) -> Iterator[Together]:
             return [pickle.loads(call.result()) for call in calls]
 
         yield together
+
+
+def share(data: Data, counts: tuple[int, int], group: Group) -> Data:
+    """The rows of a process, of which the first has the first ones."""
+    if group is None:
+        return data
+    rows = torch.arange(sum(counts)).split(counts)[distributed.get_rank(group)]
+    x, y, arguments = data
+    return x[rows], y[rows], {name: value[rows] for name, value in arguments.items()}

@@ -98,10 +98,6 @@ def _curve(ax: Axes, column: str, table: pd.DataFrame, colour: Any, level: float
     ax.plot(table[column], table["mean"], color=colour, linewidth=1.6)
 
 
-def _band(ax: Axes, x: Any, lower: Any, upper: Any, colour: Any, alpha: float, label: str) -> None:
-    ax.fill_between(x, lower, upper, color=colour, alpha=alpha, linewidth=0, label=label)
-
-
 def _curves_of_levels(
     fitted: Fitted, part: Part, ax: Axes, grid: pd.DataFrame, column: str, by: str, level: float
 ) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood, Likelihood
@@ -13,14 +11,12 @@ from gpytorch_gam import AdditiveGP, AdditivePredictor, fit
 from gpytorch_gam.likelihoods import NegativeBinomialLikelihood, PoissonLikelihood, RowwiseLikelihood
 from gpytorch_gam.terms import constant, smooth, tensor
 from gpytorch_gam.training import FitResult
-from tests.two_processes import Together
+from tests.two_processes import Data, Group, Together, share
 
 # All tests of two processes share these.
 pytestmark = pytest.mark.xdist_group("distributed")
 
 NUM_ROWS = 300
-Group = Any  # of processes; None for one process with all rows
-Data = tuple[Tensor, Tensor, dict[str, Tensor]]
 
 
 def problem(kind: str) -> tuple[AdditiveGP, Likelihood, Data]:
@@ -48,15 +44,6 @@ def problem(kind: str) -> tuple[AdditiveGP, Likelihood, Data]:
     terms.append(tensor((0, 1), low=[0.0, 0.0], high=[9.0, 1.0], num_inducing=3))
     torch.manual_seed(1)
     return AdditiveGP(AdditivePredictor(*terms), "coupled").double(), likelihood.double(), (x, y, arguments)
-
-
-def share(data: Data, counts: tuple[int, int], group: Group) -> Data:
-    """The rows of this process."""
-    if group is None:
-        return data
-    rows = torch.arange(NUM_ROWS).split(counts)[distributed.get_rank(group)]
-    x, y, arguments = data
-    return x[rows], y[rows], {name: value[rows] for name, value in arguments.items()}
 
 
 def fitted(kind: str, counts: tuple[int, int], group: Group) -> tuple[FitResult, dict[str, Tensor]]:
