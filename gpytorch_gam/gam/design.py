@@ -272,7 +272,7 @@ class Design:
                 warnings.warn(
                     f"column {name!r} has the same value in all rows: {term.label} is zero",
                     ConstantColumnWarning,
-                    stacklevel=6,
+                    stacklevel=8,
                 )
                 return True
         return False

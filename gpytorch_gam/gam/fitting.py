@@ -20,7 +20,7 @@ from gpytorch_gam.training import FitResult, fit
 from gpytorch_gam.warnings import ConvergenceWarning
 
 from .design import Design, default_dtype
-from .families import Family
+from .families import Family, Units
 from .fitted import Fitted, reference_rows
 from .prediction import response_moments
 
@@ -79,25 +79,47 @@ def fit_design(
     x = design.inputs(frame)
     offset = arguments.get("offset")
     units = family.units(y if offset is None or family.link != "identity" else y - offset, weights)
+    rows = fit_arguments(family, units.scale, arguments)
+    if not np.all(weights == 1.0):
+        rows["weights"] = torch.from_numpy(weights)
+    responses = torch.from_numpy((y - units.centre) / units.scale)
+    fitted, result = fit_to_data(design, family, units, x, (x, responses, rows) if rows else (x, responses), options)
+    some = np.linspace(0, len(y) - 1, min(len(y), _ROWS_OF_DEVIANCE)).round().astype(int)
+    own = {name: value[some] for name, value in rows.items() if name != "weights"}
+    explained = deviance_explained(fitted, x[some], y[some], weights[some], own)
+    return FitOfDesign(fitted, result, explained)
+
+
+def fit_to_data(
+    design: Design, family: Family, units: Units, x: torch.Tensor, data: Any, options: Options
+) -> tuple[Fitted, FitResult | None]:
+    """
+    Fit the terms of a design, whose columns are learned, to rows in units of the fit.
+
+    :param design: Terms and encodings.
+    :param family: The distribution of the response.
+    :param units: The units of the responses.
+    :param x: Inputs with the range of all rows, from which places are taken and summaries are made.
+    :param data: The rows, as :func:`~gpytorch_gam.fit` takes them.
+    :param options: How.
+    :return: The fitted model, and the result of the fit; None if that was interrupted.
+    """
     device = _device(options.device)
     with torch.random.fork_rng(devices=[]), gpytorch.settings.variational_cholesky_jitter(double_value=JITTER):
         torch.manual_seed(options.seed)
         model, likelihood = make(design, family, x, options)
         model.to(device)
         likelihood.to(device)
-        rows = fit_arguments(family, units.scale, arguments)
-        if not np.all(weights == 1.0):
-            rows["weights"] = torch.from_numpy(weights)
-        responses = torch.from_numpy((y - units.centre) / units.scale)
-        data: tuple[Any, ...] = (x.to(device), responses.to(device))
-        if rows:
-            data = (*data, {name: value.to(device) for name, value in rows.items()})
-        result = _fit(model, likelihood, data, options)
-    fitted = Fitted(model, likelihood, design, family, units, reference_rows(x))
-    some = np.linspace(0, len(y) - 1, min(len(y), _ROWS_OF_DEVIANCE)).round().astype(int)
-    own = {name: value[some] for name, value in rows.items() if name != "weights"}
-    explained = deviance_explained(fitted, x[some], y[some], weights[some], own)
-    return FitOfDesign(fitted, result, explained)
+        result = _fit(model, likelihood, _on_device(data, device), options)
+    return Fitted(model, likelihood, design, family, units, reference_rows(x)), result
+
+
+def _on_device(data: Any, device: torch.device) -> Any:
+    """Rows in memory on a device; batches are there when they are made."""
+    if not isinstance(data, tuple):
+        return data
+    x, y, *rest = data
+    return (x.to(device), y.to(device), *({name: value.to(device) for name, value in rows.items()} for rows in rest))
 
 
 def fit_arguments(family: Family, scale: float, arguments: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
@@ -137,13 +159,12 @@ def _model(predictor: AdditivePredictor, options: Options) -> AdditiveGP:
     return AdditiveGP(predictor, family="block_low_rank", rank="auto")
 
 
-def _fit(model: AdditiveGP, likelihood: Likelihood, data: tuple[Any, ...], options: Options) -> FitResult | None:
+def _fit(model: AdditiveGP, likelihood: Likelihood, data: Any, options: Options) -> FitResult | None:
     try:
         return fit(
             model,
             likelihood,
             data,
-            len(data[1]),
             method=options.method,
             tolerance=options.tolerance,
             progress=options.progress,
@@ -154,7 +175,7 @@ def _fit(model: AdditiveGP, likelihood: Likelihood, data: tuple[Any, ...], optio
         warnings.warn(
             "the fit was interrupted: the model is the best so far, and its bands are not those of a finished fit",
             ConvergenceWarning,
-            stacklevel=5,
+            stacklevel=6,
         )
         return None
 
