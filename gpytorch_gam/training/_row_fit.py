@@ -22,7 +22,7 @@ from ._hyperparameters import hyperparameters_of, limits_of
 from ._row_bound import RowBound
 from .bound_gradients import log_prior_in_nats
 from .fit_result import Outcome, Recorder
-from .polishing import polish
+from .polishing import polish_below
 from .starting_values import null_model_of, start_from_null_model, units_of_means
 
 # Minus the second derivative of the bound that is assumed at the start: in a kernel's hyperparameter, and for each row
@@ -149,7 +149,14 @@ class RowFit:
         """Set the posterior to that of the model's family nearest to the optimum; returns its bound in nats."""
         optimum = self._bound.optimum()
         self._strategy.set_whitened_posterior(optimum.mean, optimum.precision)
-        history = polish(self._model, self._likelihood, [self._rows], max_passes=2, process_group=self._processes.group)
+        history = polish_below(
+            self._model,
+            self._likelihood,
+            [self._rows],
+            optimum.bound.item(),
+            max_passes=2,
+            process_group=self._processes.group,
+        )
         return history[-1]
 
     def _curvatures(self, parameters: Sequence[Tensor]) -> list[float]:

@@ -105,6 +105,32 @@ def polish(
     checks.integer("dense_limit", dense_limit, least=0)
     checks.integer("chunk_size", 1 if chunk_size is None else chunk_size, least=1)
     checks.number("tolerance", tolerance, least=0)
+    return polish_below(
+        model,
+        likelihood,
+        batches,
+        math.inf,
+        max_passes=max_passes,
+        tolerance=tolerance,
+        dense_limit=dense_limit,
+        chunk_size=chunk_size,
+        process_group=process_group,
+    )
+
+
+def polish_below(
+    model: gpytorch.models.ApproximateGP,
+    likelihood: Likelihood,
+    batches: Iterable[Any],
+    ceiling: float,
+    *,
+    max_passes: int,
+    tolerance: float = 1e-2,
+    dense_limit: int = 1024,
+    chunk_size: int | None = None,
+    process_group: ProcessGroup | None = None,
+) -> list[float]:
+    """:func:`polish`, which ends as soon as the bound is within the tolerance of one that no posterior exceeds."""
     strategy = validated_strategy(
         model, (*StructuredDistribution, CholeskyVariationalDistribution), several_predictors=True
     )
@@ -117,7 +143,9 @@ def polish(
         strategy.prepare_training()  # writes the posterior under the present kernels
         start_from_first(processes, strategy, [model, likelihood])
         chunk_size = _default_chunk_size(strategy) if chunk_size is None else chunk_size
-        return _Polish(strategy, likelihood, batches, dense_limit, chunk_size, processes).run(max_passes, tolerance)
+        return _Polish(strategy, likelihood, batches, dense_limit, chunk_size, processes).run(
+            max_passes, tolerance, ceiling
+        )
 
 
 def _default_chunk_size(strategy: AdditiveVariationalStrategy) -> int:
@@ -154,9 +182,9 @@ class _Polish:
         # The Gaussian optimum does not depend on the start of the step.
         self._is_closed_form = is_dense and is_gaussian(likelihood)
 
-    def run(self, max_passes: int, tolerance: float) -> list[float]:
+    def run(self, max_passes: int, tolerance: float, ceiling: float) -> list[float]:
         try:
-            return self._run(max_passes, tolerance)
+            return self._run(max_passes, tolerance, ceiling)
         except BaseException:  # after an interruption, the last accepted posterior is restored
             self._restore()
             raise
@@ -164,7 +192,7 @@ class _Polish:
     def _restore(self) -> None:
         self._strategy._variational_distribution.load_state_dict(self._accepted)
 
-    def _run(self, max_passes: int, tolerance: float) -> list[float]:
+    def _run(self, max_passes: int, tolerance: float, ceiling: float) -> list[float]:
         present = self._evaluate()
         if not math.isfinite(present.bound):
             raise ValueError(
@@ -172,6 +200,8 @@ class _Polish:
             )
         history = [present.bound]
         for _ in range(max_passes):
+            if history[-1] >= ceiling - tolerance:
+                break
             moved = self._move(present)
             if moved is None:
                 break

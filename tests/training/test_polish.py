@@ -25,6 +25,7 @@ from gpytorch_gam.mlls import CollapsedELBO
 from gpytorch_gam.optim import NaturalGradient
 from gpytorch_gam.terms import constant
 from gpytorch_gam.training import polish
+from gpytorch_gam.training.polishing import polish_below
 from gpytorch_gam.variational import BlockLowRankPrecisionVariationalDistribution, TiedAdditiveVariationalStrategy
 from tests.problems import (
     SiteModel,
@@ -257,6 +258,16 @@ def test_a_second_polish_keeps_what_the_first_found(
     assert second[0] == pytest.approx(first, abs=tolerance)
     assert second[-1] >= first - tolerance
     assert exact_elbo(model, likelihood, x, y) == pytest.approx(second[-1], abs=tolerance)
+
+
+def test_passes_end_below_a_bound_that_no_posterior_exceeds() -> None:
+    x, y = gaussian_problem(200, 0.9)
+    model, likelihood = make_model("block_low_rank", 6), gaussian_likelihood()
+    highest = collapsed_bound(model, likelihood, x, y)
+    found = polish_below(model, likelihood, [(x, y)], highest, max_passes=2)
+    assert found[-1] > found[0] + 1.0
+    again = polish_below(model, likelihood, [(x, y)], highest, max_passes=2, tolerance=highest - found[-1] + 1e-6)
+    assert again == pytest.approx(found[-1:], abs=1e-7)
 
 
 # ------------------------------------------------------------------------------------------------- what stays as it is
