@@ -1,7 +1,7 @@
 """
 Claim: a Gaussian fit of data in Parquet files takes the memory of a batch and of its sums, however many rows there are.
 
-`fit_discretized` reads N rows of eight columns in float32 with `gpytorch_gam.data.ParquetBatches`: once for the bins,
+`fit` by bins reads N rows of eight columns in float32 with `gpytorch_gam.data.ParquetBatches`: once for the bins,
 and once for the sums over the rows, from which it finds hyperparameters and posterior. The files are written by this
 script, a part at a time, to a temporary folder. Each size is fitted in a new process on `--threads` threads, two by
 default; another process merely reads the files once, in the same batches. Printed: seconds of the fit on the clock and
@@ -31,7 +31,7 @@ from polish import in_new_process, return_freed_memory, usage
 from gpytorch_gam import AdditiveGP, AdditivePredictor
 from gpytorch_gam.data import ParquetBatches
 from gpytorch_gam.terms import constant, smooth
-from gpytorch_gam.training import fit_discretized
+from gpytorch_gam.training import fit
 
 NUM_COLUMNS, NOISE = 8, 0.5
 COLUMNS = [f"x{column}" for column in range(NUM_COLUMNS)]
@@ -92,14 +92,14 @@ def read(folder: Path, threads: int) -> tuple[float, float]:
     return used.seconds, used.user_seconds
 
 
-def fit(folder: Path, threads: int) -> dict[str, Any]:
+def fit_files(folder: Path, threads: int) -> dict[str, Any]:
     """Fit the files; memory is that beyond a small fit, which loads what is loaded late."""
     torch.set_num_threads(threads)
     return_freed_memory()
     x = torch.rand(2000, NUM_COLUMNS)
-    fit_discretized(make_model(), GaussianLikelihood(), [(x, truth(x) + NOISE * torch.randn(2000))], max_bins=32)
+    fit(make_model(), GaussianLikelihood(), [(x, truth(x) + NOISE * torch.randn(2000))], max_bins=32)
     model, likelihood = make_model(), GaussianLikelihood()
-    used = usage(lambda: fit_discretized(model, likelihood, batches_of(folder)))
+    used = usage(lambda: fit(model, likelihood, batches_of(folder), method="bins"))
     fresh = torch.rand(2000, NUM_COLUMNS)
     with torch.no_grad():
         error = (model(fresh).mean - truth(fresh)).square().mean().sqrt().item()
@@ -115,7 +115,7 @@ def measure(num_rows: int, threads: int, folder: Path | None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(dir=folder) as name:
         write(Path(name), num_rows)
         size = sum(path.stat().st_size for path in Path(name).iterdir()) / 2**20
-        found = in_new_process(fit, Path(name), threads)
+        found = in_new_process(fit_files, Path(name), threads)
         return {
             "rows": num_rows,
             "file_mib": size,

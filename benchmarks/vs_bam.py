@@ -4,7 +4,7 @@ smaller error.
 
 Friedman's function of ten uniform columns, five of them inert, seen with Gaussian noise of standard deviation 1 or,
 shifted and scaled, through labels with a probit link. Both fit ten univariate effects and the interaction of the first
-two columns: `fit_discretized` from raw tensors in memory (bins, hyperparameters, posterior), `bam` from a data frame
+two columns: `fit` by bins from raw tensors in memory (bins, hyperparameters, posterior), `bam` from a data frame
 in memory, both on two threads, ours also on one. `bam` runs with its default bases and with bases as large as ours (16
 functions for an effect, 6 x 6 for the interaction). Starting Python and R, imports and files are not timed. Printed:
 medians over the repeats, each with a draw of its own, of the seconds on the clock and of the processor's, which count
@@ -43,7 +43,7 @@ from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
 from gpytorch_gam.components import regular_grid
 from gpytorch_gam.kernels import ANOVAKernel, Uniform
 from gpytorch_gam.terms import constant
-from gpytorch_gam.training import fit_discretized
+from gpytorch_gam.training import fit
 
 Fit = tuple[
     Tensor, Tensor, tuple[float, float]
@@ -117,7 +117,7 @@ def fit_ours(response: str, threads: int, x: Tensor, y: Tensor, fresh: Tensor) -
     likelihood: Any = (
         gpytorch.likelihoods.GaussianLikelihood if is_gaussian else gpytorch.likelihoods.BernoulliLikelihood
     )()
-    fit_discretized(model, likelihood, [(x, y)])
+    fit(model, likelihood, (x, y), method="bins")
     seconds = time.perf_counter() - start[0], time.process_time() - start[1]
     with torch.no_grad():
         moments = model.variational_strategy.predictor_moments(fresh)
@@ -146,7 +146,7 @@ def make_peers(threads: int, with_bam: bool) -> dict[str, Callable[..., Fit]]:
     def bam(size: int) -> Callable[..., Fit]:
         return lambda response, *data: fit_bam(response, threads, size, *data)
 
-    peers = {f"fit_discretized, {count} thread(s)": ours(count) for count in dict.fromkeys([threads, 1])}
+    peers = {f"fit by bins, {count} thread(s)": ours(count) for count in dict.fromkeys([threads, 1])}
     if with_bam:
         peers |= {"bam, default bases": bam(0), "bam, bases as large": bam(NUM_MAIN)}
     return peers

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from typing import Any
 
 import gpytorch
 import torch
@@ -20,6 +22,7 @@ from gpytorch_gam.mlls.collapsed_elbo import GaussianOptimum
 from gpytorch_gam.numerics.capacitance import add_identity
 from gpytorch_gam.optim import NaturalGradient
 from gpytorch_gam.terms import constant
+from gpytorch_gam.training import FitStatistics, fit
 
 # ------------------------------------------------------------------------------------------------------------ kernels
 
@@ -275,3 +278,10 @@ def gap(precision: Tensor, covariance: Tensor) -> Tensor:
     """KL in nats of the fitted Gaussian to the target of the same mean: what the ELBO loses."""
     size = precision.shape[-1]
     return 0.5 * ((precision @ covariance).diagonal().sum() - size - torch.logdet(precision) - torch.logdet(covariance))
+
+
+def fit_by_bins(
+    model: ApproximateGP, likelihood: Likelihood, batches: Iterable[Any] | FitStatistics, **options: Any
+) -> list[float]:
+    """Fit discretised data; the bounds on the way."""
+    return [entry.elbo for entry in fit(model, likelihood, batches, method="bins", **options).history]

@@ -30,7 +30,7 @@ from gpytorch_gam.data import MemoryMappedBatches, RowDataset, drop_missing
 from gpytorch_gam.diagnostics import HyperparameterUncertainty, concurvity, sobol_indices
 from gpytorch_gam.mlls import CollapsedELBO
 from gpytorch_gam.optim import NaturalGradient
-from gpytorch_gam.training import FitStatistics, fit, fit_discretized, initialize_posterior, polish
+from gpytorch_gam.training import FitStatistics, fit, initialize_posterior, polish
 from gpytorch_gam.training.discretized import ColumnBins
 from gpytorch_gam.variational import (
     AdditiveVariationalStrategy,
@@ -137,18 +137,14 @@ ENTRIES: dict[str, Entry] = {
         },
         **OF_DATA,
     ),
-    "fit_discretized": with_model(
-        fit_discretized,
+    "fit by bins": with_model(
+        fit,
         {
-            "likelihood": LIKELIHOOD,
-            "batches": BATCHES,
-            "max_bins": (1.5, "3", True, NAN, -1, None, []),
+            "max_bins": (1.5, "3", True, NAN, -1, []),
             "bins": (3, "bins", [1.0]),
-            "max_passes": COUNT,
-            "tolerance": NOT_NEGATIVE,
-            "callback": CALLBACK,
         },
-        **OF_DATA,
+        likelihood=GaussianLikelihood(),
+        data=[(X, Y)],
     ),
     "FitStatistics.from_batches": (
         FitStatistics.from_batches,

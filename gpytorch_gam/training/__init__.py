@@ -1,6 +1,6 @@
 """Training: starting values, minibatch and discretised fits, and refinement of the posterior."""
 
-from .discretized import ColumnRanges, FitStatistics, fit_discretized
+from .discretized import ColumnRanges, FitStatistics
 from .fit_result import Epoch, FitResult
 from .fitting import fit
 from .initialization import initialize_posterior
@@ -14,7 +14,6 @@ __all__ = [
     "FitResult",
     "FitStatistics",
     "fit",
-    "fit_discretized",
     "inducing_shortfall",
     "initialize_posterior",
     "null_predictor",

@@ -30,7 +30,7 @@ from ._minibatches import MinibatchOptions, fit_minibatches
 from ._row_count import number_of_rows
 from ._row_fit import RowFit
 from .discretized.bin_shortfall import shortfall_at_bins
-from .discretized.discretized_fit import MAX_BINS, run_bins
+from .discretized.discretized_fit import run_bins
 from .discretized.fit_statistics import FitStatistics
 from .fit_result import Epoch, FitResult, Outcome, Recorder
 from .shortfall import shortfall_of_batches, warn_of_shortfall
@@ -72,7 +72,7 @@ def fit(
       passes lead to it from the last one. Nothing is approximated. Each evaluation costs :math:`O(NQ^2 + Q^3)` for N
       rows and Q inducing variables.
     - ``"bins"``, for many rows: the same on inputs that are rounded to a few hundred bins a column, with a cost that
-      hardly depends on the number of rows, see :func:`~gpytorch_gam.training.fit_discretized`.
+      hardly depends on the number of rows, see :class:`~gpytorch_gam.training.discretized.ColumnBins`.
     - ``"minibatches"``, for any size: natural gradients for the posterior
       (:class:`~gpytorch_gam.optim.NaturalGradient`) and Adam for the hyperparameters, at a rate that falls each time
       the ELBO no longer changes by more than its noise, and at last with the hyperparameters at the mean of their
@@ -122,7 +122,8 @@ def fit(
     :param polish_passes: Largest number of passes of :func:`~gpytorch_gam.training.polish` after minibatches.
     :param cuda_graph: Record a step with a minibatch once as a CUDA graph and replay it, for a model on a GPU whose
         batches are so small that the processor is what takes the time.
-    :param max_bins: Largest number of bins of a column, see :func:`~gpytorch_gam.training.fit_discretized`.
+    :param max_bins: Largest number of bins of a column alone, of each of two columns that a component reads together,
+        of each of three, and so on. Default 256, 64 and 16.
     :param bins: Bins made before, used instead of ``max_bins``.
     :param callback: Called with an :class:`Epoch` after each pass over minibatches, or each step of the
         hyperparameters.
@@ -177,7 +178,7 @@ def fit(
                 by_rows = by_rows or RowFit.of_batches(model, likelihood, every_row(batches), processes, warm_start)
                 return by_rows.run(tolerance, record)
             if choice.method == "bins":
-                return _fit_bins(model, likelihood, batches, max_bins, bins, tolerance, record, processes)
+                return run_bins(model, likelihood, batches, max_bins, bins, tolerance, record, processes)
             return fit_minibatches(
                 model,
                 likelihood,
@@ -287,38 +288,6 @@ def _chosen_for_sums(method: str, processes: Processes) -> Choice:
     if not processes.is_alone:
         raise ValueError("data is FitStatistics, which one process fits: add those of all, and leave out process_group")
     return Choice("bins", "the data are sums over bins")
-
-
-def _fit_bins(
-    model: gpytorch.models.ApproximateGP,
-    likelihood: Likelihood,
-    batches: Iterable[Any],
-    max_bins: int | Sequence[int] | None,
-    bins: ColumnBins | None,
-    tolerance: float,
-    record: Recorder,
-    processes: Processes,
-) -> Outcome:
-    found = run_bins(
-        model,
-        likelihood,
-        batches,
-        max_bins=MAX_BINS if max_bins is None else max_bins,
-        bins=bins,
-        tolerance=tolerance,
-        callback=record,
-        processes=processes,
-    )
-    return Outcome(
-        history=record.history,
-        bound=found.bound,
-        gradient=found.gradient,
-        open=found.open,
-        stopped=found.stopped,
-        passes=found.passes,
-        evaluations=found.evaluations,
-        switched_off=found.switched_off,
-    )
 
 
 def _warn_if_open(outcome: Outcome, tolerance: float) -> None:

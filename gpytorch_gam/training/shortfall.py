@@ -93,15 +93,6 @@ def shortfall_of_batches(
     return dict(zip(strategy.predictor.names, torch.stack(totals).sum(0).tolist(), strict=True))
 
 
-def warn_of_few_points(
-    model: gpytorch.models.ApproximateGP, likelihood: Likelihood, batches: Iterable[Any], num_data: int
-) -> dict[str, float]:
-    """The :func:`inducing_shortfall`; a warning if components would gain notably from more inducing points."""
-    found = shortfall_of_batches(model.variational_strategy, likelihood, batches, num_data)
-    warn_of_shortfall(found)
-    return found
-
-
 def warn_of_shortfall(found: Mapping[str, float]) -> None:
     """Warn if a component would gain notably from more inducing points, given the nats of each."""
     notable = sorted((name for name, nats in found.items() if nats > _NOTABLE), key=lambda name: -found[name])

@@ -57,7 +57,7 @@ _USUAL_BOUND = 1e-4
 def start_from_responses(model: gpytorch.models.ApproximateGP, likelihood: Likelihood, batches: Iterable[Any]) -> None:
     r"""
     Set hyperparameters with their initial values to values in the units of the responses, and the predictor to that of
-    the model without effects: what :func:`fit` and :func:`fit_discretized` begin with. Call it before a loop of your
+    the model without effects: what :func:`fit` begins with. Call it before a loop of your
     own, once; also where the model has been called before.
 
     Moments of the responses, seen through the link of the likelihood, give the variance of the predictor. It becomes

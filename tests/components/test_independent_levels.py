@@ -14,8 +14,9 @@ from gpytorch_gam.models.additive_gp import FAMILIES
 from gpytorch_gam.optim import NaturalGradient
 from gpytorch_gam.settings import fused_projection
 from gpytorch_gam.terms import constant, factor_smooth, random_effect, smooth, tensor
-from gpytorch_gam.training import fit_discretized, polish
+from gpytorch_gam.training import polish
 from gpytorch_gam.variational import AdditiveVariationalStrategy, BlockLowRankPrecisionVariationalDistribution
+from tests.problems import fit_by_bins
 
 pytestmark = pytest.mark.projection
 
@@ -200,7 +201,7 @@ def test_a_discretised_fit_has_the_bound_of_its_posterior() -> None:
     x, y = data()
     x, y = x[x[:, 1] != 99.0], y[x[:, 1] != 99.0]
     model = AdditiveGP(AdditivePredictor(smooth(0, low=0.0, high=1.0), random_effect(1, LEVELS), constant())).double()
-    history = fit_discretized(model, fitted := likelihood(), [(x, y)])
+    history = fit_by_bins(model, fitted := likelihood(), [(x, y)])
     assert polish(model, fitted, [(x, y)])[-1] == pytest.approx(history[-1], abs=1e-2)
 
 

@@ -19,8 +19,8 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
 from gpytorch_gam.components import Levels, regular_grid
 from gpytorch_gam.kernels import CentredKernel, LevelKernel, OrdinalKernel
-from gpytorch_gam.training import fit_discretized
 from gpytorch_gam.training.discretized import ColumnBins
+from tests.problems import fit_by_bins
 
 NAN = float("nan")
 
@@ -261,7 +261,7 @@ def test_discretised_fits_refuse_missing_values_early() -> None:
     x[3, 0] = NAN
     model = AdditiveGP(AdditivePredictor(ComponentGroup(ScaleKernel(RBFKernel()), [[0]], regular_grid(0.0, 1.0, 4))))
     with pytest.raises(ValueError, match=r"column 0 of x has NaN or infinity in 1 of 50 rows: drop or impute these"):
-        fit_discretized(model, gpytorch.likelihoods.GaussianLikelihood(), [(x, torch.randn(50))])
+        fit_by_bins(model, gpytorch.likelihoods.GaussianLikelihood(), [(x, torch.randn(50))])
 
 
 def test_a_discretised_fit_of_levels_is_the_fit_of_the_data() -> None:
@@ -271,7 +271,7 @@ def test_a_discretised_fit_of_levels_is_the_fit_of_the_data() -> None:
     group = ComponentGroup(ScaleKernel(LevelKernel()), [[0]], torch.arange(3.0)[:, None], exact=True)
     model = AdditiveGP(AdditivePredictor(group)).double()
     likelihood = gpytorch.likelihoods.GaussianLikelihood().double()
-    fit_discretized(model, likelihood, [(x, y)])
+    fit_by_bins(model, likelihood, [(x, y)])
     means = torch.stack([y[x[:, 0] == level].mean() for level in range(3)])
     scale, noise = group.kernel.outputscale, likelihood.noise
     torch.testing.assert_close(model(x[:3]).mean, means * scale / (scale + noise / 20), rtol=1e-6, atol=1e-6)

@@ -17,8 +17,9 @@ from gpytorch_gam.diagnostics import HyperparameterUncertainty, concurvity, sobo
 from gpytorch_gam.mlls import CollapsedELBO
 from gpytorch_gam.optim import NaturalGradient
 from gpytorch_gam.terms import constant, smooth
-from gpytorch_gam.training import fit, fit_discretized, initialize_posterior, polish
+from gpytorch_gam.training import fit, initialize_posterior, polish
 from gpytorch_gam.variational import FullAdditiveVariationalStrategy, TiedAdditiveVariationalStrategy
+from tests.problems import fit_by_bins
 
 # Means of the inducing variables start at random, with a standard deviation of .001.
 AT_FIRST = 0.02
@@ -426,12 +427,12 @@ def test_discretised_fits_take_a_forward_that_is_the_predictor_alone() -> None:
     with pytest.raises(
         NotImplementedError, match=r"Own\.forward gives its predictor other inputs than x, or adds a mean"
     ):
-        fit_discretized(Own(with_network), gaussian(), data)
+        fit_by_bins(Own(with_network), gaussian(), data)
     with pytest.raises(NotImplementedError, match="adds a mean"):
-        fit_discretized(Own(with_constant), gaussian(), data)
+        fit_by_bins(Own(with_constant), gaussian(), data)
     own, ready = Plain(), AdditiveGP(predictor(), rank=4).double()
-    expected = fit_discretized(ready, gaussian(), data)
-    assert fit_discretized(own, gaussian(), data) == pytest.approx(expected, rel=1e-9)
+    expected = fit_by_bins(ready, gaussian(), data)
+    assert fit_by_bins(own, gaussian(), data) == pytest.approx(expected, rel=1e-9)
 
 
 # ---------------------------------------------------------------------- further arguments

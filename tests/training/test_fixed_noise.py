@@ -15,7 +15,8 @@ from gpytorch_gam.data import RowDataset
 from gpytorch_gam.diagnostics import HyperparameterUncertainty
 from gpytorch_gam.likelihoods import RowwiseLikelihood
 from gpytorch_gam.terms import constant, smooth
-from gpytorch_gam.training import fit, fit_discretized, initialize_posterior, polish
+from gpytorch_gam.training import fit, initialize_posterior, polish
+from tests.problems import fit_by_bins
 
 NUM_ROWS = 60
 
@@ -70,7 +71,7 @@ ENTRIES: dict[str, Callable[[AdditiveGP, Likelihood, object], object]] = {
     "fit": lambda model, likelihood, batches: fit(model, likelihood, batches, num_data=NUM_ROWS).history,
     "polish": polish,
     "uncertainty": HyperparameterUncertainty,
-    "discretized": fit_discretized,
+    "discretized": fit_by_bins,
 }
 
 

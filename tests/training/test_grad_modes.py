@@ -17,8 +17,9 @@ from gpytorch_gam.diagnostics import HyperparameterUncertainty, concurvity, sobo
 from gpytorch_gam.mlls import CollapsedELBO
 from gpytorch_gam.optim import NaturalGradient
 from gpytorch_gam.terms import constant, smooth
-from gpytorch_gam.training import fit, fit_discretized, initialize_posterior, polish
+from gpytorch_gam.training import fit, initialize_posterior, polish
 from gpytorch_gam.training.discretized._data import sampled
+from tests.problems import fit_by_bins
 
 Problem = tuple[AdditiveGP, GaussianLikelihood, torch.Tensor, torch.Tensor]
 
@@ -71,7 +72,7 @@ TRAINED: dict[str, Callable[..., torch.Tensor]] = {
     ),
     "polish": mean_after(lambda model, likelihood, *data: polish(model, likelihood, [data])),
     "initialize": mean_after(initialize_posterior),
-    "discretized": mean_after(lambda model, likelihood, *data: fit_discretized(model, likelihood, [data])),
+    "discretized": mean_after(lambda model, likelihood, *data: fit_by_bins(model, likelihood, [data])),
     "collapsed": mean_after(optimum),
     "uncertainty": uncertain_variance,
     "sobol": lambda model, likelihood, x, y: sobol_indices(model, x).share,

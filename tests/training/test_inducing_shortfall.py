@@ -13,8 +13,9 @@ from torch import Tensor
 from gpytorch_gam import AdditiveGP, AdditivePredictor
 from gpytorch_gam.likelihoods import GaussianLocationScaleLikelihood, PoissonLikelihood
 from gpytorch_gam.terms import constant, smooth
-from gpytorch_gam.training import fit, fit_discretized, inducing_shortfall
+from gpytorch_gam.training import fit, inducing_shortfall
 from gpytorch_gam.warnings import InducingPointsWarning
+from tests.problems import fit_by_bins
 
 
 def data(n: int = 600) -> tuple[Tensor, Tensor]:
@@ -29,7 +30,7 @@ def model_of(*columns: int, num_inducing: int = 16, kernel: str = "rbf", **optio
     return AdditiveGP(AdditivePredictor(term, constant()), rank=4).double()
 
 
-@pytest.mark.parametrize("how", [fit, fit_discretized])
+@pytest.mark.parametrize("how", [fit, fit_by_bins])
 def test_fits_warn_of_components_that_need_more_points(how: object) -> None:
     x, y = data(400)
     model, likelihood = model_of(1, num_inducing=12), GaussianLikelihood().double()
@@ -37,7 +38,7 @@ def test_fits_warn_of_components_that_need_more_points(how: object) -> None:
         how(model, likelihood, [(x, y[:, 1])], **({"num_epochs": 2} if how is fit else {}))
 
 
-@pytest.mark.parametrize("how", [fit, fit_discretized])
+@pytest.mark.parametrize("how", [fit, fit_by_bins])
 def test_fits_with_enough_points_do_not_warn(how: object) -> None:
     x, y = data(200)
     with warnings.catch_warnings():
@@ -50,7 +51,7 @@ def test_the_shortfall_falls_with_the_number_of_points_and_is_zero_with_enough()
     found = []
     for num_inducing in (3, 5, 16):
         model, likelihood = model_of(0, num_inducing=num_inducing), GaussianLikelihood().double()
-        fit_discretized(model, likelihood, [(x, y[:, 0])])
+        fit_by_bins(model, likelihood, [(x, y[:, 0])])
         found.append(inducing_shortfall(model, likelihood, [(x, y[:, 0])])["x0"])
     assert found[0] > 10 > found[1] > found[2]
     assert found[2] < 0.1

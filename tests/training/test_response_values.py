@@ -12,14 +12,15 @@ from torch import Tensor
 from gpytorch_gam import AdditiveGP, AdditivePredictor
 from gpytorch_gam.likelihoods import RowwiseLikelihood
 from gpytorch_gam.terms import constant, smooth
-from gpytorch_gam.training import fit, fit_discretized, initialize_posterior, polish, start_from_responses
+from gpytorch_gam.training import fit, initialize_posterior, polish, start_from_responses
+from tests.problems import fit_by_bins
 
 X = torch.linspace(0.0, 1.0, 60).double().unsqueeze(-1)
 
 FITS: dict[str, Callable[..., object]] = {
     "fit": lambda model, likelihood, y: fit(model, likelihood, [(X, y)], num_data=60, num_epochs=1).history,
     "polish": lambda model, likelihood, y: polish(model, likelihood, [(X, y)]),
-    "fit_discretized": lambda model, likelihood, y: fit_discretized(model, likelihood, [(X, y)]),
+    "fit by bins": lambda model, likelihood, y: fit_by_bins(model, likelihood, [(X, y)]),
     "initialize_posterior": lambda model, likelihood, y: initialize_posterior(model, likelihood, X, y),
     "start_from_responses": lambda model, likelihood, y: start_from_responses(model, likelihood, [(X, y)]),
 }

@@ -25,12 +25,12 @@ from gpytorch_gam.terms import constant, smooth
 from gpytorch_gam.training import (
     _minibatch_end,
     fit,
-    fit_discretized,
     inducing_shortfall,
     initialize_posterior,
     polish,
     start_from_responses,
 )
+from tests.problems import fit_by_bins
 
 NUM_ROWS = 40
 
@@ -117,7 +117,7 @@ def polished(model: AdditiveGP, likelihood: Likelihood, batches: Any) -> None:
 
 
 def fitted_to_bins(model: AdditiveGP, likelihood: Likelihood, batches: Any) -> None:
-    fit_discretized(model, likelihood, batches, tolerance=1e-4)
+    fit_by_bins(model, likelihood, batches, tolerance=1e-4)
 
 
 def started(model: AdditiveGP, likelihood: Likelihood, batches: Any) -> None:

@@ -21,8 +21,9 @@ from gpytorch_gam.components import regular_grid
 from gpytorch_gam.kernels import Empirical
 from gpytorch_gam.likelihoods.null_model import Responses, null_model
 from gpytorch_gam.terms import constant, factor, linear, smooth
-from gpytorch_gam.training import fit, fit_discretized, null_predictor, start_from_responses
+from gpytorch_gam.training import fit, null_predictor, start_from_responses
 from gpytorch_gam.warnings import TrainingLoopWarning
+from tests.problems import fit_by_bins
 
 
 def make_rows(num_rows: int = 300) -> tuple[Tensor, Tensor]:
@@ -39,16 +40,16 @@ def fitted(x: Tensor, y: Tensor, kind: str) -> tuple[Tensor, Tensor]:
     """Means and standard deviations of new responses."""
     torch.manual_seed(1)
     model, likelihood = make_model(x), GaussianLikelihood().double()
-    if kind == "fit":
+    if kind == "minibatches":
         fit(model, likelihood, [(x, y)], num_data=len(y), num_epochs=4)
     else:
-        fit_discretized(model, likelihood, [(x, y)], tolerance=0.001)
+        fit_by_bins(model, likelihood, [(x, y)], tolerance=0.001)
     with torch.no_grad():
         predicted = likelihood(model(x))
     return predicted.mean, predicted.variance.sqrt()
 
 
-@pytest.mark.parametrize("kind", ["fit", "fit_discretized"])
+@pytest.mark.parametrize("kind", ["minibatches", "bins"])
 @pytest.mark.parametrize(("shift", "scale"), [(0.0, 1e-3), (0.0, 1e4), (1e5, 40.0)])
 def test_a_fit_is_that_of_the_responses_in_other_units(kind: str, shift: float, scale: float) -> None:
     x, y = make_rows(120)
@@ -246,7 +247,7 @@ def test_counts_of_thousands_are_fitted_from_the_null_model() -> None:
     x = torch.rand(400, 1).double()
     y = torch.poisson((9 + torch.sin(6 * x[:, 0])).exp())
     model = make_model(x)
-    fit_discretized(model, ours.PoissonLikelihood(), [(x, y)])
+    fit_by_bins(model, ours.PoissonLikelihood(), [(x, y)])
     with torch.no_grad():
         torch.testing.assert_close(model(x).mean, 9 + torch.sin(6 * x[:, 0]), rtol=0, atol=0.02)
 
@@ -312,7 +313,7 @@ def test_minibatches_under_a_log_link_and_wide_priors_stay_near_the_data(
     assert history[-1].elbo > history[0].elbo
 
 
-@pytest.mark.parametrize("start", [start_from_responses, fit_discretized])
+@pytest.mark.parametrize("start", [start_from_responses, fit_by_bins])
 def test_a_level_that_no_term_holds_is_warned_of(start: Callable[..., object]) -> None:
     x, y = make_rows(60)
     model, likelihood = (

@@ -15,7 +15,7 @@ from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
 from gpytorch_gam.components import Levels
 from gpytorch_gam.optim import NaturalGradient
 from gpytorch_gam.terms import constant, cyclic, factor, factor_smooth, interaction, linear, smooth, spatial, tensor
-from gpytorch_gam.training import fit_discretized
+from tests.problems import fit_by_bins
 
 SITES = Levels.of(["Bergen", "Oslo", "Voss"])
 RANGE = {"low": 0.0, "high": 1.0}
@@ -54,7 +54,7 @@ def with_posterior(model: AdditiveGP) -> AdditiveGP:
     for parameter in (*model.hyperparameters(), *likelihood.parameters()):
         parameter.requires_grad_(False)
     x = inputs()
-    fit_discretized(model, likelihood, [(x, responses(x))], max_bins=512)
+    fit_by_bins(model, likelihood, [(x, responses(x))], max_bins=512)
     return model
 
 

@@ -2,7 +2,6 @@
 
 from .column_bins import ColumnBins
 from .column_ranges import ColumnRanges
-from .discretized_fit import fit_discretized
 from .fit_statistics import FitStatistics
 
-__all__ = ["ColumnBins", "ColumnRanges", "FitStatistics", "fit_discretized"]
+__all__ = ["ColumnBins", "ColumnRanges", "FitStatistics"]

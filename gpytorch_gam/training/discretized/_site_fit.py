@@ -29,7 +29,7 @@ SHARE_OF_TOLERANCE = 0.3
 _SITE_STEPS = 12
 
 # Largest fall of the bound, relative to its size, that counts as an error of rounding or quadrature.
-ROUNDING = 1e-9
+_ROUNDING = 1e-9
 
 # Largest fall of the bound, relative to its size, that may come from tables of derivatives.
 _NOISE = 1e-5
@@ -196,7 +196,7 @@ class SiteFit:
                 None if optimum is None else self._pass(optimum, SHARE_OF_TOLERANCE * tolerance if may_move else None)
             )
             gain = -math.inf if seen is None else seen.objective - state.seen.objective
-            if optimum is None or seen is None or gain < -ROUNDING * abs(state.seen.objective):
+            if optimum is None or seen is None or gain < -_ROUNDING * abs(state.seen.objective):
                 self.open = math.inf if proposal is None else max(proposal.promised, proposal.open)
                 self._set(state.hyperparameters)
                 # A concave bound falls less after a shorter step: one that does not has errors of this size.
@@ -246,7 +246,7 @@ class SiteFit:
             optimum = None if proposal is None else self._part(self._state, proposal, rate)
             seen = None if optimum is None else self._pass(optimum)
             gain = -math.inf if seen is None else seen.bound - self._state.seen.bound
-            if optimum is None or seen is None or gain < -ROUNDING * abs(self._state.seen.bound):
+            if optimum is None or seen is None or gain < -_ROUNDING * abs(self._state.seen.bound):
                 rate *= _SHORTER
                 continue
             self._state = _State(self._state.hyperparameters, optimum, seen)

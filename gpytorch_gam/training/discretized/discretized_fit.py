@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import gpytorch
 import torch
@@ -12,7 +12,6 @@ from gpytorch.likelihoods import Likelihood
 from gpytorch.means import ConstantMean, ZeroMean
 from gpytorch.variational import CholeskyVariationalDistribution
 
-from gpytorch_gam import _checks as checks
 from gpytorch_gam.data.whole_epochs import every_row
 from gpytorch_gam.likelihoods.null_model import NullModel, Responses, null_model
 from gpytorch_gam.mlls import GaussianOptimum
@@ -25,17 +24,16 @@ from gpytorch_gam.optim.rows.likelihood_check import (
     with_noise_by_row,
 )
 from gpytorch_gam.variational import AdditiveVariationalStrategy
-from gpytorch_gam.warnings import ConvergenceWarning, DiscretizationWarning
+from gpytorch_gam.warnings import DiscretizationWarning
 
 from .._hyperparameters import hyperparameters_of
 from .._response_sample import rows_of_all
-from ..shortfall import warn_of_few_points, warn_of_shortfall
+from ..fit_result import Outcome, Recorder
 from ._chunks import one_thread
 from ._data import DiscretizedData, check_sizes, rows_for, sampled
 from ._problem import DiscretizedProblem, is_closed_form
-from ._site_fit import ROUNDING, SHARE_OF_TOLERANCE, SiteFit
+from ._site_fit import SHARE_OF_TOLERANCE, SiteFit
 from ._statistics import BinStatistics
-from .bin_shortfall import shortfall_at_bins
 from .column_bins import ColumnBins, bins_of_processes
 from .fit_statistics import FitStatistics
 
@@ -43,8 +41,8 @@ from .fit_statistics import FitStatistics
 # below the posterior's uncertainty, and tables of pairs of them stay in the cache.
 MAX_BINS = (256, 64, 16)
 
-# Largest number of steps of the hyperparameters with a Gaussian likelihood.
-_GAUSSIAN_STEPS = 200
+# Largest number of steps of the hyperparameters with a Gaussian likelihood, and of passes over the rows with others.
+_GAUSSIAN_STEPS, _MAX_PASSES = 200, 50
 
 # With other likelihoods, data of more than four times this size are first fitted to a sample of it, on fewer bins;
 # least number of rows of it that a process gives.
@@ -67,146 +65,21 @@ _INSTEAD = "use fit with method='rows' or method='minibatches'"
 _SMALL = 512
 
 
-def fit_discretized(
-    model: gpytorch.models.ApproximateGP,
-    likelihood: Likelihood,
-    batches: Iterable[Any] | FitStatistics,
-    *,
-    max_bins: int | Sequence[int] = MAX_BINS,
-    bins: ColumnBins | None = None,
-    max_passes: int = 50,
-    tolerance: float = 0.1,
-    callback: Callable[[float], Any] | None = None,
-) -> list[float]:
-    r"""
-    Train posterior and hyperparameters on inputs that are rounded to a few hundred bins a column (see
-    :class:`~.ColumnBins`), as ``bam(discrete=TRUE)`` of mgcv does: the fastest way to fit
-    many rows. Columns with few distinct values are not rounded, and the fit is then that of the data as they are.
-    A bin stands for the mean of its rows, so what rounding loses is of second order in the step.
-
-    With the bins :math:`\ell`, features :math:`\Phi_c = L_c^{-1} k_c(Z_c, \ell)` and the weights of the rows summed
-    by pairs of bins, :math:`W_{cc'}`, blocks of :math:`\Phi\Lambda\Phi^\top` are :math:`\Phi_c W_{cc'}
-    \Phi_{c'}^\top`. So one pass over the rows gives the collapsed bound, and its gradient, as functions of all
-    hyperparameters.
-
-    - A Gaussian likelihood takes one pass. A quasi-Newton method finds hyperparameters and noise on the collapsed
-      bound, and the posterior is the optimum.
-    - With any other log-concave likelihood, a pass replaces each row by the Gaussian site that has the derivatives of
-      its expected log-likelihood in mean and variance. The posterior of the sites is closed-form, and the
-      hyperparameters move on their collapsed bound, whose gradient is that of the evidence lower bound. Parameters of
-      the likelihood move on the rows' expected log-likelihood, before the sites are computed. This is repeated until
-      the bound gains less than ``tolerance``, and the sites promise no more; a step that lowers it is damped. It begins
-      with the posterior of the model without effects, and hyperparameters wait until the sites predict the gain of a
-      pass. Many rows start from the fit to a sample.
-
-    Cost for N rows, C components of U bins and M inducing points: :math:`O(N C^2)` additions a pass, with a constant
-    of a few nanoseconds, and :math:`O(C^2 M U^2 + Q^3)` an evaluation of the bound. Memory: :math:`C^2 U^2`
-    numbers, and unless the likelihood is Gaussian a few bytes for each row and component: with batches from files it
-    does not grow with the rows of Gaussian data. The rows are shared among the threads of torch.
-
-    Bins of a rounded column are equidistant: give a column with a long tail on a scale without it, such as that of
-    its logarithm. Periodic components with a fixed period, such as those of
-    :func:`~gpytorch_gam.terms.cyclic`, take the phase of their column, over however many periods it extends. Columns of
-    levels keep all of their values, however many there are, and missing values (``missing="marginal"``) a bin of their
-    own.
-    Components that vary within a bin are refused at the start, and warned of (``DiscretizationWarning``) at the end.
-
-    A fit that ends where a further step is predicted to gain more than ``tolerance`` gives a ``ConvergenceWarning``
-    with the predicted gain in nats.
-
-    Components that would gain from more inducing points are named by an
-    :class:`~gpytorch_gam.warnings.InducingPointsWarning`, see :func:`inducing_shortfall`.
-
-    Hyperparameters that still have their initial values start from the responses, see :func:`start_from_responses`;
-    others start from their present values, and those with ``requires_grad=False`` stay. The posterior is found from
-    scratch. Model and likelihood are left in eval mode.
-
-    :param model: A model whose ``variational_strategy`` is an
-        :class:`~gpytorch_gam.AdditiveVariationalStrategy` with one predictor, no batch shape, and a low-rank, block +
-        low-rank, mean-field or Cholesky distribution. The structured ones are set by
-        :meth:`~gpytorch_gam.AdditiveVariationalStrategy.set_whitened_posterior`; a mean-field model has the
-        hyperparameters of the coupled posterior.
-    :param likelihood: A Gaussian likelihood, or any log-concave one of one predictor.
-    :param batches: Pairs of inputs ``(b, D)`` and responses ``(b)`` that can be gone through several times, each row
-        once: ``[(x, y)]`` for data in memory, or a ``DataLoader``. Or triples, whose third entry maps names to row-wise
-        arguments of the likelihood, such as ``{"weights": w}``, as for :func:`fit`. With a Gaussian likelihood also the
-        sums over the rows, :class:`FitStatistics`, which may have been computed elsewhere.
-    :param max_bins: Largest number of bins of a column alone, of each of two columns that a component reads together,
-        of each of three, and so on.
-    :param bins: Bins made before, used instead of ``max_bins``.
-    :param max_passes: Largest number of passes over all rows.
-    :param tolerance: Stop when a pass gains no more than this, in nats.
-    :param callback: Called with the bound after each pass.
-    :return: The evidence lower bound of the discretised data in nats after each pass, at the optimal (coupled)
-        posterior of the sites, without the priors of hyperparameters. A Gaussian likelihood gives two bounds: at the
-        hyperparameters of the start and at those found.
-    :raises ValueError: If an argument is out of range, the data cannot be read, or the tables would be too large.
-    :raises TypeError: If model or distribution are of another kind.
-    :raises RuntimeError: If no step from the model without effects raises the bound.
-    :raises NotImplementedError: For several predictors, batches of models, and trainable mean modules other than a
-        constant.
-
-    Example:
-        >>> model = AdditiveGP(predictor, family="block_low_rank", rank=32)
-        >>> history = fit_discretized(model, likelihood, [(x, y)])
-        >>> prediction = likelihood(model(x_new))
-    """
-    found = run_bins(
-        model,
-        likelihood,
-        batches,
-        max_bins=max_bins,
-        bins=bins,
-        max_passes=max_passes,
-        tolerance=tolerance,
-        callback=callback,
-    )
-    _warn_of_what_is_open(found, tolerance)
-    if isinstance(batches, FitStatistics):
-        strategy = model.variational_strategy
-        tables = batches.tables(strategy.predictor.device)
-        warn_of_shortfall(shortfall_at_bins(strategy, likelihood, tables, batches.bins))
-    else:
-        warn_of_few_points(model, likelihood, with_noise_by_row(likelihood, every_row(batches)), found.num_rows)
-    return found.history
-
-
-class BinsFit(NamedTuple):
-    """What a fit of discretised data has found; all numbers are those of the discretised data."""
-
-    history: list[float]  # see fit_discretized
-    bound: float  # in nats, without the priors of hyperparameters
-    gradient: float  # largest derivative of bound and priors in the coordinates of the hyperparameters
-    open: float  # nats that a further step is predicted to gain
-    converged: bool
-    stopped: str  # why
-    passes: int  # over all rows
-    evaluations: int  # of the bound and its gradient
-    num_rows: int
-    switched_off: tuple[str, ...]  # components whose variance went to zero
-
-
 def run_bins(
     model: gpytorch.models.ApproximateGP,
     likelihood: Likelihood,
     batches: Iterable[Any] | FitStatistics,
-    *,
-    max_bins: int | Sequence[int] = MAX_BINS,
-    bins: ColumnBins | None = None,
-    max_passes: int = 50,
-    tolerance: float = 0.1,
-    callback: Callable[[float], Any] | None = None,
-    processes: Processes | None = None,
-) -> BinsFit:
+    max_bins: int | Sequence[int] | None,
+    bins: ColumnBins | None,
+    tolerance: float,
+    record: Recorder,
+    processes: Processes,
+) -> Outcome:
     """
-    :func:`fit_discretized`, with all that is known at the end, and without warnings of what is open. All processes call
-    it, each with rows of its own.
+    Fit posterior and hyperparameters of discretised data. All processes call this, each with rows of its own.
+
+    Hyperparameters that still have their initial values start from the responses. The posterior is found from scratch.
     """
-    processes = Processes(None) if processes is None else processes
-    checks.likelihood(likelihood)
-    checks.integer("max_passes", max_passes, least=1)
-    checks.number("tolerance", tolerance, least=0)
-    checks.function("callback", callback)
     if bins is not None and not isinstance(bins, ColumnBins):
         raise TypeError(f"bins must be ColumnBins, such as ColumnBins.from_data(x, predictor), got {bins!r}")
     strategy = validated_strategy(
@@ -224,7 +97,8 @@ def run_bins(
     try:
         with torch.inference_mode(False):
             if bins is None:
-                bins = bins_of_processes(batches, strategy.predictor, max_bins, processes)
+                limits = MAX_BINS if max_bins is None else max_bins
+                bins = bins_of_processes(batches, strategy.predictor, limits, processes)
             check_sizes(bins)
             check_forward(strategy, batches)
             _refuse_coarse_bins(bins, strategy)
@@ -233,17 +107,18 @@ def run_bins(
             if is_closed_form(likelihood):
                 if statistics is None:
                     statistics = _statistics(strategy, likelihood, batches, bins, processes)
-                optimum, found = _fit_gaussian(model, likelihood, statistics, tolerance, callback, processes)
+                optimum, found = _fit_gaussian(model, likelihood, statistics, tolerance, processes)
+                record(found.bound)
             else:
                 data = _read(strategy, likelihood, batches, bins, processes)
-                optimum, found = _fit_sites(model, likelihood, batches, bins, data, max_passes, tolerance, callback)
+                optimum, found = _fit_sites(model, likelihood, batches, bins, data, tolerance, record)
             strategy.set_whitened_posterior(optimum.mean, optimum.precision)
             start_from_first(processes, strategy, [model, likelihood])
             _warn_of_coarse_bins(bins, strategy)
     finally:
         model.eval()
         likelihood.eval()
-    return found
+    return found._replace(history=record.history)
 
 
 def check_forward(strategy: AdditiveVariationalStrategy, batches: Iterable[Any]) -> None:
@@ -396,9 +271,8 @@ def _fit_gaussian(
     likelihood: Likelihood,
     sums: FitStatistics,
     tolerance: float,
-    callback: Callable[[float], Any] | None,
     processes: Processes,
-) -> tuple[GaussianOptimum, BinsFit]:
+) -> tuple[GaussianOptimum, Outcome]:
     """The fit from sums over the rows, which is that of the first process."""
     strategy = model.variational_strategy
     with processes.sharing_errors("fit the sums over the rows", strategy.predictor.device):
@@ -413,35 +287,29 @@ def _fit_gaussian(
         optimum = own[0]
     processes.broadcast(optimum)
     processes.broadcast(hyperparameters_of(model, likelihood))
-    if callback is not None:
-        callback(found.bound)
     return optimum, found
 
 
 def _fit_sums(
     model: gpytorch.models.ApproximateGP, likelihood: Likelihood, sums: FitStatistics, tolerance: float
-) -> tuple[GaussianOptimum, BinsFit]:
+) -> tuple[GaussianOptimum, Outcome]:
     """The fit from sums over the rows, by one process."""
     strategy = model.variational_strategy
     with one_thread(strategy.predictor.num_inducing_total <= _SMALL):
         null = sums.null_model(likelihood, _constant(strategy))
         problem = DiscretizedProblem(model, likelihood, sums.bins, sums.total_weight, null)
         statistics = BinStatistics(strategy, problem.terms, sums.tables(strategy.predictor.device))
-        history = [problem.bound(statistics)]
         found = problem.ascend(statistics, SHARE_OF_TOLERANCE * tolerance, _GAUSSIAN_STEPS)
         with torch.no_grad():
             optimum = problem.optimum(statistics)
-    history.append(optimum.bound.item())
-    return optimum, BinsFit(
-        history=history,
-        bound=history[-1],
+    return optimum, Outcome(
+        history=[],
+        bound=optimum.bound.item(),
         gradient=found.gradient,
         open=found.open,
-        converged=not found.open > max(tolerance, ROUNDING * abs(history[-1])),
         stopped=found.stopped,
         passes=1,
         evaluations=problem.evaluations,
-        num_rows=sums.num_rows,
         switched_off=problem.switched_off(),
     )
 
@@ -452,10 +320,9 @@ def _fit_sites(
     batches: Iterable[Any],
     bins: ColumnBins,
     data: DiscretizedData,
-    max_passes: int,
     tolerance: float,
-    callback: Callable[[float], Any] | None,
-) -> tuple[GaussianOptimum, BinsFit]:
+    record: Recorder,
+) -> tuple[GaussianOptimum, Outcome]:
     """The fit by passes over the rows, which are kept as indices of bins."""
     strategy = model.variational_strategy
     with one_thread(strategy.predictor.num_inducing_total <= _SMALL):
@@ -464,18 +331,16 @@ def _fit_sites(
         start_from_first(data.processes, strategy, [model, likelihood])
         start = _fit_sample(problem, batches, bins, data) if _suits_a_sample(data) else None
         fit = SiteFit(problem, data)
-        history = fit.run(start, max_passes, tolerance, callback)
+        accepted = fit.run(start, _MAX_PASSES, tolerance, record)
     _check_progress(fit, tolerance)
-    return fit.optimum, BinsFit(
-        history=history,
-        bound=history[-1],
+    return fit.optimum, Outcome(
+        history=[],
+        bound=accepted[-1],
         gradient=fit.gradient,
         open=fit.open,
-        converged=not fit.open > max(tolerance, ROUNDING * abs(history[-1])),
         stopped=fit.stopped,
         passes=fit.passes,
         evaluations=data.processes.of_first(problem.evaluations + fit.evaluations),
-        num_rows=data.num_all,
         switched_off=problem.switched_off(),
     )
 
@@ -486,17 +351,6 @@ def _check_progress(fit: SiteFit, tolerance: float) -> None:
             f"no step from the model without effects raised the bound, though one promised {fit.open:.3g} nats: the "
             "likelihood may not be log-concave, or the responses may be of another scale than its fixed parameters "
             f"suppose; compare these with the responses, or {_INSTEAD}"
-        )
-
-
-def _warn_of_what_is_open(found: BinsFit, tolerance: float) -> None:
-    if not found.converged:
-        warnings.warn(
-            f"fit_discretized ended where a further step promises {found.open:.3g} nats, more than the tolerance of "
-            f"{tolerance:g}: call it again, which goes on from here, raise max_passes, or scale the responses to a "
-            "standard deviation of about one",
-            ConvergenceWarning,
-            stacklevel=3,
         )
 
 

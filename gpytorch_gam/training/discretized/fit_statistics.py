@@ -55,7 +55,7 @@ class FitStatistics:
 
     Example:
         >>> parts = [FitStatistics.from_batches(part, bins) for part in partitions]   # anywhere
-        >>> history = fit_discretized(model, likelihood, sum(parts))
+        >>> result = fit(model, likelihood, sum(parts))
     """
 
     def __init__(self, bins: ColumnBins, row_arguments: Iterable[str], device: torch.device) -> None:

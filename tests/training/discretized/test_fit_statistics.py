@@ -15,9 +15,11 @@ from torch import Tensor
 from gpytorch_gam import AdditiveGP, AdditivePredictor
 from gpytorch_gam.likelihoods import RowwiseLikelihood
 from gpytorch_gam.terms import constant, cyclic, factor, smooth, tensor
-from gpytorch_gam.training import ColumnRanges, FitStatistics, fit, fit_discretized, inducing_shortfall
+from gpytorch_gam.training import ColumnRanges, FitStatistics, fit, inducing_shortfall
 from gpytorch_gam.training.discretized import ColumnBins, _indexed_rows, discretized_fit
+from gpytorch_gam.training.discretized.bin_shortfall import shortfall_at_bins
 from gpytorch_gam.warnings import InducingPointsWarning
+from tests.problems import fit_by_bins
 
 MAX_BINS = (64, 12)
 
@@ -67,14 +69,14 @@ def test_parts_add_up_to_the_fit_of_all_rows(arguments: tuple[str, ...], tmp_pat
     whole, summed = make_model(x), make_model(x)
     likelihoods = [RowwiseLikelihood(GaussianLikelihood().double()) for _ in range(2)]
     bins = ColumnBins.from_data(x, whole.predictor, max_bins=MAX_BINS)
-    expected = fit_discretized(whole, likelihoods[0], [(x, y, rows)], bins=bins)
+    expected = fit_by_bins(whole, likelihoods[0], [(x, y, rows)], bins=bins)
     parts = []
     for number, (a, b, *some) in enumerate(parts_of(x, y, *rows.values())):
         FitStatistics.from_batches([(a, b, dict(zip(rows, some, strict=True)))], bins).save(tmp_path / f"{number}.pt")
         parts.append(FitStatistics.load(tmp_path / f"{number}.pt"))
     total = sum(parts)
     assert (total.num_rows, total.row_arguments) == (900, tuple(sorted(arguments)))
-    found = fit_discretized(summed, likelihoods[1], total)
+    found = fit_by_bins(summed, likelihoods[1], total)
     assert found == pytest.approx(expected, rel=1e-9)
     torch.testing.assert_close(posterior_of(summed), posterior_of(whole), rtol=0.0, atol=1e-6)
 
@@ -95,7 +97,7 @@ def test_bins_of_ranges_give_the_fit_of_bins_of_rows() -> None:
         if len(term) == 1:
             assert torch.equal(bins.values(term), known.values(term))
     histories = [
-        fit_discretized(model, GaussianLikelihood().double(), FitStatistics.from_batches([(x, y)], each))
+        fit_by_bins(model, GaussianLikelihood().double(), FitStatistics.from_batches([(x, y)], each))
         for model, each in ((one, bins), (two, known))
     ]
     assert histories[0] == pytest.approx(histories[1], rel=1e-9)
@@ -145,7 +147,7 @@ def test_sums_hold_no_rows() -> None:
 def test_a_gaussian_fit_of_batches_keeps_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = make_data()
     monkeypatch.setattr(discretized_fit.DiscretizedData, "from_batches", None)
-    fit_discretized(make_model(x), GaussianLikelihood().double(), [(x[:400], y[:400]), (x[400:], y[400:])])
+    fit_by_bins(make_model(x), GaussianLikelihood().double(), [(x[:400], y[:400]), (x[400:], y[400:])])
 
 
 @pytest.mark.parametrize("fixed", [False, True])
@@ -169,12 +171,12 @@ def test_a_constant_mean_is_trained_and_another_kept_as_an_offset() -> None:
     bounds = []
     for data in ([(x, y)], FitStatistics.from_batches([(x, y)], bins)):
         model = make_model(x, ConstantMean())
-        bounds.append(fit_discretized(model, GaussianLikelihood().double(), data, max_bins=MAX_BINS)[-1])
+        bounds.append(fit_by_bins(model, GaussianLikelihood().double(), data, max_bins=MAX_BINS)[-1])
         assert model.predictor.means[0].constant.item() != 0.0
     assert bounds[0] == pytest.approx(bounds[1], rel=1e-9)
     line = LinearMean(5).double().requires_grad_(False)
     with pytest.raises(NotImplementedError, match="values as the row-wise argument offset"):
-        fit_discretized(make_model(x, line), GaussianLikelihood().double(), FitStatistics.from_batches([(x, y)], bins))
+        fit_by_bins(make_model(x, line), GaussianLikelihood().double(), FitStatistics.from_batches([(x, y)], bins))
 
 
 def test_few_inducing_points_are_seen_in_the_sums() -> None:
@@ -183,10 +185,10 @@ def test_few_inducing_points_are_seen_in_the_sums() -> None:
     model, likelihood = make_model(x), GaussianLikelihood().double()
     bins = ColumnBins.from_data(x, model.predictor)
     with pytest.warns(InducingPointsWarning, match="'x0'"):
-        fit_discretized(model, likelihood, FitStatistics.from_batches([(x, y)], bins))
+        fit_by_bins(model, likelihood, FitStatistics.from_batches([(x, y)], bins))
     statistics = FitStatistics.from_batches([(x, y)], bins)
     tables = statistics.tables(torch.device("cpu"))
-    found = discretized_fit.shortfall_at_bins(model.variational_strategy, likelihood, tables, bins)
+    found = shortfall_at_bins(model.variational_strategy, likelihood, tables, bins)
     expected = inducing_shortfall(model, likelihood, [(x, y)])  # from 512 of the rows
     assert found.keys() == expected.keys()
     assert all(found[name] == pytest.approx(nats, rel=0.2, abs=0.5) for name, nats in expected.items())
@@ -196,7 +198,7 @@ def test_float32_models_take_sums_of_float32_rows() -> None:
     x, y = (part.float() for part in make_data())
     model = AdditiveGP(make_predictor(x), rank=8)
     bins = ColumnBins.from_data(x, model.predictor, max_bins=MAX_BINS)
-    fit_discretized(model, GaussianLikelihood(), FitStatistics.from_batches([(x, y)], bins))
+    fit_by_bins(model, GaussianLikelihood(), FitStatistics.from_batches([(x, y)], bins))
     assert torch.isfinite(model(x).variance).all()
 
 
@@ -217,14 +219,14 @@ def test_what_sums_cannot_serve_is_refused(
     bins = ColumnBins.from_data(x, model.predictor, max_bins=MAX_BINS)
     statistics = FitStatistics.from_batches([(x, y, dict.fromkeys(arguments, torch.ones(900).double()))], bins)
     with pytest.raises(error, match=message):
-        fit_discretized(model, likelihood.double(), statistics, **dict.fromkeys(options, bins))
+        fit_by_bins(model, likelihood.double(), statistics, **dict.fromkeys(options, bins))
 
 
 def test_components_need_bins() -> None:
     x, y = make_data()
     with pytest.raises(ValueError, match="there are no bins for columns"):
         statistics = FitStatistics.from_batches([(x, y)], ColumnBins.from_data(x, [[0], [1]]))
-        fit_discretized(make_model(x), GaussianLikelihood().double(), statistics)
+        fit_by_bins(make_model(x), GaussianLikelihood().double(), statistics)
 
 
 def test_parts_that_do_not_fit_are_refused(tmp_path: Path) -> None:

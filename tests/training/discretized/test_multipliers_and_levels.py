@@ -11,11 +11,12 @@ from gpytorch_gam import AdditiveGP, AdditivePredictor
 from gpytorch_gam.likelihoods import PoissonLikelihood
 from gpytorch_gam.mlls import CollapsedELBO
 from gpytorch_gam.terms import constant, factor, factor_smooth, random_effect, smooth
-from gpytorch_gam.training import fit_discretized, polish
+from gpytorch_gam.training import polish
 from gpytorch_gam.training.discretized import ColumnBins
 from gpytorch_gam.training.discretized._data import DiscretizedData
 from gpytorch_gam.training.discretized._problem import DiscretizedProblem
 from gpytorch_gam.training.discretized._statistics import BinStatistics, interpolated
+from tests.problems import fit_by_bins
 
 NUM_LEVELS = 40
 
@@ -77,7 +78,7 @@ def test_other_likelihoods_reach_the_posterior_of_the_rows() -> None:
     model, other = make_model(), make_model()
     for each in (model, other):
         each.requires_grad_(False)
-    history = fit_discretized(model, likelihood, [(x[:100], y[:100]), (x[100:], y[100:])], tolerance=1e-9)
+    history = fit_by_bins(model, likelihood, [(x[:100], y[:100]), (x[100:], y[100:])], tolerance=1e-9)
     assert history[-1] == pytest.approx(polish(other, likelihood, [(x, y)], tolerance=1e-9)[-1], rel=1e-9)
     found, expected = (each.variational_strategy.variational_distribution for each in (model, other))
     torch.testing.assert_close(found.mean, expected.mean, rtol=0.0, atol=1e-4)
@@ -93,7 +94,7 @@ def test_rounded_multipliers_and_columns_lose_little() -> None:
     model.requires_grad_(False)
     bins = ColumnBins.from_data(x, model.predictor, max_bins=(256, 64))
     assert bins.is_rounded((0, 2)) == (True, False) and bins.is_rounded((3, 1)) == (False, True)
-    found = fit_discretized(model, likelihood, [(x, y)], bins=bins)[-1]
+    found = fit_by_bins(model, likelihood, [(x, y)], bins=bins)[-1]
     assert found == pytest.approx(CollapsedELBO(likelihood, model).optimum(x, y).bound.item(), abs=1.0)
 
 
@@ -123,7 +124,7 @@ def test_levels_need_no_larger_max_bins() -> None:
     y = torch.sin(x[:, 0]) + x[:, 1] + 0.1 * torch.randn(900).double()
     model = AdditiveGP(AdditivePredictor(random_effect(0, 300), smooth(1, x), constant()), "coupled").double()
     likelihood = GaussianLikelihood().double()
-    fit_discretized(model, likelihood, [(x, y)], max_bins=50)
+    fit_by_bins(model, likelihood, [(x, y)], max_bins=50)
     assert likelihood.noise.item() == pytest.approx(0.01, rel=0.2)
 
 
