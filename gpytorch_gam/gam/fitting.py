@@ -81,7 +81,7 @@ def fit_design(
     units = family.units(y if offset is None or family.link != "identity" else y - offset, weights)
     rows = fit_arguments(family, units.scale, arguments)
     if not np.all(weights == 1.0):
-        rows["weights"] = torch.from_numpy(weights)
+        rows["weights"] = torch.tensor(weights)
     responses = torch.from_numpy((y - units.centre) / units.scale)
     fitted, result = fit_to_data(design, family, units, x, (x, responses, rows) if rows else (x, responses), options)
     some = np.linspace(0, len(y) - 1, min(len(y), _ROWS_OF_DEVIANCE)).round().astype(int)
@@ -130,7 +130,7 @@ def fit_arguments(family: Family, scale: float, arguments: Mapping[str, np.ndarr
     :param scale: The unit of the responses.
     :param arguments: The arguments; the offset of an identity link is in units of the response.
     """
-    found = {name: torch.from_numpy(value) for name, value in arguments.items()}
+    found = {name: torch.tensor(value) for name, value in arguments.items()}  # copies: arrays may be read-only
     if "offset" in found and family.link == "identity":
         found["offset"] = found["offset"] / scale
     return found

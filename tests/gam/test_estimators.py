@@ -202,7 +202,7 @@ def test_offset_exposure_and_trials() -> None:
     x, random = table(), np.random.default_rng(7)
     exposure = random.uniform(0.5, 20, len(x))
     counts = random.poisson(exposure * np.exp(effects(x)["age"]))
-    gam = GAMRegressor([s("age", k=6)], family="poisson").fit(x, counts, exposure=exposure)
+    gam = GAMRegressor([s("age", k=6)], family="poisson").fit(x, counts, exposure=pd.Series(exposure))  # read-only
     np.testing.assert_allclose(gam.predict(x, exposure=2.0), 2 * gam.predict(x))
     by_offset = GAMRegressor([s("age", k=6)], family="poisson").fit(x, counts, offset=np.log(exposure))
     np.testing.assert_allclose(by_offset.predict(x), gam.predict(x), rtol=1e-3)
