@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import gpytorch
 import numpy as np
@@ -92,6 +92,7 @@ class DataSet:
     :ivar scale_terms: of the second predictor of a location-scale family.
     :ivar is_for_bam: whether mgcv's ``bam(discrete = TRUE)`` is the peer instead of ``gam(method = "REML")``.
     :ivar draws: simulated splits, whose test responses have no noise, in the place of folds.
+    :ivar categories: what the codes of columns stand for.
     """
 
     name: str
@@ -101,6 +102,7 @@ class DataSet:
     scale_terms: list[Term] = field(default_factory=list)
     is_for_bam: bool = False
     draws: list[Split] = field(default_factory=list)
+    categories: dict[str, list[Any]] = field(default_factory=dict)
 
     @property
     def distribution(self) -> Family:
@@ -122,6 +124,14 @@ class DataSet:
         for fold in np.array_split(order, num_folds) if num_folds else []:
             rest = np.setdiff1d(order, fold)
             yield self._prepared(self.table.iloc[rest], self.table.iloc[fold])
+
+    def decoded(self, table: pd.DataFrame) -> pd.DataFrame:
+        """The columns of a table as they were in the file: text as text, numbers that are names as categories."""
+        found = table[self.columns].copy()
+        for name, values in self.categories.items():
+            decoded = pd.Categorical.from_codes(table[name].astype(int), values)
+            found[name] = decoded if isinstance(values[0], float) else np.asarray(decoded)
+        return found
 
     def whole(self) -> pd.DataFrame:
         """All rows, prepared as those to fit of a fold are."""
@@ -189,6 +199,11 @@ def read(folder: Path, name: str, columns: Sequence[str]) -> pd.DataFrame:
     return table[list(columns)].dropna().reset_index(drop=True)
 
 
+def values_of(table: pd.DataFrame, categories: Sequence[str]) -> dict[str, list[Any]]:
+    """What the codes of categories stand for."""
+    return {name: pd.Categorical(table[name]).categories.tolist() for name in categories}
+
+
 def coded(table: pd.DataFrame, target: str, categories: Sequence[str] = ()) -> pd.DataFrame:
     """Categories as codes from 0, in the order of their names, and the response under the name that all sets use."""
     codes = {name: pd.Categorical(table[name]).codes.astype(float) for name in categories}
@@ -197,15 +212,17 @@ def coded(table: pd.DataFrame, target: str, categories: Sequence[str] = ()) -> p
 
 def wage(folder: Path) -> DataSet:
     categories = ["maritl", "race", "education", "jobclass", "health", "health_ins"]
-    table = coded(read(folder, "wage", ["year", "age", *categories, "wage"]), "wage", categories)
+    table = read(folder, "wage", ["year", "age", *categories, "wage"])
     terms = [*smooths("year", size=5), *smooths("age"), *factors(*categories)]
-    return DataSet("wage", "gaussian", terms, table)
+    values = values_of(table, categories)
+    return DataSet("wage", "gaussian", terms, coded(table, "wage", categories), categories=values)
 
 
 def autompg(folder: Path) -> DataSet:
     numbers, categories = ["displacement", "horsepower", "weight", "acceleration", "year"], ["cylinders", "origin"]
-    table = coded(read(folder, "autompg", [*numbers, *categories, "mpg"]), "mpg", categories)
-    return DataSet("autompg", "gaussian", [*smooths(*numbers), *factors(*categories)], table)
+    table = read(folder, "autompg", [*numbers, *categories, "mpg"])
+    terms, values = [*smooths(*numbers), *factors(*categories)], values_of(table, categories)
+    return DataSet("autompg", "gaussian", terms, coded(table, "mpg", categories), categories=values)
 
 
 def concrete(folder: Path) -> DataSet:
@@ -283,7 +300,8 @@ def simulated(family: str, num_rows: int = 60) -> DataSet:
     table = pd.DataFrame({"a": a, "b": b, "group": group, TARGET: draws[family]()}).astype(float)
     terms = [*smooths("a", "b"), *factors("group")]
     scale_terms = smooths("b") if family == "location-scale" else []
-    return DataSet(f"simulated, {family}", family, terms, table, scale_terms=scale_terms)
+    categories = {"group": ["north", "south", "west"]}
+    return DataSet(f"simulated, {family}", family, terms, table, scale_terms=scale_terms, categories=categories)
 
 
 SETS: dict[str, Callable[[Path], DataSet]] = {

@@ -61,6 +61,7 @@ SECTIONS = {
     "small_scores": Section(
         "Held-out scores of small tables", "python benchmarks/small_data.py --sets autompg concrete --repeats 1"
     ),
+    "real_data": Section("Data frames and defaults, against peers", "python benchmarks/real_data.py"),
     "starts": Section(
         "Small tables, from random hyperparameters",
         "python benchmarks/small_data.py --starts 10 --sets autompg mcycle breast pima",

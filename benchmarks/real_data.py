@@ -1,0 +1,238 @@
+"""
+Claim: on public tables, a data frame and the defaults alone score better than mgcv and pyGAM.
+
+`GAMRegressor().fit(frame, y)` and `GAMClassifier().fit(frame, y)` with nothing else, on frames whose columns have their
+natural types, against
+
+- mgcv, `gam(method = "REML")` with `s()` of numbers and factors,
+- pyGAM with its grid search,
+- EBM (interpret) without interactions, and with `--interactions` as it comes, which takes minutes a fit. It has no
+  density of numbers: it gets the normal one with the standard deviation of its residuals in three inner folds, and in
+  an inner held-out quarter,
+- linear regression, and for labels logistic regression as it comes (that is, with a penalty).
+
+Scores are the mean negative log predictive density of held-out rows in nats: five contiguous folds of
+`numpy.random.RandomState(4).permutation(N)`, test inputs clipped to the range of the rows to fit, responses
+standardised by these; of labels the log loss. Seconds are those of the processor for a fit to all rows, on one thread.
+
+`--variants` fits with something else in the place of each default, and prints what that changes: positive numbers are
+nats a row that the default gains, with the standard error over folds.
+
+What the file of `--json` holds already of peers is taken from there, unless `--refit`.
+
+    python benchmarks/real_data.py [--data ../shared/data] [--sets autompg ...] [--variants] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from _common import describe_environment, script_parser, write_json
+from _real_peers import INNER_FOLDS, Variant, fit_ebm, fit_gam, fit_linear, is_labels
+from _small_peers import Fits, fit_mgcv, fit_pygam
+from _small_sets import SETS, DataSet, simulated
+from gaussian_closed_form import has_mgcv
+
+from gpytorch_gam.gam.terms import Factor, RandomEffect, Smooth, Term
+
+NAMES = ("autompg", "concrete", "breast", "pima", "wage")
+OURS = "ours"
+
+# Families of the simulated sets of quick runs.
+QUICK = ("gaussian", "binomial")
+
+
+def installed(package: str) -> str | None:
+    """The version of a package, or None with a word on it."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        print(f"{package} is not installed: it is left out")
+        return None
+
+
+def installed_peers(interactions: bool) -> dict[str, tuple[str, Callable[[DataSet, int], Fits | None]]]:
+    """What can be compared here, with versions; says what is missing."""
+    peers: dict[str, tuple[str, Callable[[DataSet, int], Fits | None]]] = {}
+    if has_mgcv():
+        peers["mgcv"] = ("", lambda data_set, num_folds: fit_mgcv(data_set, 1, num_folds))
+    else:
+        print("R with mgcv is not installed: it is left out (Debian: r-base-core r-cran-mgcv)")
+    version = installed("pygam")
+    if version is not None:
+        peers["pyGAM"] = (version, lambda data_set, num_folds: fit_pygam(data_set, 1, num_folds))
+    version = installed("interpret-core")
+    if version is not None:
+        peers["EBM"] = (version, partial(fit_ebm, inner=INNER_FOLDS, interactions=0))
+        if interactions:
+            peers["EBM, interactions"] = (version, fit_ebm)
+    peers["linear"] = (importlib.metadata.version("scikit-learn"), fit_linear)
+    return peers
+
+
+# ---------------------------------------------------------------------------------------------------------- variants
+
+
+def without_lines(terms: list[Term]) -> list[Term]:
+    return [replace(term, linear=False) if isinstance(term, Smooth) else term for term in terms]
+
+
+def with_random_effects(terms: list[Term]) -> list[Term]:
+    return [RandomEffect(column=term.column) if isinstance(term, Factor) else term for term in terms]
+
+
+# What stands in the place of each default.
+VARIANTS = {
+    "kernel": [Variant(name, {"kernel": name}) for name in ("matern52", "matern32", "rbf")],
+    "line beside each smooth": [Variant("without", change=without_lines)],
+    "link": [Variant("probit", {"family": "probit"}, applies=is_labels)],
+    "categories": [Variant("re()", change=with_random_effects, applies=lambda data_set: bool(data_set.categories))],
+    "posterior": [Variant("block low rank", {"posterior": "block_low_rank"})],
+    "long tails drawn in": [Variant("off", constants={("gpytorch_gam.gam.columns", "_LONG_TAIL"): math.inf})],
+}
+
+
+def fit_variants(data_set: DataSet, num_folds: int) -> dict[str, dict[str, Any]]:
+    """The fits with each alternative, by names of defaults and alternatives."""
+    return {
+        default: {each.name: vars(fit_gam(data_set, num_folds, each)) for each in variants if each.applies(data_set)}
+        for default, variants in VARIANTS.items()
+    }
+
+
+def gain(fits: Mapping[str, Any], reference: Mapping[str, Any]) -> tuple[float, float]:
+    """Nats a row by which the reference is better, mean and standard error over folds."""
+    differences = [own - other for own, other in zip(fits["nll"], reference["nll"], strict=True)]
+    return statistics.mean(differences), statistics.stdev(differences) / math.sqrt(len(differences))
+
+
+# -------------------------------------------------------------------------------------------------------- comparisons
+
+
+def compare(
+    data_set: DataSet,
+    num_folds: int,
+    peers: Mapping[str, tuple[str, Callable[[DataSet, int], Fits | None]]],
+    known: Mapping[str, Any],
+) -> dict[str, Any]:
+    """All peers on one set; what is known of them by the same versions and folds is not found again."""
+    fits: dict[str, Any] = {OURS: vars(fit_gam(data_set, num_folds))}
+    for name, (version, fit) in peers.items():
+        before = known.get(name, {})
+        if before.get("version") == version and len(before["nll"]) == num_folds:
+            fits[name] = before
+        elif (found := fit(data_set, num_folds)) is not None:
+            fits[name] = {**vars(found), "version": version}
+    return {"name": data_set.name, "num_rows": len(data_set.table), "family": data_set.family, "fits": fits}
+
+
+def read_known(path: Path | None) -> dict[str, dict[str, Any]]:
+    """The fits of peers in earlier runs, by names of sets and peers."""
+    return {} if path is None or not path.exists() else json.loads(path.read_text())["peers"]
+
+
+def print_markdown(header: list[str], rows: list[list[str]]) -> None:
+    """A table of markdown, the first column to the left and the others to the right."""
+    for cells in [header, ["---", *["---:"] * (len(header) - 1)], *rows]:
+        print(f"| {' | '.join(cells)} |")
+
+
+def show_comparison(results: list[dict[str, Any]]) -> None:
+    """The table of scores, that of seconds, and what falls short."""
+    names = list(dict.fromkeys(name for result in results for name in result["fits"]))
+    scores = {result["name"]: {name: _score(result["fits"].get(name)) for name in names} for result in results}
+    print("\nheld-out negative log predictive density; of labels log loss\n")
+    rows = [
+        [f"{result['name']} ({result['num_rows']})", *(_cell(scores[result["name"]][name], 4) for name in names)]
+        for result in results
+    ]
+    print_markdown(["", *names], rows)
+    print("\nseconds of the processor for a fit to all rows\n")
+    rows = [[result["name"], *(_cell(_seconds(result["fits"].get(name)), 2) for name in names)] for result in results]
+    print_markdown(["", *names], rows)
+    print()
+    for name in names[1:]:
+        both = [own for own in scores.values() if not math.isnan(own[name])]
+        print(f"better than {name} on {sum(own[OURS] < own[name] for own in both)} of {len(both)} sets")
+
+
+def show_variants(results: list[dict[str, Any]]) -> None:
+    """What each default gains, a column for each set."""
+    print("\nthousandths of a nat a row that defaults gain over what might stand in their place (standard error)\n")
+    rows = []
+    for default, variants in VARIANTS.items():
+        for variant in variants:
+            cells = []
+            for result in results:
+                fits = result["variants"][default].get(variant.name)
+                mean, error = (math.nan, math.nan) if fits is None else gain(fits, result["fits"][OURS])
+                cells.append("" if fits is None else f"{1e3 * mean:+.1f} ({1e3 * error:.1f})")
+            rows.append([f"{default}: {variant.name}", *cells])
+    print_markdown(["", *(result["name"] for result in results)], rows)
+
+
+def _score(fits: Mapping[str, Any] | None) -> float:
+    return math.nan if fits is None else statistics.mean(fits["nll"])
+
+
+def _seconds(fits: Mapping[str, Any] | None) -> float:
+    return math.nan if fits is None else fits["processor_seconds"][0]
+
+
+def _cell(value: float, digits: int) -> str:
+    return "" if math.isnan(value) else f"{value:.{digits}f}"
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = script_parser(__doc__)
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder of the tables")
+    parser.add_argument("--sets", choices=NAMES, nargs="+", default=list(NAMES), metavar="SET", help=", ".join(NAMES))
+    parser.add_argument("--folds", type=int, default=5, help="default: 5")
+    parser.add_argument("--variants", action="store_true", help="also what each default gains")
+    parser.add_argument("--interactions", action="store_true", help="also EBM with interactions")
+    parser.add_argument("--refit", action="store_true", help="fit peers again that the file of --json holds")
+    return parser.parse_args(arguments)
+
+
+def sets_of(options: argparse.Namespace) -> Iterator[DataSet]:
+    """The sets that were asked for, each read when it is its turn."""
+    if options.quick:
+        yield from map(simulated, QUICK)
+    else:
+        yield from (SETS[name](options.data) for name in options.sets)
+
+
+def main(arguments: list[str] | None = None) -> dict[str, Any]:
+    options = parse(arguments)
+    torch.set_num_threads(1)
+    known = {} if options.refit else read_known(options.json)
+    found: dict[str, Any] = {"environment": describe_environment(torch.device("cpu")), "results": [], "peers": known}
+    folds, peers = 2 if options.quick else options.folds, installed_peers(options.interactions)
+    if options.quick:
+        peers = {name: peer for name, peer in peers.items() if not name.startswith("EBM")}
+    for data_set in sets_of(options):
+        result = compare(data_set, folds, peers, known.get(data_set.name, {}))
+        own = {name: fits for name, fits in result["fits"].items() if name != OURS}
+        known[data_set.name] = {**known.get(data_set.name, {}), **own}
+        if options.variants:
+            result["variants"] = fit_variants(data_set, folds)
+        found["results"].append(result)
+        write_json(options.json, found)
+    show_comparison(found["results"])
+    if options.variants:
+        show_variants(found["results"])
+    return found
+
+
+if __name__ == "__main__":
+    main()
