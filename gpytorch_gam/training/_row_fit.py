@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import gpytorch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gpytorch_gam.likelihoods.null_model import NullModel
 from gpytorch_gam.optim.processes import Processes, start_from_first
+from gpytorch_gam.optim.rows.likelihood_check import is_gaussian
 from gpytorch_gam.optim.rows.stream import Rows, check_finite_responses, checked_rows, concatenated
 from gpytorch_gam.parameters.log_scale import Coordinates
 from gpytorch_gam.variational import AdditiveVariationalStrategy
@@ -23,6 +24,7 @@ from ._row_bound import RowBound
 from .bound_gradients import log_prior_in_nats
 from .fit_result import Outcome, Recorder
 from .polishing import polish_below
+from .shortfall import shortfall_at_rows
 from .starting_values import null_model_of, start_from_null_model, units_of_means
 
 # Minus the second derivative of the bound that is assumed at the start: in a kernel's hyperparameter, and for each row
@@ -49,7 +51,7 @@ def rows_in_memory(strategy: AdditiveVariationalStrategy, likelihood: Likelihood
 class RowFit:
     """
     The fit of a model to rows in memory, each process to its own. It can be run again after inducing points were added,
-    and goes on from where it was.
+    and goes on from where it was; the posterior is written at the end.
     """
 
     def __init__(
@@ -90,38 +92,61 @@ class RowFit:
 
     def run(self, tolerance: float, record: Recorder) -> Outcome:
         """
-        Move hyperparameters and posterior to the maximum of the bound. After an interruption they are at the best point
-        so far.
+        Move the hyperparameters to the maximum of the bound. After an interruption they are at the best point so far.
+        The posterior is written by :meth:`finished`, because another run may follow.
         """
+        with self._training():
+            self._read_model()
+            passes, evaluations = self._bound.passes, self._ascent.evaluations
+            try:
+                arrival = self._ascent.run(tolerance, _MAX_STEPS, lambda value: record(value - self._log_prior()))
+            except BaseException:
+                self._ascent.restore_best()
+                raise
+            return Outcome(
+                history=record.history,
+                bound=arrival.value - self._log_prior(),
+                gradient=arrival.gradient,
+                open=arrival.open,
+                stopped=arrival.stopped,
+                passes=self._bound.passes - passes,
+                evaluations=self._ascent.evaluations - evaluations,
+                switched_off=self._ascent.switched_off(),
+            )
+
+    def finished(self, outcome: Outcome) -> Outcome:
+        """Set the posterior to that of the model's family nearest to the optimum; the outcome with its bound."""
+        with self._training():
+            return outcome._replace(bound=self._write_posterior())
+
+    def leave(self) -> None:
+        """Set the posterior as far as that is possible after an interruption."""
+        with suppress(Exception), self._training():  # the one that interrupts may come again
+            self._bound.read_components()
+            self._write_posterior()
+
+    def shortfalls(self) -> dict[str, float]:
+        """The gain from more inducing points for each component, in nats, see :func:`.inducing_shortfall`."""
+        with torch.inference_mode(False):
+            view = self._bound.site_view()
+            if view is None:
+                return {}
+            found = shortfall_at_rows(self._strategy, self._rows.x, view.curvatures.diagonal(dim1=0, dim2=1))
+            # Sums over all rows, so that all processes take the same decisions.
+            total = self._processes.sum([found])[0].tolist()
+            return dict(zip(self._strategy.predictor.names, total, strict=True))
+
+    @contextmanager
+    def _training(self) -> Iterator[None]:
+        """Model and likelihood in train mode, and in eval mode afterwards."""
         self._model.train()
         self._likelihood.train()
         try:
             with torch.inference_mode(False):
-                return self._found(tolerance, record)
+                yield
         finally:
             self._model.eval()
             self._likelihood.eval()
-
-    def _found(self, tolerance: float, record: Recorder) -> Outcome:
-        self._read_model()
-        passes, evaluations = self._bound.passes, self._ascent.evaluations
-        try:
-            arrival = self._ascent.run(tolerance, _MAX_STEPS, lambda value: record(value - self._log_prior()))
-        except BaseException:
-            with suppress(Exception):  # the one that interrupts may come again
-                self._ascent.restore_best()
-                self._write_posterior()
-            raise
-        return Outcome(
-            history=record.history,
-            bound=self._write_posterior(),
-            gradient=arrival.gradient,
-            open=arrival.open,
-            stopped=arrival.stopped,
-            passes=self._bound.passes - passes,
-            evaluations=self._ascent.evaluations - evaluations,
-            switched_off=self._ascent.switched_off(),
-        )
 
     def _log_prior(self) -> float:
         return log_prior_in_nats(self._model, self._likelihood)
@@ -154,7 +179,8 @@ class RowFit:
             self._likelihood,
             [self._rows],
             optimum.bound.item(),
-            max_passes=2,
+            # With a Gaussian likelihood, the closed form was it.
+            max_passes=0 if is_gaussian(self._likelihood) else 2,
             process_group=self._processes.group,
         )
         return history[-1]

@@ -90,7 +90,7 @@ def fit(
     only be estimated, gives a :class:`~gpytorch_gam.warnings.ConvergenceWarning`. Terms that rows and bins have
     switched off on their way are looked at again before they end.
 
-    **Inducing points.** With rows and bins (in one process), terms whose ``num_inducing`` is ``"auto"`` get twice as
+    **Inducing points.** With rows, and bins in one process, terms whose ``num_inducing`` is ``"auto"`` get twice as
     many points, and the model is fitted again from where it is, while that promises the components of a term more than
     a nat. Components that would still gain from more are named by an
     :class:`~gpytorch_gam.warnings.InducingPointsWarning`, see :func:`~gpytorch_gam.training.inducing_shortfall`.
@@ -193,6 +193,8 @@ def fit(
             )
 
         def shortfalls_after(outcome: Outcome) -> dict[str, float]:
+            if by_rows is not None:
+                return by_rows.shortfalls()
             if not (processes.leads and outcome.has_moved):
                 return {}
             if isinstance(data, FitStatistics):
@@ -202,13 +204,22 @@ def fit(
             seen = batches if choice.method == "minibatches" else every_row(batches)
             return shortfall_of_batches(strategy, likelihood, seen, num_rows)
 
-        if choice.method == "minibatches" or not processes.is_alone:
-            outcome = run(tolerance)
+        shortfalls: dict[str, float] | None = None
+        try:
+            if choice.method == "minibatches" or (choice.method == "bins" and not processes.is_alone):
+                outcome = run(tolerance)
+            else:
+                # Rows start from the sites of their last posterior, and a Gaussian one is a closed form.
+                keeps_posterior = choice.method == "bins" and not is_gaussian(likelihood)
+                outcome, shortfalls = grow(strategy, run, shortfalls_after, tolerance, keeps_posterior=keeps_posterior)
+            if by_rows is not None:
+                outcome = by_rows.finished(outcome)
+        except BaseException:
+            if by_rows is not None:
+                by_rows.leave()
+            raise
+        if shortfalls is None:
             shortfalls = shortfalls_after(outcome)
-        else:
-            # Rows start from the sites of their last posterior, and a Gaussian one is a closed form.
-            keeps_posterior = choice.method == "bins" and not is_gaussian(likelihood)
-            outcome, shortfalls = grow(strategy, run, shortfalls_after, tolerance, keeps_posterior=keeps_posterior)
         if processes.leads and outcome.has_moved:
             warn_of_shortfall(shortfalls)
             _warn_if_open(outcome, tolerance)

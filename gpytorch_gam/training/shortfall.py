@@ -110,9 +110,21 @@ def warn_of_shortfall(found: Mapping[str, float]) -> None:
 
 def _thinned(rows: Rows, most: int) -> Rows:
     """At most ``most`` equally spaced rows."""
-    size = len(rows.y)
-    chosen = torch.linspace(0, size - 1, min(size, most), dtype=torch.float64, device=rows.y.device).round().long()
+    chosen = _equally_spaced(len(rows.y), most, rows.y.device)
     return Rows(rows.x[chosen], rows.y[chosen], {name: value[chosen] for name, value in rows.row_arguments.items()})
+
+
+def _equally_spaced(size: int, most: int, device: torch.device) -> Tensor:
+    """The numbers of at most ``most`` of ``size`` rows."""
+    return torch.linspace(0, size - 1, min(size, most), dtype=torch.float64, device=device).round().long()
+
+
+def shortfall_at_rows(strategy: AdditiveVariationalStrategy, x: Tensor, curvatures: Tensor) -> Tensor:
+    """The shortfall of each component, ``(C,)``, from some of all rows ``(n, D)`` and their curvatures ``(n, P)``."""
+    chosen = _equally_spaced(len(x), _NUM_ROWS, x.device)
+    weights = len(x) / len(chosen) * curvatures[chosen].detach()
+    with gradients_on():
+        return _shortfall(strategy, x[chosen], weights).detach()
 
 
 def _shortfall_of_rows(
@@ -120,8 +132,13 @@ def _shortfall_of_rows(
 ) -> Tensor:
     with torch.no_grad():
         weights = scale * _curvatures(strategy, likelihood, rows)
+    return _shortfall(strategy, rows.x, weights)
+
+
+def _shortfall(strategy: AdditiveVariationalStrategy, x: Tensor, weights: Tensor) -> Tensor:
+    """The shortfall of each component, ``(C,)``, at rows ``(n, D)`` with weighted curvatures ``(n, P)``."""
+    inputs = strategy.read(x).inputs.double()
     groups = strategy.predictor.groups
-    inputs = strategy.read(rows.x).inputs.double()
     return torch.cat([group_shortfall(group, inputs, weights[..., group.predictor_index]) for group in groups])
 
 

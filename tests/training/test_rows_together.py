@@ -74,6 +74,23 @@ def test_two_processes_equal_one(together: Together, kind: str, counts: tuple[in
     assert (first.bound, first.gradient, first.open) == (second.bound, second.gradient, second.open)
 
 
+def grown(group: Group) -> tuple[FitResult, int]:
+    x = torch.rand(160, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    noise = 0.1 * torch.randn(160, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    model = AdditiveGP(AdditivePredictor(smooth(0, low=0.0, high=1.0), constant()), "coupled").double()
+    data = share((x, torch.sin(40 * x[:, 0]) + noise, {}), (100, 60), group)
+    found = fit(model, GaussianLikelihood().double(), data, method="rows", process_group=group)
+    return found, model.predictor.groups[0].num_inducing
+
+
+def test_points_are_added_in_two_processes_as_in_one(together: Together) -> None:
+    alone, number = grown(None)
+    assert number > 16
+    for found, each in together(grown):
+        assert each == number
+        assert found.bound == pytest.approx(alone.bound, abs=1e-3)
+
+
 def error_of_a_share(counts: tuple[int, int], group: Group) -> str:
     model, likelihood, data = problem("counts")
     if counts[1] == 1:
