@@ -181,14 +181,27 @@ class Design:
             infinite = int(np.isinf(values).sum())
             if infinite:
                 raise ValueError(f"column {name!r} has infinity (inf) in {infinite} of {len(values)} rows")
-            missing = int(np.isnan(values).sum())
-            if missing and self._missing_of(term) == "error":
-                raise ValueError(
-                    f"column {name!r} has NaN in {missing} of {len(values)} rows: drop them, fill them in, or give "
-                    f"missing='marginal' to {term.label} or the estimator, for an effect that is unknown in these rows"
-                )
+            self._refuse_missing(term, name, int(np.isnan(values).sum()), len(values))
             if role == "levels" and isinstance(term, Factor | Smooth | Linear):
                 self.encoding(name, role).refuse_unseen(frame[name], term.label)
+
+    def refuse_missing(self, numbers: Mapping[str, int], num_rows: int) -> None:
+        """
+        Raise a ValueError if values are missing where a term does not allow it.
+
+        :param numbers: How many are missing in each column.
+        :param num_rows: The number of rows.
+        """
+        for term in self._all_terms:
+            for name in term.columns:
+                self._refuse_missing(term, name, numbers[name], num_rows)
+
+    def _refuse_missing(self, term: Term, name: str, missing: int, num_rows: int) -> None:
+        if missing and self._missing_of(term) == "error":
+            raise ValueError(
+                f"column {name!r} has NaN in {missing} of {num_rows} rows: drop them, fill them in, or give "
+                f"missing='marginal' to {term.label} or the estimator, for an effect that is unknown in these rows"
+            )
 
     def _keys_of(self, term: Term) -> list[Key]:
         """The encoded columns of a term."""

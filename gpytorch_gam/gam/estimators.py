@@ -30,8 +30,8 @@ from .draws import FunctionDraws, draw_functions
 from .effects import effect_table, grid_of, period_in_units
 from .families import Binomial, Family, Ordinal, Softmax, regression_family
 from .fitted import Fitted
-from .fitting import Options, fit_arguments, fit_design
-from .frames import as_frame, as_rows
+from .fitting import FitOfDesign, Options, fit_arguments, fit_design
+from .frames import as_frame, as_rows, drop_columns, take_columns
 from .prediction import (
     class_probabilities,
     mean_quantiles,
@@ -41,8 +41,11 @@ from .prediction import (
     term_moments,
 )
 from .residuals import quantile_residuals, working_residuals
-from .specification import read_specification
+from .specification import columns_of_terms, read_specification
+from .stream_fit import Rows, fit_stream, with_weight
+from .streams import Stream, in_parts, stream_of
 from .summary import Summary, summarise
+from .survey import survey
 from .terms import KERNELS, MISSING
 from .terms import Tensor as TensorTerm
 
@@ -57,8 +60,8 @@ class _GAM(BaseEstimator):
     """What regression and classification have in common."""
 
     _fitted: Fitted
-    _response_column: str | None
-    _needed: list[str] | None
+    _set_apart: list[str]  # columns of the data that are no features
+    _needed: list[str] | None  # columns that the terms read; None if all are features
     result_: FitResult | None
     deviance_explained_: float
     n_rows_: int
@@ -111,20 +114,81 @@ class _GAM(BaseEstimator):
 
     def _fit(self, X: Any, y: Any, sample_weight: Any, arguments: Mapping[str, Any]) -> Any:
         self._check_options()
-        frame = as_frame(self, X, reset=True)
-        y, frame = self._response(y, frame)
-        y, family = self._encode_response(y)
+        response = self._response_name()
+        given = {"y": response if y is None else y, "sample_weight": sample_weight, **arguments}
+        if given["y"] is None:
+            raise ValueError(
+                f"{type(self).__name__} requires y to be passed, but the target y is None (a formula may name it)"
+            )
+        parts = stream_of(X, given)
+        given = given if parts is None else parts[1]
+        columns, levels = columns_of_terms(self.terms)
+        named = [name for name in given.values() if isinstance(name, str)]
+        apart = named if columns is None else [given["y"]]
+        self._set_apart = list(dict.fromkeys(name for name in [*apart, response] if isinstance(name, str)))
+        stream = None if parts is None else parts[0]
+        found = self._fit_table(X, given) if stream is None else self._fit_stream(stream, given, columns, levels)
+        self._fitted, self.result_, self.deviance_explained_ = found
+        self.family_ = self._fitted.family
+        return self
+
+    def _fit_table(self, X: Any, given: Mapping[str, Any]) -> FitOfDesign:
+        """The fit to a table in memory and arguments with a value for each row, or the names of its columns."""
+        X, given = take_columns(X, given)
+        frame = as_frame(self, drop_columns(X, self._set_apart), reset=True)
+        y, family = self._encode_response(given.pop("y"))
         check_consistent_length(frame, y)
-        specification = read_specification(self.terms, family.parameters)
-        weights = _check_sample_weight(sample_weight, frame.to_numpy(), dtype=np.float64, ensure_non_negative=True)
+        weights = _check_sample_weight(
+            given.pop("sample_weight"), frame.to_numpy(), dtype=np.float64, ensure_non_negative=True
+        )
+        rows = self._rows(frame, y, weights, family, given)
+        self._note_rows(len(rows.y))
+        return fit_design(self._design(family, rows.frame), family, *rows, self._options())
+
+    def _fit_stream(
+        self, stream: Stream, given: Mapping[str, Any], columns: list[str] | None, levels: set[str]
+    ) -> FitOfDesign:
+        """The fit to rows that are read in parts, of whose columns arguments are."""
+        weights, named = given["sample_weight"], [name for name in given.values() if isinstance(name, str)]
+        if weights is not None and not isinstance(weights, str):
+            raise TypeError(f"sample_weight must be the name of a column, as X is read in parts, got {weights!r}")
+        options, features = self._options(), columns
+        columns = None if columns is None else list(dict.fromkeys([*columns, *named]))
+        levels = levels | {given["y"]} if isinstance(self, GAMClassifier) else levels
+        found = survey((with_weight(frame, weights) for frame in stream.frames(columns)), levels, options.seed)
+        _, family = self._encode_response(found.frame[given["y"]])
+        arguments = {name: value for name, value in given.items() if name not in ("y", "sample_weight")}
+
+        def reader(frame: pd.DataFrame) -> Rows:
+            frame = with_weight(frame, weights)
+            own = np.ones(len(frame)) if weights is None else frame[weights].to_numpy(np.float64)
+            return self._rows(frame, self._responses(frame[given["y"]]), own, family, take_columns(frame, arguments)[1])
+
+        frame = found.frame.drop(columns=named) if features is None else found.frame[features]
+        as_frame(self, frame if stream.array is None else stream.array[:2], reset=True)
+        self._note_rows(found.num_rows)
+        return fit_stream(self._design(family, frame), family, stream, columns, found, reader, options)
+
+    def _rows(
+        self, frame: pd.DataFrame, y: np.ndarray, weights: np.ndarray, family: Family, arguments: Mapping[str, Any]
+    ) -> Rows:
+        """The rows with a positive weight, whose responses the family can have."""
         rows = self._row_arguments(family, arguments, len(frame))
         used = weights > 0
         if not used.all():
             frame, y, weights = frame[used], y[used], weights[used]
             rows = {name: value[used] for name, value in rows.items()}
-        if len(y) < 2:
-            raise ValueError(f"n_samples={len(y)} with a positive weight, but a fit needs at least 2")
         family.check(y, rows.get("trials"))
+        return Rows(frame, y, weights, rows)
+
+    def _note_rows(self, num_rows: int) -> None:
+        if num_rows < 2:
+            raise ValueError(f"n_samples={num_rows} with a positive weight, but a fit needs at least 2")
+        self.n_rows_ = num_rows
+
+    def _design(self, family: Family, frame: pd.DataFrame) -> Design:
+        """The terms for some data."""
+        specification = read_specification(self.terms, family.parameters)
         design = Design(
             specification.terms(frame),
             tuple(family.parameters),
@@ -134,11 +198,7 @@ class _GAM(BaseEstimator):
             specification.has_intercepts if family.name != "ordinal" else (False,),
         )
         self._needed = None if specification.is_automatic else design.columns
-        found = fit_design(design, family, frame, y, weights, rows, self._options())
-        self._fitted, self.result_, self.deviance_explained_ = found
-        self.n_rows_ = len(y)
-        self.family_ = family
-        return self
+        return design
 
     def _check_options(self) -> None:
         checks.choice("kernel", self.kernel, KERNELS)
@@ -157,21 +217,6 @@ class _GAM(BaseEstimator):
     def _options(self) -> Options:
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         return Options(self.method, self.tolerance, self.posterior, self.device, self.progress, seed)
-
-    def _response(self, y: Any, frame: pd.DataFrame) -> tuple[Any, pd.DataFrame]:
-        """The responses, which a formula may name, and the other columns."""
-        name = self._response_name()
-        if name is not None and name in frame.columns:
-            self._response_column = name
-            return (frame[name] if y is None else y), frame.drop(columns=name)
-        self._response_column = None
-        if y is None:
-            if name is not None:
-                raise ValueError(f"the formula names the response {name!r}, which X does not have: pass y")
-            raise ValueError(
-                f"{type(self).__name__} requires y to be passed, but the target y is None (a formula may name it)"
-            )
-        return y, frame
 
     def _response_name(self) -> str | None:
         terms = self.terms
@@ -220,20 +265,23 @@ class _GAM(BaseEstimator):
     def _read(self, X: Any, arguments: Mapping[str, Any]) -> tuple[Fitted, pd.DataFrame, Any, dict[str, Any]]:
         """The fitted model, the data frame, its inputs, and row-wise arguments in units of the fit."""
         fitted = self._checked()
-        frame = as_frame(self, self._with_response(X), reset=False, needed=self._needed)
+        X, arguments = take_columns(X, arguments)
+        frame = self._columns_of(X)
         x = fitted.design.inputs(frame)
         rows = self._row_arguments(fitted.family, arguments, len(frame))
         return fitted, frame, x, fit_arguments(fitted.family, fitted.units.scale, rows)
 
-    def _with_response(self, X: Any) -> Any:
-        """The table with a column for the response if the fit had one, so that names agree."""
-        name = self._response_column
-        if name is not None and isinstance(X, pd.DataFrame) and self._needed is None and name not in X.columns:
-            position = list(self.feature_names_in_).index(name)
-            X = X.copy(deep=False)
-            X.insert(position, name, np.nan)
-        return X
+    def _checked_columns(self) -> list[str] | None:
+        """The columns that predictions read; None for all."""
+        self._checked()
+        return self._needed
 
+    def _columns_of(self, X: Any) -> pd.DataFrame:
+        """A table without the columns that are no features."""
+        X = drop_columns(X, self._set_apart) if self._needed is None else X
+        return as_frame(self, X, reset=False, needed=self._needed)
+
+    @in_parts
     def outside_range(self, X: Any) -> pd.DataFrame:
         """
         Which values lie outside of what the fit has seen: beyond the range of a number, or unseen levels. Effects are
@@ -242,9 +290,7 @@ class _GAM(BaseEstimator):
         :param X: A table of the columns of the fit.
         :return: A data frame of booleans, with the columns that have a range or levels.
         """
-        fitted = self._checked()
-        frame = as_frame(self, self._with_response(X), reset=False, needed=self._needed)
-        return fitted.design.outside(frame)
+        return self._checked().design.outside(self._columns_of(X))
 
     def summary(self) -> Summary:
         """The terms one by one and the fit as a whole: a :class:`~gpytorch_gam.gam.summary.Summary`, which prints."""
@@ -419,12 +465,13 @@ class _GAM(BaseEstimator):
         found.n_features_in_ = description["n_features_in"]
         if description["feature_names_in"] is not None:
             found.feature_names_in_ = np.array(description["feature_names_in"], dtype=object)
-        found._response_column, found._needed = description["response_column"], description["needed"]
+        found._set_apart, found._needed = description["set_apart"], description["needed"]
         classes = files.classes_of_description(description["classes"])
         if classes is not None:
             found.classes_ = classes
         return found
 
+    @in_parts
     def predict_terms(
         self,
         X: Any,
@@ -471,6 +518,7 @@ class _GAM(BaseEstimator):
             found[name] = fitted.scale_of(index) * mean + fitted.centre_of(index)
         return pd.Series(found, name="intercept")
 
+    @in_parts
     def predict_link(
         self,
         X: Any,
@@ -580,8 +628,14 @@ class GAMRegressor(RegressorMixin, _GAM):
         """
         Fit effects and all that determines them to data.
 
+        Data that do not fit into memory are read in parts, several times: scales and places are then those of a sample,
+        ranges and levels those of all rows. Arguments are then the names of columns, as they may be with any table.
+
         :param X: A data frame of pandas or polars, a table of pyarrow, or an array ``(n, D)`` with columns x0, x1, ...
-        :param y: The responses ``(n,)``; None if a formula names the column of ``X``.
+            Or, to be read in parts, the path of a Parquet file or of a folder of these, a ``pyarrow.dataset``, a list
+            of tables or an iterable of tables that begins anew each time (their order should then not matter, or the
+            method not be minibatches), or a large ``numpy.memmap``.
+        :param y: The responses ``(n,)``, or the name of their column; None if a formula names it.
         :param sample_weight: Weights of the rows: an integer weight counts a row that often.
         :param offset: A number for each row that is added to the (first) predictor.
         :param exposure: A positive number for each row by which the mean of counts is multiplied.
@@ -601,6 +655,7 @@ class GAMRegressor(RegressorMixin, _GAM):
     def _responses(self, y: Any) -> np.ndarray:
         return self._encode_response(y)[0]
 
+    @in_parts
     def predict(
         self,
         X: Any,
@@ -651,6 +706,7 @@ class GAMRegressor(RegressorMixin, _GAM):
         means = self.predict(X, offset=offset, exposure=exposure, trials=trials)
         return float(r2_score(y, means, sample_weight=sample_weight))
 
+    @in_parts
     def mean_interval(
         self,
         X: Any,
@@ -703,6 +759,7 @@ class GAMRegressor(RegressorMixin, _GAM):
         more = {"only": only, "exclude": exclude, "offset": offset, "exposure": exposure, "trials": trials}
         return self.predict_quantiles(X, _tails(level), **more)
 
+    @in_parts
     def predict_quantiles(
         self,
         X: Any,
@@ -780,7 +837,7 @@ class GAMClassifier(ClassifierMixin, _GAM):
         Fit effects and all that determines them to data.
 
         :param X: See :meth:`GAMRegressor.fit`.
-        :param y: The classes of the rows ``(n,)``; None if a formula names the column of ``X``.
+        :param y: The classes of the rows ``(n,)``, or the name of their column; None if a formula names it.
         :param sample_weight: Weights of the rows.
         :param offset: A number for each row that is added to the (first) predictor.
         """
@@ -823,6 +880,7 @@ class GAMClassifier(ClassifierMixin, _GAM):
             )
         return Binomial(link="probit" if self.family == "probit" else "logit")
 
+    @in_parts
     def predict_proba(
         self,
         X: Any,

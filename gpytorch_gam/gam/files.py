@@ -110,7 +110,7 @@ def _description(estimator: Any, fitted: Fitted) -> dict[str, Any]:
         "parameters": {name: _plain(value) for name, value in estimator.get_params(deep=False).items()},
         "n_features_in": estimator.n_features_in_,
         "feature_names_in": None if names is None else list(map(str, names)),
-        "response_column": estimator._response_column,
+        "set_apart": estimator._set_apart,
         "needed": estimator._needed,
         "classes": _described_classes(getattr(estimator, "classes_", None)),
         "family": described_family(fitted.family),

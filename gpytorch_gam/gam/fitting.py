@@ -77,8 +77,7 @@ def fit_design(
     """
     design.learn_columns(frame, weights)
     x = design.inputs(frame)
-    offset = arguments.get("offset")
-    units = family.units(y if offset is None or family.link != "identity" else y - offset, weights)
+    units = units_of(family, y, weights, arguments)
     rows = fit_arguments(family, units.scale, arguments)
     if not np.all(weights == 1.0):
         rows["weights"] = torch.tensor(weights)
@@ -88,6 +87,19 @@ def fit_design(
     own = {name: value[some] for name, value in rows.items() if name != "weights"}
     explained = deviance_explained(fitted, x[some], y[some], weights[some], own)
     return FitOfDesign(fitted, result, explained)
+
+
+def units_of(family: Family, y: np.ndarray, weights: np.ndarray, arguments: Mapping[str, np.ndarray]) -> Units:
+    """
+    The units in which responses are fitted.
+
+    :param family: The distribution of the response.
+    :param y: The responses.
+    :param weights: The weights of the rows.
+    :param arguments: Row-wise arguments; responses are seen without the offset of an identity link.
+    """
+    offset = arguments.get("offset")
+    return family.units(y if offset is None or family.link != "identity" else y - offset, weights)
 
 
 def fit_to_data(
@@ -104,7 +116,7 @@ def fit_to_data(
     :param options: How.
     :return: The fitted model, and the result of the fit; None if that was interrupted.
     """
-    device = _device(options.device)
+    device = device_of(options.device)
     with torch.random.fork_rng(devices=[]), gpytorch.settings.variational_cholesky_jitter(double_value=JITTER):
         torch.manual_seed(options.seed)
         model, likelihood = make(design, family, x, options)
@@ -180,7 +192,12 @@ def _fit(model: AdditiveGP, likelihood: Likelihood, data: Any, options: Options)
         return None
 
 
-def _device(device: str) -> torch.device:
+def device_of(device: str) -> torch.device:
+    """
+    The device with a name.
+
+    :param device: The name; ``"auto"`` for a GPU if there is one.
+    """
     return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import validate_data
+
+from gpytorch_gam import _checks as checks
 
 
 def as_frame(estimator: BaseEstimator, X: Any, *, reset: bool, needed: Sequence[str] | None = None) -> pd.DataFrame:
@@ -21,8 +24,9 @@ def as_frame(estimator: BaseEstimator, X: Any, *, reset: bool, needed: Sequence[
     :param needed: Names of the columns that the model reads. Other columns of a data frame may then be missing, as in
         scikit-learn's ``ColumnTransformer``.
     """
-    frame = _frame_of(X)
+    frame = frame_of(X)
     if frame is None:
+        _refuse_what_is_read_in_parts(X)
         array = validate_data(
             estimator, X, reset=reset, dtype=None, ensure_all_finite=False, ensure_min_samples=2 if reset else 1
         )
@@ -33,25 +37,81 @@ def as_frame(estimator: BaseEstimator, X: Any, *, reset: bool, needed: Sequence[
             raise ValueError(f"X lacks the columns {missing}, which the model reads")
         return frame
     validate_data(estimator, frame, reset=reset, skip_check_array=True)
-    frame.columns = frame.columns.map(str)
     if frame.shape[1] == 0 or len(frame) < (2 if reset else 1):
         raise ValueError(
             f"Found {len(frame)} sample(s) and {frame.shape[1]} feature(s) (shape={frame.shape}) while a minimum of "
             f"{2 if reset else 1} and 1 is required by {type(estimator).__name__}."
         )
+    return with_column_names(frame)
+
+
+def _refuse_what_is_read_in_parts(X: Any) -> None:
+    if isinstance(X, str | os.PathLike) or hasattr(X, "get_fragments"):
+        raise TypeError(f"X must be a table in memory here, got {checks.shown(X)}: read some of its rows")
+
+
+def with_column_names(frame: pd.DataFrame) -> pd.DataFrame:
+    """
+    A data frame whose columns have different names, which are strings.
+
+    :param frame: The data frame.
+    :raises ValueError: If columns have the same name.
+    """
+    frame.columns = frame.columns.map(str)
     repeated = sorted(set(frame.columns[frame.columns.duplicated()]))
     if repeated:
         raise ValueError(f"X has several columns named {repeated}")
     return frame
 
 
-def _frame_of(X: Any) -> pd.DataFrame | None:
-    """A data frame of pandas with the same columns; None for what is no table."""
+def take_columns(X: Any, given: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """
+    Arguments that have a value for each row, of which some are named columns of the table; and the table, as a data
+    frame of pandas if there are such names.
+
+    :param X: The table.
+    :param given: The arguments by name.
+    :raises TypeError: If X has no names.
+    :raises ValueError: If it lacks a column.
+    """
+    named = {argument: name for argument, name in given.items() if isinstance(name, str)}
+    if not named:
+        return X, dict(given)
+    frame = frame_of(X)
+    if frame is None:
+        argument, name = next(iter(named.items()))
+        raise TypeError(f"{argument} is the name of a column, {name!r}, but X is an array: pass the values")
+    for argument, name in named.items():
+        if name not in frame.columns:
+            known = list(map(str, frame.columns))
+            raise ValueError(
+                f"{argument} is the column {name!r}, which X does not have{checks.did_you_mean(name, known)}: {known}"
+            )
+    return frame, {argument: frame[value] if argument in named else value for argument, value in given.items()}
+
+
+def drop_columns(X: Any, names: Sequence[str]) -> Any:
+    """
+    A table without some columns, if it has them; anything else as it is.
+
+    :param X: The table.
+    :param names: The names of the columns.
+    """
+    frame = frame_of(X) if names else None
+    return X if frame is None else frame.drop(columns=list(names), errors="ignore")
+
+
+def frame_of(X: Any) -> pd.DataFrame | None:
+    """
+    A data frame of pandas with the same columns; None for what is no table.
+
+    :param X: A data frame of pandas or polars, a table or record batch of pyarrow, or anything else.
+    """
     if isinstance(X, pd.DataFrame):
         return X.copy(deep=False)
     module = type(X).__module__.partition(".")[0]
-    if module == "pyarrow":
-        return X.to_pandas()
+    if module == "pyarrow" and hasattr(X, "to_pandas") and hasattr(X, "schema"):
+        return X.to_pandas(date_as_object=False)
     if module == "polars":
         X = X.collect() if hasattr(X, "collect") else X
         return pd.DataFrame({name: _values_of_polars(X[name]) for name in X.columns})

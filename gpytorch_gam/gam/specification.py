@@ -86,6 +86,33 @@ def read_specification(terms: Any, parameters: Sequence[str]) -> Specification:
     return Specification(read, responses.pop() if responses else None)
 
 
+def columns_of_terms(terms: Any) -> tuple[list[str] | None, set[str]]:
+    """
+    The columns that terms read, None if the data determine them, and which of them are read as levels.
+
+    :param terms: What an estimator was told, see :func:`read_specification`.
+    """
+    if isinstance(terms, Mapping):
+        terms = list(terms.values())
+    parts = [
+        part
+        for each in (terms if isinstance(terms, list | tuple) else [terms])
+        for part in _parts(_read(each) if isinstance(each, str) else each)
+    ]
+    levels = {name for part in parts if isinstance(part, Term) for name in part.columns_of_levels}
+    if "auto" in parts:
+        return None, levels
+    names = [name for part in parts for name in ([part] if isinstance(part, str) else part.columns)]
+    return list(dict.fromkeys(names)), levels
+
+
+def _parts(each: Any) -> Sequence[Term | str]:
+    """Terms, and names of columns; ``"auto"`` stands for itself."""
+    if isinstance(each, Formula):
+        return each.parts
+    return [each] if isinstance(each, str) else check_terms(each)
+
+
 def _read(each: Any) -> Formula | list[Term] | str:
     if isinstance(each, str):
         if each == "auto":

@@ -46,6 +46,11 @@ class Term:
         return getattr(self, "by", None)
 
     @property
+    def columns_of_levels(self) -> tuple[str, ...]:
+        """The columns of which each value is a level, also where they hold numbers."""
+        return ()
+
+    @property
     def columns(self) -> tuple[str, ...]:
         """All columns that the term reads."""
         return self.arguments if self.multiplier is None else (*self.arguments, self.multiplier)
@@ -166,6 +171,11 @@ class Factor(Term):
         self._check_missing(levels=True)
 
     @property
+    def columns_of_levels(self) -> tuple[str, ...]:
+        """See :meth:`Term.columns_of_levels`."""
+        return (self.column,)
+
+    @property
     def arguments(self) -> tuple[str, ...]:
         """The column."""
         return (self.column,)
@@ -183,6 +193,11 @@ class RandomEffect(Term):
     def __post_init__(self) -> None:
         _check_columns(self)
         self._check_missing(levels=True)
+
+    @property
+    def columns_of_levels(self) -> tuple[str, ...]:
+        """See :meth:`Term.columns_of_levels`."""
+        return (self.column,)
 
     @property
     def arguments(self) -> tuple[str, ...]:
@@ -207,6 +222,11 @@ class RandomCurves(Term):
         if self.column == self.levels:
             raise ValueError(f"fs takes a column and another one of levels, got {self.column!r} twice")
         self._check_missing(levels=False)
+
+    @property
+    def columns_of_levels(self) -> tuple[str, ...]:
+        """See :meth:`Term.columns_of_levels`."""
+        return (self.levels,)
 
     @property
     def arguments(self) -> tuple[str, ...]:

@@ -82,7 +82,7 @@ def test_a_formula_takes_the_response_from_the_data() -> None:
     np.testing.assert_allclose(by_formula.predict(data), by_terms.predict(table()))
     np.testing.assert_allclose(by_formula.predict(data.drop(columns="y")), by_formula.predict(data))
     np.testing.assert_allclose(by_formula.predict(data[["site", "age"]]), by_formula.predict(data))
-    with pytest.raises(ValueError, match="names the response 'z', which X does not have"):
+    with pytest.raises(ValueError, match="y is the column 'z', which X does not have"):
         GAMRegressor("z ~ age").fit(data)
 
 
