@@ -91,6 +91,9 @@ def with_random_effects(terms: list[Term]) -> list[Term]:
     return [RandomEffect(column=term.column) if isinstance(term, Factor) else term for term in terms]
 
 
+# Rates of the priors of hyperparameters; without any these are uniform.
+RATES = [("gpytorch_gam.gam.priors", name) for name in ("_CURVE_RATE", "_LINE_RATE", "_LENGTHSCALE_RATE")]
+
 # What stands in the place of each default.
 VARIANTS = {
     "kernel": [Variant(name, {"kernel": name}) for name in ("matern52", "matern32", "rbf")],
@@ -98,6 +101,7 @@ VARIANTS = {
     "link": [Variant("probit", {"family": "probit"}, applies=is_labels)],
     "categories": [Variant("re()", change=with_random_effects, applies=lambda data_set: bool(data_set.categories))],
     "posterior": [Variant("block low rank", {"posterior": "block_low_rank"})],
+    "priors of variances and lengthscales": [Variant("none", constants=dict.fromkeys(RATES, 1e-9))],
     "long tails drawn in": [Variant("off", constants={("gpytorch_gam.gam.columns", "_LONG_TAIL"): math.inf})],
 }
 

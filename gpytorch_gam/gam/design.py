@@ -20,6 +20,7 @@ from gpytorch_gam.kernels import Empirical
 from gpytorch_gam.warnings import ConstantColumnWarning
 
 from .columns import CycleEncoding, Encoding, LevelEncoding, MultiplierEncoding, NumberEncoding, kind_of
+from .priors import register_priors
 from .terms import PERIODS, Factor, Linear, RandomCurves, RandomEffect, Smooth, Term
 from .terms import Tensor as TensorTerm
 
@@ -248,6 +249,8 @@ class Design:
                 for term in terms:
                     label = self.labelled(term.label, index)
                     made = [] if self._has_no_effect(term, x) else self._groups(term, x, label, index)
+                    for group in made:
+                        register_priors(group)
                     groups += made
                     components = tuple(name for group in made for name in group.names)
                     self.parts.append(Part(label, term, index, components))

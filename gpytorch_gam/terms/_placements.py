@@ -60,7 +60,7 @@ class LevelPlacement(PointPlacement):
     def points(self, size: int) -> Tensor:
         """The pairs, ``(1, L size, 2)``."""
         (grid,) = self.grids.points(size)
-        return torch.cartesian_prod(self.codes.squeeze(-1), grid.squeeze(-1)).flip(-1).unsqueeze(0)
+        return torch.cartesian_prod(self.codes.squeeze(-1), grid.squeeze(-1).to(self.codes)).flip(-1).unsqueeze(0)
 
 
 class RowPlacement(PointPlacement):

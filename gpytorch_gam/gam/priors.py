@@ -1,0 +1,51 @@
+"""
+Mild priors of the hyperparameters of terms. They are what `Simpson et al. (2017)
+<https://doi.org/10.1214/16-STS576>`_ call penalised complexity: exponential in the standard deviation of an effect, and
+in the number of lengthscales on the range of its column. Their modes are no effect, and a line. Predictors are in
+standard deviations of the response or in units of their link, so that the same rates suit all.
+"""
+
+from __future__ import annotations
+
+from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.priors import GammaPrior
+from torch import Tensor
+
+from gpytorch_gam.components import ComponentGroup
+
+# Rates of the exponential densities: of the standard deviations of curves, and of lines and levels; and of the number
+# of lengthscales on a range. Shorter lengthscales than a tenth of the range cost two nats and more.
+_CURVE_RATE, _LINE_RATE, _LENGTHSCALE_RATE = 2.0, 1.0, 0.2
+
+# The lower bound of lengthscales, in ranges of their columns.
+_SHORTEST = 0.01
+
+
+def register_priors(group: ComponentGroup) -> None:
+    """
+    Give the trained variances and lengthscales of components their priors.
+
+    :param group: Components of a term.
+    """
+    scaled = group.kernel
+    if not isinstance(scaled, ScaleKernel) or not scaled.raw_outputscale.requires_grad:
+        return
+    smooth = [part for part in scaled.base_kernel.modules() if isinstance(part, MaternKernel | RBFKernel)]
+    rate = _CURVE_RATE if smooth else _LINE_RATE
+    scaled.register_prior("deviation_prior", _exponential(rate), _deviation)
+    for part in smooth:
+        part.register_prior("lengthscale_prior", _exponential(_LENGTHSCALE_RATE), _num_lengthscales)
+
+
+def _exponential(rate: float) -> GammaPrior:
+    return GammaPrior(1.0, rate)
+
+
+def _deviation(kernel: ScaleKernel) -> Tensor:
+    return kernel.outputscale.sqrt()
+
+
+def _num_lengthscales(kernel: Kernel) -> Tensor:
+    """How many lengthscales are on the range of each column."""
+    shortest = kernel.raw_lengthscale_constraint.lower_bound.expand_as(kernel.lengthscale)
+    return shortest / _SHORTEST / kernel.lengthscale

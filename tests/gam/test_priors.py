@@ -1,0 +1,69 @@
+"""The priors of hyperparameters that the estimators' terms have."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from gpytorch_gam.gam import GAMRegressor, f, fs, linear, re, s, te
+from gpytorch_gam.gam import priors as rates
+from gpytorch_gam.training.bound_gradients import log_prior_in_nats
+
+
+def table(num_rows: int = 80) -> tuple[pd.DataFrame, np.ndarray]:
+    generator = np.random.RandomState(0)
+    frame = pd.DataFrame({"a": generator.rand(num_rows), "b": generator.rand(num_rows)})
+    frame["g"] = generator.choice(list("xyz"), num_rows)
+    return frame, np.sin(6 * frame["a"]).to_numpy() + 0.3 * generator.randn(num_rows)
+
+
+def exponential(rate: float, value: float) -> float:
+    return math.log(rate) - rate * value
+
+
+def test_densities_are_exponential_in_deviations_and_numbers_of_lengthscales() -> None:
+    frame, y = table()
+    gam = GAMRegressor([s("a"), linear("b"), f("g")]).fit(frame, y)
+    groups = {group.names[0]: group for group in gam.model_.predictor.groups}
+    deviations = {name: groups[name].kernel.outputscale.sqrt().item() for name in ("s(a)", "s(a).line", "linear(b)")}
+    matern = groups["s(a)"].kernel.base_kernel.base_kernel
+    width = groups["s(a)"].inducing_points.detach()  # both ends of the range included
+    expected = (
+        exponential(rates._CURVE_RATE, deviations["s(a)"])
+        + exponential(rates._LINE_RATE, deviations["s(a).line"])
+        + exponential(rates._LINE_RATE, deviations["linear(b)"])
+        + exponential(rates._LENGTHSCALE_RATE, ((width.max() - width.min()) / matern.lengthscale).item())
+    )
+    assert log_prior_in_nats(gam.model_, gam.likelihood_) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("term", [s("a", by="g"), s("a", period=1.0), te("a", "b", k=4), re("g"), fs("a", "g")])
+def test_every_trained_variance_has_a_prior(term: object) -> None:
+    frame, y = table()
+    gam = GAMRegressor([term]).fit(frame, y)
+    trained = {
+        name.removesuffix("raw_outputscale")
+        for name, parameter in gam.model_.named_parameters()
+        if name.endswith("raw_outputscale") and parameter.requires_grad
+    }
+    owners = {name.removesuffix("deviation_prior") for name, *_ in gam.model_.named_priors()}
+    assert trained and trained <= owners
+
+
+def test_a_curve_that_the_data_do_not_need_is_smaller_than_without_priors(monkeypatch: pytest.MonkeyPatch) -> None:
+    frame, _ = table(40)
+    y = 2 * frame["a"].to_numpy() + np.random.RandomState(3).randn(40)
+
+    def roughness() -> float:
+        effect = GAMRegressor([s("a")]).fit(frame, y).effect("s(a)", num=50)["mean"].to_numpy()
+        return float(np.abs(np.diff(effect, 2)).sum())
+
+    mild = roughness()
+    for name in ("_CURVE_RATE", "_LINE_RATE", "_LENGTHSCALE_RATE"):
+        monkeypatch.setattr(rates, name, 1e-12)
+    assert mild <= roughness()
+    assert torch.get_default_dtype() == torch.float32
