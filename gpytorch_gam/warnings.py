@@ -31,3 +31,7 @@ class DiscretizationWarning(UserWarning):
 
 class ConstantColumnWarning(UserWarning):
     """A column has the same value in all rows, so that a term of it has no effect."""
+
+
+class ColumnKindWarning(UserWarning):
+    """A column may hold something else than its type says."""

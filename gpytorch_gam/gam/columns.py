@@ -11,6 +11,7 @@ import math
 import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import date
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +28,9 @@ _LONG_TAIL = 8.0
 
 # Distinct values above which their number does not matter.
 _MOST_COUNTED = 100
+
+# Text that is a date, perhaps with a time.
+_DATE = r"\s*(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{4})([ T]\d{1,2}:\d{2}.*)?\s*"
 
 _NANOSECONDS_A_DAY = 86_400_000_000_000
 
@@ -64,8 +68,10 @@ def kind_of(values: pd.Series) -> Kind:
         return Kind("date")
     if types.is_object_dtype(values.dtype) or types.is_string_dtype(values.dtype):
         return Kind(_kind_of_objects(values))
+    remedy = f": take X[{values.name!r}].dt.total_seconds()" if types.is_timedelta64_dtype(values.dtype) else ""
     raise TypeError(
         f"column {values.name!r} has dtype {values.dtype}; columns hold numbers, booleans, text, categories or dates"
+        f"{remedy}"
     )
 
 
@@ -88,7 +94,20 @@ def _kind_of_value(value: Any, name: Any) -> str:
         return "boolean"
     if isinstance(value, numbers.Real):
         return "number"
-    raise TypeError(f"argument must be a string or a number, but column {name!r} holds a {type(value).__name__}")
+    remedy = f": take pandas.to_datetime(X[{name!r}])" if isinstance(value, date) else ""
+    raise TypeError(
+        f"argument must be a string or a number, but column {name!r} holds a {type(value).__name__}{remedy}"
+    )
+
+
+def are_like_dates(values: pd.Series) -> bool:
+    """
+    Whether the first texts of a column are dates such as 2024-02-29, or 29/2/2024 with a time.
+
+    :param values: A column of text.
+    """
+    some = values.dropna().head(20).astype(str)
+    return bool(len(some)) and bool(some.str.fullmatch(_DATE).all())
 
 
 def numbers_of(values: pd.Series, kind: Kind) -> np.ndarray:

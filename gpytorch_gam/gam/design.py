@@ -17,15 +17,29 @@ from gpytorch_gam import terms as factories
 from gpytorch_gam._checks import did_you_mean
 from gpytorch_gam.components import AdditivePredictor, ComponentGroup, Levels
 from gpytorch_gam.kernels import Empirical
-from gpytorch_gam.warnings import ConstantColumnWarning
+from gpytorch_gam.warnings import ColumnKindWarning, ConstantColumnWarning
 
-from .columns import CycleEncoding, Encoding, LevelEncoding, MultiplierEncoding, NumberEncoding, kind_of
+from .columns import (
+    CycleEncoding,
+    Encoding,
+    Kind,
+    LevelEncoding,
+    MultiplierEncoding,
+    NumberEncoding,
+    are_like_dates,
+    kind_of,
+    numbers_of,
+)
 from .priors import register_priors
 from .terms import PERIODS, Factor, Linear, RandomCurves, RandomEffect, Smooth, Term
 from .terms import Tensor as TensorTerm
 
 # Atoms of the distribution over which smooth effects have mean zero.
 _NUM_ATOMS = 64
+
+# The cycles for which dates have to last so that a period is a term, up to what calendars differ; parts of a
+# period, and in how many of these they have to lie; the share of steps from a date to the next that have to be short.
+_CYCLES, _PLACES, _FEWEST_PLACES, _OFTEN = 1.98, 20, 5, 0.05
 
 # The number of inducing points with which fits begin.
 _DEFAULT_POINTS = 16
@@ -288,7 +302,7 @@ class Design:
                 warnings.warn(
                     f"column {name!r} has the same value in all rows: {term.label} is zero",
                     ConstantColumnWarning,
-                    stacklevel=8,
+                    stacklevel=2,
                 )
                 return True
         return False
@@ -426,21 +440,50 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 def automatic_terms(frame: pd.DataFrame) -> list[Term]:
     """
-    One term a column, by what it holds: smooth effects of numbers and dates, effects of levels, shrunk if these are
-    many.
+    The terms of each column, by what it holds: a smooth effect of numbers; of dates a trend and periods; effects of
+    levels, shrunk if these are many.
 
     :param frame: The data.
     """
-    return [_automatic_term(frame[name]) for name in frame.columns]
+    return [term for name in frame.columns for term in _automatic_terms(frame[name])]
 
 
-def _automatic_term(values: pd.Series) -> Term:
+def _automatic_terms(values: pd.Series) -> list[Term]:
     name, kind, num_values = str(values.name), kind_of(values), values.nunique()
     if kind.is_number:
-        return Linear(column=name) if num_values <= _FEW_VALUES else Smooth(column=name)
+        trend: Term = Linear(column=name) if num_values <= _FEW_VALUES else Smooth(column=name)
+        return [trend, *(Smooth(column=name, period=period) for period in _periods_of(values, kind))]
+    if kind.name == "text" and are_like_dates(values):
+        warnings.warn(
+            f"column {name!r} holds text that looks like dates, and each is taken for a level: if they are dates, pass "
+            f"pandas.to_datetime(X[{name!r}])",
+            ColumnKindWarning,
+            stacklevel=2,
+        )
     if kind.is_ordered or num_values <= MOST_FIXED_LEVELS:
-        return Factor(column=name)
-    return RandomEffect(column=name)
+        return [Factor(column=name)]
+    return [RandomEffect(column=name)]
+
+
+def _periods_of(values: pd.Series, kind: Kind) -> list[str]:
+    """
+    The periods of a column of dates that the data can tell from a trend: they last for two of them, neighbouring dates
+    are often within a fifth, and they occur at five places, such as the working days of a week.
+    """
+    if kind.name != "date":
+        return []
+    days = numbers_of(values, kind)
+    days = np.unique(days[np.isfinite(days)])
+    if len(days) < _FEWEST_PLACES:
+        return []
+    step = np.quantile(np.diff(days), _OFTEN)
+    return [
+        name
+        for name, period in PERIODS.items()
+        if np.ptp(days) + step >= _CYCLES * period
+        and step <= period / _FEWEST_PLACES
+        and len(np.unique(np.mod(days / period, 1.0) * _PLACES // 1)) >= _FEWEST_PLACES
+    ]
 
 
 def check_columns(terms: Sequence[Iterable[Term]], columns: Iterable[str]) -> None:
@@ -484,7 +527,8 @@ def _numeric(frame: pd.DataFrame, name: str, term: Term) -> str:
     kind = kind_of(frame[name])
     if not kind.is_number:
         held = "categories" if kind.is_category else {"text": "text", "boolean": "booleans"}[kind.name]
-        remedy = f"pandas.to_numeric(X[{name!r}]), if they are numbers, or " if kind.name == "text" else ""
+        function = "to_datetime" if kind.name == "text" and are_like_dates(frame[name]) else "to_numeric"
+        remedy = f"pandas.{function}(X[{name!r}]), or " if kind.name == "text" else ""
         raise TypeError(f"{term.label} needs numbers, but column {name!r} holds {held}: use {remedy}f({name!r})")
     period = getattr(term, "period", None)
     if isinstance(period, str) and kind.name != "date":

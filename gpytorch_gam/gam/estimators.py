@@ -30,7 +30,7 @@ from .draws import FunctionDraws, draw_functions
 from .effects import effect_table, grid_of, period_in_units
 from .families import Binomial, Family, Ordinal, Softmax, regression_family
 from .fitted import Fitted
-from .fitting import FitOfDesign, Options, fit_arguments, fit_design
+from .fitting import FitOfDesign, Options, fit_arguments, fit_design, warnings_at_caller
 from .frames import as_frame, as_rows, drop_columns, take_columns
 from .prediction import (
     class_probabilities,
@@ -127,7 +127,8 @@ class _GAM(BaseEstimator):
         apart = named if columns is None else [given["y"]]
         self._set_apart = list(dict.fromkeys(name for name in [*apart, response] if isinstance(name, str)))
         stream = None if parts is None else parts[0]
-        found = self._fit_table(X, given) if stream is None else self._fit_stream(stream, given, columns, levels)
+        with warnings_at_caller():
+            found = self._fit_table(X, given) if stream is None else self._fit_stream(stream, given, columns, levels)
         self._fitted, self.result_, self.deviance_explained_ = found
         self.family_ = self._fitted.family
         return self
@@ -554,8 +555,9 @@ class GAMRegressor(RegressorMixin, _GAM):
 
     :param terms: A list of terms, such as ``[s("age"), f("station"), te("lon", "lat"), re("subject")]``, see
         :mod:`gpytorch_gam.gam`; a formula, ``"y ~ s(age) + te(lon, lat)"``, with which ``fit(data)`` takes the
-        response from the data; or ``"auto"``, a term for each column by what it holds. With a family of several
-        parameters, one of these for all, a list of one for each, or a mapping from their names.
+        response from the data; or ``"auto"``, a term for each column by what it holds, and of dates the periods that
+        the data cover twice. With a family of several parameters, one of these for all,
+        a list of one for each, or a mapping from their names.
     :param family: The distribution of the response: ``"gaussian"``, ``"student_t"`` (outliers), ``"gamma"`` (positive
         numbers), ``"poisson"``, ``"negative_binomial"``, ``"zero_inflated_poisson"`` (counts), ``"binomial"``
         (successes among ``trials``), ``"quantile"``, or with a predictor of the scale as well

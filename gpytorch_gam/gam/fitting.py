@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -45,6 +46,27 @@ class Options:
     device: str
     progress: bool
     seed: int
+
+
+@contextmanager
+def warnings_at_caller() -> Iterator[None]:
+    """Warnings of a fit, each once, as those of the line that called the method whose method this surrounds."""
+    caught: list[warnings.WarningMessage] = []
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield
+    except BaseException:
+        with suppress(Warning):  # where warnings are errors, they must not take the place of this one
+            _give(caught, 6)
+        raise
+    _give(caught, 6)
+
+
+def _give(caught: list[warnings.WarningMessage], stacklevel: int) -> None:
+    different = {(each.category, str(each.message)): each.message for each in caught}
+    for message in different.values():
+        warnings.warn(message, stacklevel=stacklevel)
 
 
 class FitOfDesign(NamedTuple):
@@ -187,7 +209,7 @@ def _fit(model: AdditiveGP, likelihood: Likelihood, data: Any, options: Options)
         warnings.warn(
             "the fit was interrupted: the model is the best so far, and its bands are not those of a finished fit",
             ConvergenceWarning,
-            stacklevel=6,
+            stacklevel=2,
         )
         return None
 

@@ -108,14 +108,37 @@ def frame_of(X: Any) -> pd.DataFrame | None:
     :param X: A data frame of pandas or polars, a table or record batch of pyarrow, or anything else.
     """
     if isinstance(X, pd.DataFrame):
-        return X.copy(deep=False)
+        return _without_arrow_columns(X.copy(deep=False))
     module = type(X).__module__.partition(".")[0]
     if module == "pyarrow" and hasattr(X, "to_pandas") and hasattr(X, "schema"):
-        return X.to_pandas(date_as_object=False)
+        return _frame_of_arrow(X)
     if module == "polars":
         X = X.collect() if hasattr(X, "collect") else X
         return pd.DataFrame({name: _values_of_polars(X[name]) for name in X.columns})
     return None
+
+
+def _frame_of_arrow(table: Any) -> pd.DataFrame:
+    """A table or record batch of pyarrow, whose dates become dates and whose decimals become numbers."""
+    import pyarrow
+
+    if isinstance(table, pyarrow.RecordBatch):
+        table = pyarrow.Table.from_batches([table])
+    for place, field in enumerate(table.schema):
+        if pyarrow.types.is_decimal(field.type):
+            table = table.set_column(place, field.name, table.column(place).cast(pyarrow.float64()))
+    return table.to_pandas(date_as_object=False)
+
+
+def _without_arrow_columns(frame: pd.DataFrame) -> pd.DataFrame:
+    """A data frame whose columns in types of pyarrow are in those of pandas."""
+    for place, dtype in enumerate(frame.dtypes):
+        if isinstance(dtype, pd.ArrowDtype):
+            import pyarrow
+
+            column = pyarrow.table({"column": frame.iloc[:, place].array.__arrow_array__()})
+            frame.isetitem(place, _frame_of_arrow(column)["column"].array)
+    return frame
 
 
 def _values_of_polars(column: Any) -> Any:
@@ -125,6 +148,8 @@ def _values_of_polars(column: Any) -> Any:
         return pd.Categorical(column.to_list(), categories=list(categories), ordered=True)
     if type(column.dtype).__name__ in ("String", "Categorical", "Boolean"):
         return column.to_list()
+    if type(column.dtype).__name__ == "Decimal":
+        column = column.cast(float)
     return column.to_numpy()
 
 

@@ -101,8 +101,8 @@ def warn_of_shortfall(found: Mapping[str, float]) -> None:
         more = f" and {len(notable) - 3} more" if len(notable) > 3 else ""
         warnings.warn(
             f"the data would bend these components further if they had more inducing points: {listing}{more}. Bands "
-            "do not hold what is smoothed away: raise num_inducing until gpytorch_gam.training.inducing_shortfall is "
-            "small, or take a smoother kernel",
+            "do not hold what is smoothed away: raise num_inducing (k of terms in formulas) until "
+            "gpytorch_gam.training.inducing_shortfall is small, or take a smoother kernel",
             InducingPointsWarning,
             stacklevel=3,
         )

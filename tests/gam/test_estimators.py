@@ -96,6 +96,7 @@ def test_automatic_terms_suit_what_columns_hold() -> None:
         "f(treated)",
         "re(subject)",
         "s(day)",
+        "s(day, period=week)",
         "f(grade)",
         "linear(flag)",
     ]

@@ -1,0 +1,105 @@
+"""Dates get a trend and the periods that the data can tell from it; text never becomes a date."""
+
+from __future__ import annotations
+
+from datetime import date, time, timedelta
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from gpytorch_gam.gam import GAMRegressor
+from gpytorch_gam.gam.design import automatic_terms
+from gpytorch_gam.gam.frames import frame_of
+from gpytorch_gam.warnings import ColumnKindWarning
+
+TREND, DAY, WEEK, YEAR = "s(d)", "s(d, period=day)", "s(d, period=week)", "s(d, period=year)"
+
+
+def labels(values: Any) -> list[str]:
+    return [term.label for term in automatic_terms(pd.DataFrame({"d": values}))]
+
+
+@pytest.mark.parametrize(
+    ("start", "number", "step", "expected"),
+    [
+        ("2020-01-01", 800, "D", [TREND, WEEK, YEAR]),
+        ("2020-01-01", 500, "h", [TREND, DAY, WEEK]),
+        ("2020-01-01", 60, "MS", [TREND, YEAR]),
+        ("1950-01-01", 60, "YS", [TREND]),
+        ("2020-01-01", 60, "B", [TREND, WEEK]),  # working days
+        ("2000-01-01", 60, "QS", [TREND]),
+        ("2020-01-01", 140, "10min", [TREND]),  # less than a day
+        ("2020-01-01", 13, "D", [TREND]),  # less than two weeks
+        ("2021-01-01", 24, "MS", [TREND, YEAR]),
+        ("2020-01-01", 2, "D", ["linear(d)"]),
+    ],
+)
+def test_periods_that_the_data_cover(start: str, number: int, step: str, expected: list[str]) -> None:
+    dates = pd.date_range(start, periods=number, freq=step)
+    assert labels(dates) == expected
+    assert labels(dates.tz_localize("Europe/Oslo")) == expected
+    assert labels(dates.to_numpy().astype("datetime64[s]")) == expected
+
+
+def test_moments_at_random_have_every_period() -> None:
+    days = np.sort(np.random.default_rng(0).uniform(0, 1000, 1000))
+    assert labels(pd.Timestamp("2020-01-01") + pd.to_timedelta(days, unit="D")) == [TREND, DAY, WEEK, YEAR]
+
+
+def test_automatic_terms_find_the_week() -> None:
+    days = pd.date_range("2021-01-01", periods=280, freq="D")
+    week = np.where(days.day_of_week >= 5, 1.0, -0.4)
+    y = week + 0.002 * np.arange(280) + 0.2 * np.random.default_rng(0).normal(size=280)
+    gam = GAMRegressor(num_inducing=8, tolerance=0.5).fit(pd.DataFrame({"d": days}), y)
+    assert gam.terms_ == [TREND, WEEK]
+    found = gam.predict_terms(pd.DataFrame({"d": days}))
+    assert np.corrcoef(found[WEEK]["mean"], week)[0, 1] > 0.98
+    assert np.corrcoef(found[TREND]["mean"], np.arange(280))[0, 1] > 0.98
+
+
+def test_text_that_looks_like_dates() -> None:
+    text = pd.date_range("2020-01-01", periods=40).strftime("%Y-%m-%d")
+    with pytest.warns(ColumnKindWarning, match=r"'d' holds text that looks like dates.*pandas.to_datetime\(X\['d'\]\)"):
+        assert labels(text) == ["re(d)"]
+    assert labels([f"{index}-a" for index in range(40)]) == ["re(d)"]
+    with pytest.raises(TypeError, match=r"s\(d\) needs numbers.*pandas.to_datetime\(X\['d'\]\), or f\('d'\)"):
+        GAMRegressor("~ s(d)").fit(pd.DataFrame({"d": text}), np.arange(40))
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (timedelta(1), r"timedelta.*X\['d'\].dt.total_seconds\(\)"),
+        (date(2020, 1, 1), r"holds a date: take pandas.to_datetime\(X\['d'\]\)"),
+        (time(3), "holds a time"),
+    ],
+)
+def test_what_is_no_date_of_pandas_says_what_to_do(value: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        labels([value] * 3)
+
+
+def test_dates_and_decimals_of_other_libraries() -> None:
+    pyarrow, polars = pytest.importorskip("pyarrow"), pytest.importorskip("polars")
+    days = [date(2020, 1, 1) + timedelta(index) for index in range(40)]
+    for table in (
+        pyarrow.table({"d": days}),
+        pyarrow.table({"d": days}).to_batches()[0],
+        pd.DataFrame({"d": pd.array(days, dtype=pd.ArrowDtype(pyarrow.date32()))}),
+        polars.DataFrame({"d": days}),
+        polars.DataFrame({"d": days}).select(polars.col("d").cast(polars.Datetime("us", "UTC"))),
+    ):
+        assert labels(frame_of(table)["d"]) == [TREND, WEEK]
+    amounts = [Decimal("1.5"), Decimal("2.5"), Decimal("4.25")]
+    for table in (pyarrow.table({"d": amounts}), polars.DataFrame({"d": amounts})):
+        assert frame_of(table)["d"].tolist() == [1.5, 2.5, 4.25]
+
+
+def test_warnings_point_at_the_line_of_the_fit() -> None:
+    x = pd.DataFrame({"a": np.arange(20.0), "d": pd.date_range("2020-01-01", periods=20).strftime("%Y-%m-%d")})
+    with pytest.warns(ColumnKindWarning) as caught:
+        GAMRegressor(num_inducing=4, tolerance=5.0).fit(x, np.arange(20.0))
+    assert caught[0].filename == __file__
