@@ -33,9 +33,8 @@ class ComponentInformation:
     def __init__(
         self, objective: RowBound, predictor: AdditivePredictor, parameters: Sequence[Tensor], coordinates: Coordinates
     ) -> None:
-        self._objective, self._parameters, self._coordinates = objective, list(parameters), coordinates
-        self._segments = predictor_segments(predictor)
-        self._places = list(places_of_components(predictor).values())
+        self._objective, self._predictor = objective, predictor
+        self._parameters, self._coordinates = list(parameters), coordinates
         starts, total = {}, 0
         for parameter in parameters:
             starts[id(parameter)], total = total, total + parameter.numel()
@@ -68,7 +67,9 @@ class ComponentInformation:
             if view is None:
                 return None
             derivatives = [self._derivative(view.features, here, moves) for moves in self._moves[1:]]
-            table = information(view, derivatives, self._places, self._segments, self._objective.processes, num_rows)
+            # Inducing points may have been added.
+            places, segments = list(places_of_components(self._predictor).values()), predictor_segments(self._predictor)
+            table = information(view, derivatives, places, segments, self._objective.processes, num_rows)
         except (torch.linalg.LinAlgError, NotPSDError, NanError):
             return None
         finally:
@@ -76,7 +77,7 @@ class ComponentInformation:
                 parameter.copy_(value)
         if not torch.isfinite(table.sum()):
             return None
-        number = len(self._places)
+        number = self._predictor.num_components
         entries = {
             coordinate: direction * number + component
             for direction, moves in enumerate(self._moves)

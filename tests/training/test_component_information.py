@@ -130,3 +130,19 @@ def test_a_search_begins_with_the_curvatures_that_are_known() -> None:
         assert parameter.abs().max() < 1e-2
         evaluations.append(search.evaluations)
     assert evaluations[1] <= 3 < evaluations[0]
+
+
+def test_information_is_that_of_the_points_that_a_model_has_now() -> None:
+    likelihood = GaussianLikelihood()
+    x = torch.rand(N, 2, generator=torch.Generator().manual_seed(0))
+    model = AdditiveGP(AdditivePredictor(constant(), smooth([0, 1], low=0.0, high=1.0)), family="coupled")
+    parameters = hyperparameters_of(model, likelihood)
+    coordinates = Coordinates(parameters, [model, likelihood])
+    bound = RowBound(model, likelihood, Rows(x, x.sum(-1), {}), Processes(None))
+    made_before = ComponentInformation(bound, model.predictor, parameters, coordinates)
+    model.variational_strategy.add_inducing_points()
+    bound.read_components()
+    before = made_before()
+    after = ComponentInformation(bound, model.predictor, parameters, coordinates)()
+    assert before is not None and after is not None
+    torch.testing.assert_close(before.curvature, after.curvature)
