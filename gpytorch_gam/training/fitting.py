@@ -18,7 +18,7 @@ from gpytorch_gam import _checks as checks
 from gpytorch_gam.data.whole_epochs import every_row
 from gpytorch_gam.optim.posterior.parameters import StructuredDistribution, validated_strategy
 from gpytorch_gam.optim.processes import Processes
-from gpytorch_gam.optim.rows.likelihood_check import check_number_of_predictors, is_gaussian, with_noise_by_row
+from gpytorch_gam.optim.rows.likelihood_check import check_number_of_predictors, with_noise_by_row
 from gpytorch_gam.optim.rows.stream import num_rows_of
 from gpytorch_gam.warnings import ConvergenceWarning
 
@@ -209,8 +209,8 @@ def fit(
             if choice.method == "minibatches" or (choice.method == "bins" and not processes.is_alone):
                 outcome = run(tolerance)
             else:
-                # Rows start from the sites of their last posterior, and a Gaussian one is a closed form.
-                keeps_posterior = choice.method == "bins" and not is_gaussian(likelihood)
+                # Rows start from the sites of their last posterior; bins that are interrupted leave theirs.
+                keeps_posterior = choice.method == "bins"
                 outcome, shortfalls = grow(strategy, run, shortfalls_after, tolerance, keeps_posterior=keeps_posterior)
             if by_rows is not None:
                 outcome = by_rows.finished(outcome)

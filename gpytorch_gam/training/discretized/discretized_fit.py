@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import gpytorch
@@ -299,7 +300,13 @@ def _fit_sums(
         null = sums.null_model(likelihood, _constant(strategy))
         problem = DiscretizedProblem(model, likelihood, sums.bins, sums.total_weight, null)
         statistics = BinStatistics(strategy, problem.terms, sums.tables(strategy.predictor.device))
-        found = problem.ascend(statistics, SHARE_OF_TOLERANCE * tolerance, _GAUSSIAN_STEPS)
+        try:
+            found = problem.ascend(statistics, SHARE_OF_TOLERANCE * tolerance, _GAUSSIAN_STEPS)
+        except BaseException:  # an interrupted fit has the posterior of where it is
+            with suppress(Exception), torch.no_grad():
+                optimum = problem.optimum(statistics)
+                strategy.set_whitened_posterior(optimum.mean, optimum.precision)
+            raise
         with torch.no_grad():
             optimum = problem.optimum(statistics)
     return optimum, Outcome(
