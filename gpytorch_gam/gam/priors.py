@@ -1,8 +1,9 @@
 """
-Mild priors of the hyperparameters of terms. They are what `Simpson et al. (2017)
-<https://doi.org/10.1214/16-STS576>`_ call penalised complexity: exponential in the standard deviation of an effect, and
-in the number of lengthscales on the range of its column. Their modes are no effect, and a line. Predictors are in
-standard deviations of the response or in units of their link, so that the same rates suit all.
+Mild priors of the hyperparameters of terms, which penalise complexity (`Simpson et al., 2017
+<https://doi.org/10.1214/16-STS576>`_; of lengthscales `Fuglstad et al., 2019
+<https://doi.org/10.1080/01621459.2017.1415907>`_): exponential in the standard deviation of an effect, and in the root
+of the number of lengthscales on the range of its column. Their modes are no effect, and the smoothest one. Predictors
+are in standard deviations of the response or in units of their link, so that the same rates suit all.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from torch import Tensor
 
 from gpytorch_gam.components import ComponentGroup
 
-# Rates of the exponential densities: of the standard deviations of curves, and of lines and levels; and of the number
-# of lengthscales on a range. Shorter lengthscales than a tenth of the range cost two nats and more.
-_CURVE_RATE, _LINE_RATE, _LENGTHSCALE_RATE = 2.0, 1.0, 0.2
+# Rates of the exponential densities: of the standard deviations of curves, and of lines and levels; and of the root of
+# the number of lengthscales on a range. A tenth of a range costs two nats, a fiftieth five. Rates of the number itself
+# cost .015 nats a row on a table with steep effects (`benchmarks/real_data.py`, concrete).
+_CURVE_RATE, _LINE_RATE, _LENGTHSCALE_RATE = 2.0, 1.0, 0.7
 
 # The lower bound of lengthscales, in ranges of their columns.
 _SHORTEST = 0.01
@@ -34,7 +36,7 @@ def register_priors(group: ComponentGroup) -> None:
     rate = _CURVE_RATE if smooth else _LINE_RATE
     scaled.register_prior("deviation_prior", _exponential(rate), _deviation)
     for part in smooth:
-        part.register_prior("lengthscale_prior", _exponential(_LENGTHSCALE_RATE), _num_lengthscales)
+        part.register_prior("lengthscale_prior", _exponential(_LENGTHSCALE_RATE), _root_of_number)
 
 
 def _exponential(rate: float) -> GammaPrior:
@@ -45,7 +47,7 @@ def _deviation(kernel: ScaleKernel) -> Tensor:
     return kernel.outputscale.sqrt()
 
 
-def _num_lengthscales(kernel: Kernel) -> Tensor:
-    """How many lengthscales are on the range of each column."""
+def _root_of_number(kernel: Kernel) -> Tensor:
+    """The square root of the number of lengthscales on the range of each column."""
     shortest = kernel.raw_lengthscale_constraint.lower_bound.expand_as(kernel.lengthscale)
-    return shortest / _SHORTEST / kernel.lengthscale
+    return (shortest / _SHORTEST / kernel.lengthscale).sqrt()

@@ -25,7 +25,7 @@ def exponential(rate: float, value: float) -> float:
     return math.log(rate) - rate * value
 
 
-def test_densities_are_exponential_in_deviations_and_numbers_of_lengthscales() -> None:
+def test_densities_are_exponential_in_deviations_and_roots_of_numbers_of_lengthscales() -> None:
     frame, y = table()
     gam = GAMRegressor([s("a"), linear("b"), f("g")]).fit(frame, y)
     groups = {group.names[0]: group for group in gam.model_.predictor.groups}
@@ -36,7 +36,7 @@ def test_densities_are_exponential_in_deviations_and_numbers_of_lengthscales() -
         exponential(rates._CURVE_RATE, deviations["s(a)"])
         + exponential(rates._LINE_RATE, deviations["s(a).line"])
         + exponential(rates._LINE_RATE, deviations["linear(b)"])
-        + exponential(rates._LENGTHSCALE_RATE, ((width.max() - width.min()) / matern.lengthscale).item())
+        + exponential(rates._LENGTHSCALE_RATE, ((width.max() - width.min()) / matern.lengthscale).sqrt().item())
     )
     assert log_prior_in_nats(gam.model_, gam.likelihood_) == pytest.approx(expected, rel=1e-6)
 
