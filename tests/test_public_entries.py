@@ -220,6 +220,15 @@ ENTRIES: dict[str, Entry] = {
         {"x": X},
         {"x": INPUTS, "components": ("x7", ["x7"], 3), "chunk_size": OPTIONAL_COUNT, "exclude": NAMES, **UNCERTAINTY},
     ),
+    "predict_sums": (
+        lambda **given: model().predict_sums(**given),
+        {"x": X, "sums": {"all": ["x0", "x1"]}},
+        {
+            "x": INPUTS,
+            "sums": (None, 3, "x0", ["x0"], {}, {"a": "x7"}, {"a": []}, {"a": None}, {"a": 3}),
+            **UNCERTAINTY,
+        },
+    ),
     "AdditivePredictor": (
         lambda **given: AdditivePredictor(terms.constant(), **given),
         {},

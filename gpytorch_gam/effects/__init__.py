@@ -2,7 +2,15 @@
 
 from .component_mixture import ComponentMixture
 from .component_posterior import ComponentPosterior, ComponentSamples
+from .component_sums import SumPrediction
 from .prediction import Prediction
 from .weighted_models import WeightedModels
 
-__all__ = ["ComponentMixture", "ComponentPosterior", "ComponentSamples", "Prediction", "WeightedModels"]
+__all__ = [
+    "ComponentMixture",
+    "ComponentPosterior",
+    "ComponentSamples",
+    "Prediction",
+    "SumPrediction",
+    "WeightedModels",
+]

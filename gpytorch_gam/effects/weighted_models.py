@@ -12,6 +12,7 @@ from gpytorch_gam.components import AdditivePredictor
 
 from .component_mixture import ComponentMixture, mixed_moments, mixed_variance
 from .component_posterior import ComponentPosterior
+from .component_sums import SumPrediction
 from .prediction import Prediction
 
 
@@ -27,6 +28,9 @@ class AdditiveModel(Protocol):
 
     def predict(self, x: Tensor, *args: Any, **kwargs: Any) -> Prediction:
         """The moments of the predictor and of its components."""
+
+    def predict_sums(self, x: Tensor, *args: Any, **kwargs: Any) -> SumPrediction:
+        """The moments of sums of components."""
 
 
 class WeightedModels:
@@ -82,6 +86,18 @@ class WeightedModels:
         if not means:
             return Prediction(moments, parts[0].names)
         return Prediction(moments, parts[0].names, *mixed_variance(means, variances, self.weights))
+
+    def predict_sums(self, x: Tensor, *args: Any, **kwargs: Any) -> SumPrediction:
+        """
+        The moments of sums of components, see :meth:`AdditiveVariationalStrategy.predict_sums`.
+
+        :param x: Inputs ``(n, D)``.
+        :param args: Its further arguments.
+        :param kwargs: Its further arguments.
+        """
+        parts = [each.predict_sums(x, *args, **kwargs) for each in self._strategies]
+        moments = mixed_variance([part.mean for part in parts], [part.variance for part in parts], self.weights)
+        return SumPrediction(parts[0].names, *moments)
 
 
 def checked_models(hyperparameters: Any, predictor: AdditivePredictor) -> WeightedModels:

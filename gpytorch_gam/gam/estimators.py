@@ -39,6 +39,7 @@ from .prediction import (
     response_moments,
     response_quantiles,
     term_moments,
+    term_table,
 )
 from .residuals import quantile_residuals, working_residuals
 from .specification import columns_of_terms, read_specification
@@ -483,7 +484,12 @@ class _GAM(BaseEstimator):
     ) -> pd.DataFrame:
         """
         The effect of each term with a pointwise credible band, on the scale of its predictor. Effects and the intercept
-        add up to the predictor; smooth effects have mean zero over the data of the fit.
+        add up to the predictor.
+
+        Effects are centred: smooth ones, their lines included, and interactions of ``te`` have mean zero over the
+        values of each column in the data of the fit, each value counting once for each row (periodic ones over the
+        period), and those of ``f`` over its levels, each level counting once. Random effects (``re``, ``fs``) are
+        not: they have mean zero a priori. Effects with a numeric ``by`` are multiplied by it and not centred.
 
         :param X: A table of the columns of the fit.
         :param only: Labels of terms, such as ``["s(age)"]``; default all.
@@ -493,19 +499,7 @@ class _GAM(BaseEstimator):
         """
         level = checks.number("level", level, above=0, below=1)
         fitted, frame, x, _ = self._read(X, {})
-        kept = fitted.chosen(only, exclude)
-        means, deviations = term_moments(fitted, x, kept)
-        half = float(torch.special.ndtri(torch.tensor(0.5 + level / 2, dtype=torch.float64)))
-        tables = {
-            part.label: pd.DataFrame(
-                {"mean": mean, "std": deviation, "lower": mean - half * deviation, "upper": mean + half * deviation},
-                index=frame.index,
-            )
-            for part, mean, deviation in zip(kept, means, deviations, strict=True)
-        }
-        if not tables:
-            return pd.DataFrame(index=frame.index)
-        return pd.concat(tables, axis=1, names=["term", "value"])
+        return term_table(fitted, x, fitted.chosen(only, exclude), level, frame.index)
 
     def intercepts(self) -> pd.Series:
         """The posterior mean of the intercept of each predictor, in its units."""

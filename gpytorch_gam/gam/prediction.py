@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 from torch.distributions import Distribution
@@ -16,8 +17,8 @@ from gpytorch_gam.effects import Prediction
 from .design import Part
 from .fitted import Fitted
 
-# Rows whose predictive distributions are in memory at a time, and whose terms are.
-_ROWS_AT_A_TIME = 8192
+# Rows whose predictive distributions are in memory at a time, and those whose terms are.
+_ROWS_AT_A_TIME, _ROWS_OF_TERMS = 8192, 2**17
 
 # Row-wise arguments by name, one number a row.
 Arguments = Mapping[str, Tensor]
@@ -193,26 +194,41 @@ def term_moments(fitted: Fitted, x: Tensor, kept: Sequence[Part]) -> tuple[np.nd
     :param x: Inputs ``(n, D)``.
     :param kept: The K terms.
     """
-    means, deviations = np.zeros((len(kept), len(x))), np.zeros((len(kept), len(x)))
-    scales = [fitted.scale_of(part.predictor) for part in kept]
-    size = _rows_of_terms(fitted)
-    with torch.no_grad():
-        for start in range(0, len(x), size):
-            rows = slice(start, start + size)
-            posterior = fitted.model.components(x[rows])
-            for index, part in enumerate(kept):
-                if part.components:
-                    mean, variance = _total(posterior, part)
-                    means[index, rows] = scales[index] * mean.cpu().numpy()
-                    deviations[index, rows] = scales[index] * variance.clamp_min(0.0).sqrt().cpu().numpy()
-    return means, deviations
+    found = np.zeros((2, len(kept), len(x)))
+    for rows, mean, deviation in _terms_in_chunks(fitted, x, kept):
+        found[0, :, rows], found[1, :, rows] = mean, deviation
+    return found[0], found[1]
 
 
-def _total(posterior: object, part: Part) -> tuple[Tensor, Tensor]:
-    mean, variance = posterior[list(part.components)].total()  # type: ignore[index]
-    return (mean, variance) if mean.dim() == 1 else (mean[part.predictor], variance[part.predictor])
+def _terms_in_chunks(fitted: Fitted, x: Tensor, kept: Sequence[Part]) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
+    """Means and standard deviations of terms for some rows after the other."""
+    sums = {part.label: part.components for part in kept if part.components}
+    places = [index for index, part in enumerate(kept) if part.components]
+    scales = np.array([[fitted.scale_of(kept[place].predictor)] for place in places])
+    for start in range(0, len(x) if sums else 0, _ROWS_OF_TERMS):
+        rows = slice(start, min(start + _ROWS_OF_TERMS, len(x)))
+        found, moments = np.zeros((2, len(kept), rows.stop - start)), fitted.model.predict_sums(x[rows], sums)
+        found[0, places], found[1, places] = (scales * part.cpu().numpy() for part in (moments.mean, moments.stddev))
+        yield rows, found[0], found[1]
 
 
-def _rows_of_terms(fitted: Fitted) -> int:
-    """Rows whose projections take some tens of megabytes."""
-    return max(256, min(_ROWS_AT_A_TIME, 4_000_000 // max(1, fitted.model.predictor.num_inducing_total**2 // 32)))
+def term_table(fitted: Fitted, x: Tensor, kept: Sequence[Part], level: float, index: pd.Index) -> pd.DataFrame:
+    """
+    The moments of terms and pointwise bands around them, as a table with two levels of columns: the term, and ``mean``,
+    ``std``, ``lower`` and ``upper``. Beside it, memory does not depend on the number of rows.
+
+    :param fitted: The fitted model.
+    :param x: Inputs ``(n, D)``.
+    :param kept: The terms.
+    :param level: The probability of the bands.
+    :param index: The index of the table.
+    """
+    half = float(torch.special.ndtri(torch.tensor(0.5 + level / 2, dtype=torch.float64)))
+    values = np.zeros((len(kept), 4, len(x)))
+    for rows, mean, deviation in _terms_in_chunks(fitted, x, kept):
+        for place, each in enumerate((mean, deviation, mean - half * deviation, mean + half * deviation)):
+            values[:, place, rows] = each
+    columns = pd.MultiIndex.from_product(
+        [[part.label for part in kept], ["mean", "std", "lower", "upper"]], names=["term", "value"]
+    )
+    return pd.DataFrame(values.reshape(-1, len(x)).T, index=index, columns=columns, copy=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from gpytorch_gam import _checks as checks
 from gpytorch_gam.components import AdditivePredictor
 from gpytorch_gam.components.reading import predictor_alone
-from gpytorch_gam.effects import ComponentPosterior, Prediction, WeightedModels
+from gpytorch_gam.effects import ComponentPosterior, Prediction, SumPrediction, WeightedModels
 from gpytorch_gam.variational import (
     AdditiveVariationalStrategy,
     BlockLowRankPrecisionVariationalDistribution,
@@ -146,6 +146,26 @@ class AdditiveGP(ApproximateGP):
         """
         x = x.unsqueeze(-1) if torch.is_tensor(x) and x.dim() == 1 else x
         return self.variational_strategy.predict(x, components, chunk_size, exclude, hyperparameters, **kwargs)
+
+    def predict_sums(
+        self,
+        x: Tensor,
+        sums: Mapping[str, Sequence[str] | str],
+        hyperparameters: WeightedModels | None = None,
+        **kwargs: Any,
+    ) -> SumPrediction:
+        """
+        Means and variances of sums of components at any number of rows, such as that of the line and the curve of one
+        column, see :meth:`AdditiveVariationalStrategy.predict_sums`.
+
+        :param x: Inputs ``(*batch, n, D)``, or ``(n)`` for a single column; on any device.
+        :param sums: For the name of each sum its components.
+        :param hyperparameters: A :class:`~gpytorch_gam.diagnostics.HyperparameterUncertainty` of this model, whose
+            uncertainty the moments then include.
+        :param kwargs: Further arguments of :meth:`forward`, for subclasses whose method has some.
+        """
+        x = x.unsqueeze(-1) if torch.is_tensor(x) and x.dim() == 1 else x
+        return self.variational_strategy.predict_sums(x, sums, hyperparameters, **kwargs)
 
 
 def _make_distribution(

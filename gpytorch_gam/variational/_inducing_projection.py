@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from gpytorch_gam.components import AdditivePredictor
+from gpytorch_gam.components import AdditivePredictor, ComponentGroup
 from gpytorch_gam.components.group_projection import project_components, project_sum, whitened_weights
 from gpytorch_gam.components.joined_groups import JoinedGroup, by_group, joined_groups
 from gpytorch_gam.components.reading import Reading
 from gpytorch_gam.effects.component_source import ComponentProjections
+from gpytorch_gam.effects.component_sums import summed
 from gpytorch_gam.effects.group_posterior import GroupPosterior
 from gpytorch_gam.numerics.blocks import split_groups
 from gpytorch_gam.numerics.marginals import Marginals, marginal_moments
@@ -29,8 +31,8 @@ class _GroupWeights(NamedTuple):
 class InducingProjection(PosteriorProjection):
     r"""The weights :math:`L_c^{-\top} [V_c, F_c, m_c]` of kernels between inducing points and rows."""
 
-    def __init__(self, predictor: AdditivePredictor, weights: Sequence[_GroupWeights], sign: int) -> None:
-        self._predictor, self._weights, self._sign = predictor, weights, sign
+    def __init__(self, groups: Sequence[ComponentGroup], weights: Sequence[_GroupWeights], sign: int) -> None:
+        self._groups, self._weights, self._sign = groups, weights, sign
         self._dtype = weights[0].shared.dtype
 
     @classmethod
@@ -52,11 +54,11 @@ class InducingProjection(PosteriorProjection):
             shared = whitened_weights(cholesky, each.joined(parts, -3)).to(dtype)
             block = None if blocks is None else whitened_weights(cholesky, each.joined(blocks, -3)).to(dtype)
             weights.append(_GroupWeights(shared, block))
-        return cls(predictor, _weights_by_group(joined, weights), factors.shared_sign)
+        return cls(predictor.groups, _weights_by_group(joined, weights), factors.shared_sign)
 
     def marginals(self, reading: Reading) -> Marginals:
         """Moments of the P predictors in each row."""
-        x, joined = reading.inputs.to(self._dtype), joined_groups(self._predictor.groups, within_predictors=True)
+        x, joined = reading.inputs.to(self._dtype), joined_groups(self._groups, within_predictors=True)
         owners = [each.group.predictor_index for each in joined]
         found = [project_sum(each.group, x, *self._weights_of(each)) for each in joined]
         columns = sum_by_predictor([part.shared for part in found], owners, -3)  # (*batch, P, R + 1, n)
@@ -68,7 +70,7 @@ class InducingProjection(PosteriorProjection):
 
     def components(self, inputs: Tensor) -> ComponentProjections:
         """Projections of all components at inputs ``(*batch, n, D)`` of the predictor."""
-        x, joined = inputs.to(self._dtype), joined_groups(self._predictor.groups)
+        x, joined = inputs.to(self._dtype), joined_groups(self._groups)
         found = [project_components(each.group, x, *self._weights_of(each)) for each in joined]
         shared = by_group(joined, [part.shared for part in found], -3)
         variances = by_group(joined, [part.prior_variance for part in found], -2)
@@ -82,6 +84,24 @@ class InducingProjection(PosteriorProjection):
         ]
         return ComponentProjections(groups, self._sign)
 
+    def sums(self, members: Sequence[Sequence[int]]) -> Callable[[Tensor], Marginals]:
+        """
+        Moments of sums of components, see :meth:`PosteriorProjection.sums`, at the cost of their own groups: the
+        squares of a sum's coupled part are those of a triangular factor with as many columns as the sum has variables.
+        """
+        starts = [0, *itertools.accumulate(group.num_components for group in self._groups)]
+        chosen = [
+            place
+            for place in range(len(self._groups))
+            if any(starts[place] <= index < starts[place + 1] for each in members for index in each)
+        ]
+        kept = [index for place in chosen for index in range(starts[place], starts[place + 1])]
+        own = [[kept.index(index) for index in each] for each in members]
+        groups = [self._groups[place] for place in chosen]
+        weights = _turned([self._weights[place] for place in chosen], groups, own)
+        projection = InducingProjection(groups, weights, self._sign)
+        return lambda inputs: summed(projection.components(inputs), own)
+
     def _weights_of(self, joined: JoinedGroup) -> _GroupWeights:
         shared = joined.joined([weights.shared for weights in self._weights], -3)
         blocks = [weights.block for weights in self._weights if weights.block is not None]
@@ -93,3 +113,33 @@ def _weights_by_group(joined: Sequence[JoinedGroup], weights: Sequence[_GroupWei
     own = [part.block for part in weights if part.block is not None]
     blocks: Sequence[Tensor | None] = by_group(joined, own, -3) if own else [None] * len(shared)
     return [_GroupWeights(*pair) for pair in zip(shared, blocks, strict=True)]
+
+
+def _turned(
+    weights: Sequence[_GroupWeights], groups: Sequence[ComponentGroup], members: Sequence[Sequence[int]]
+) -> list[_GroupWeights]:
+    """
+    The weights with the coupled directions of each sum turned and cut to as many as its components have inducing
+    variables, which keeps the squares of the sum. Those of components in none of the sums are zero.
+    """
+    sizes = [group.num_inducing for group in groups for _ in range(group.num_components)]
+    batch = torch.broadcast_shapes(*(each.shared.shape[:-3] for each in weights))
+    columns = [each.shared.expand(*batch, *each.shared.shape[-3:]).flatten(-3, -2) for each in weights]
+    every = torch.cat(columns, dim=-2).split(sizes, dim=-2)  # one for each component, (*batch, M, R + 1)
+    num_directions = every[0].shape[-1] - 1
+    width = min(num_directions, max(sum(sizes[index] for index in each) for each in members))
+    found = [part.new_zeros(*part.shape[:-1], width + 1) for part in every]
+    for each in members:
+        stacked = torch.cat([every[index] for index in each], dim=-2)
+        coupled = stacked[..., :-1]
+        if coupled.shape[-1] > coupled.shape[-2]:
+            coupled = torch.linalg.qr(coupled.mT, mode="r").R.mT
+        turned = torch.nn.functional.pad(coupled, (0, width - coupled.shape[-1]))
+        turned = torch.cat([turned, stacked[..., -1:]], dim=-1)
+        for index, part in zip(each, turned.split([sizes[index] for index in each], dim=-2), strict=True):
+            found[index] = part
+    by_place = torch.cat(found, dim=-2).split([part.shape[-2] for part in columns], dim=-2)
+    return [
+        _GroupWeights(part.unflatten(-2, each.shared.shape[-3:-1]), each.block)
+        for part, each in zip(by_place, weights, strict=True)
+    ]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from gpytorch_gam.components.reading import Reading
 from gpytorch_gam.effects.component_source import ComponentProjections
+from gpytorch_gam.effects.component_sums import summed
 from gpytorch_gam.numerics.marginals import Marginals
 
 
@@ -23,6 +24,13 @@ class PosteriorProjection(ABC):
     @abstractmethod
     def components(self, inputs: Tensor) -> ComponentProjections:
         """Projections of all components at inputs ``(*batch, n, D)`` of the predictor."""
+
+    def sums(self, members: Sequence[Sequence[int]]) -> Callable[[Tensor], Marginals]:
+        """
+        A function from inputs of the predictor to moments ``(*batch, K, n)`` of K sums, of each of which ``members``
+        has the numbers of the components. No component is in two of them.
+        """
+        return lambda inputs: summed(self.components(inputs), members)
 
 
 def sum_by_predictor(parts: Sequence[Tensor], owners: Sequence[int], dim: int) -> Tensor:

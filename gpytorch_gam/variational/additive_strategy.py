@@ -25,6 +25,7 @@ from gpytorch_gam.distributions.marginal_normal import MarginalNormal
 from gpytorch_gam.distributions.predictor_distribution import PredictorDistribution, PredictorMoments, independent_rows
 from gpytorch_gam.effects.component_posterior import ComponentPosterior
 from gpytorch_gam.effects.component_source import ComponentProjections
+from gpytorch_gam.effects.component_sums import SumPrediction, columns_of, groups_of, moments_of_sums, passes
 from gpytorch_gam.effects.prediction import Prediction, joined
 from gpytorch_gam.effects.weighted_models import WeightedModels, checked_models
 from gpytorch_gam.numerics.autocast import without_autocast
@@ -41,6 +42,8 @@ from ._precision_variational_distribution import _PrecisionVariationalDistributi
 
 # Number of entries in the features of a chunk of rows (Q a row) in predictions, and smallest number of rows in a chunk.
 _PREDICTION_NUMBERS, _LEAST_PREDICTION_ROWS = 2**20, 256
+# The former for sums of a few components, whose work is all in elementwise functions: they stay in the cache.
+_NUMBERS_OF_SUMS = 2**18
 
 
 class AdditiveStrategy(_FollowedStrategy):
@@ -377,12 +380,17 @@ class AdditiveStrategy(_FollowedStrategy):
         projection = self._projection_in(torch.float64)  # once for all chunks
         return joined((self._predict_rows(rows, names, kept, projection, kwargs) for rows in chunks), x.shape[-2])
 
-    def _rows_at_a_time(self, x: Tensor) -> int:
+    def _rows_at_a_time(self, x: Tensor, members: Sequence[Sequence[int]] | None = None) -> int:
+        """Rows whose features take a few megabytes: those of the groups of some components, or of all."""
         batch_shape = torch.broadcast_shapes(
             x.shape[:-2], self.predictor.batch_shape, self._variational_distribution.batch_shape
         )
-        per_row = batch_shape.numel() * self.predictor.num_inducing_total
-        return max(_LEAST_PREDICTION_ROWS, _PREDICTION_NUMBERS // max(1, per_row))
+        if members is None:
+            numbers, num_inducing = _PREDICTION_NUMBERS, self.predictor.num_inducing_total
+        else:
+            numbers, groups = _NUMBERS_OF_SUMS, groups_of(self.predictor, members)
+            num_inducing = sum(group.num_components * group.num_inducing for group in groups)
+        return max(_LEAST_PREDICTION_ROWS, numbers // max(1, batch_shape.numel() * num_inducing))
 
     @without_autocast
     def _predict_rows(
@@ -402,6 +410,67 @@ class AdditiveStrategy(_FollowedStrategy):
             return Prediction(moments).to(x.device)
         chosen = parts[names]
         return Prediction(moments, chosen.names, chosen.mean, chosen.variance).to(x.device)
+
+    @torch.no_grad()
+    def predict_sums(
+        self,
+        x: Tensor,
+        sums: Mapping[str, Sequence[str] | str],
+        hyperparameters: WeightedModels | None = None,
+        **kwargs: Any,
+    ) -> SumPrediction:
+        """
+        Means and variances of sums of components at any number of rows, such as that of the line and the curve of one
+        column. It costs what the components of the sums cost by themselves, less than the predictor; where their
+        columns have few values, each combination of these is computed once. Beside the result, memory does not depend
+        on the number of rows, apart from copies of single columns.
+
+        :param x: Inputs ``(*batch, n, D)``, on any device; results are on the device of ``x``.
+        :param sums: For the name of each sum its components.
+        :param hyperparameters: A :class:`~gpytorch_gam.diagnostics.HyperparameterUncertainty` of this model, whose
+            uncertainty the moments then include.
+        :param kwargs: Further arguments of the model's ``forward``.
+        :return: The moments, see :class:`~gpytorch_gam.effects.SumPrediction`.
+        :raises ValueError: If a component is unknown, or a sum has none.
+        :raises TypeError: If ``sums`` is no mapping, or the model's ``forward`` does not know an argument.
+
+        Example:
+            >>> model.predict_sums(x, {"age": ["age", "age.line"], "all": model.predictor.names}).mean  # (2, n)
+        """
+        check_keywords(self.model, kwargs)
+        members = self._members(sums)
+        if hyperparameters is not None:
+            return checked_models(hyperparameters, self.predictor).predict_sums(x, sums, **kwargs)
+        moved = x.to(self.predictor.device) if torch.is_tensor(x) else x
+        inputs = self._prepared(moved, kwargs).inputs
+        projection = self._projection_in(torch.float64)
+        batch_shape = torch.broadcast_shapes(
+            inputs.shape[:-2], self.predictor.batch_shape, self._variational_distribution.batch_shape
+        )
+        mean, variance = x.new_empty(2, *batch_shape, len(members), x.shape[-2])
+        for places in passes(self.predictor, members):
+            own = [members[place] for place in places]
+            size = self._rows_at_a_time(inputs, own)
+            found = moments_of_sums(projection.sums(own), inputs, columns_of(self.predictor, own), size)
+            mean[..., places, :], variance[..., places, :] = (part.to(x) for part in found)
+        return SumPrediction(tuple(sums), mean, variance)
+
+    def _members(self, sums: Mapping[str, Sequence[str] | str]) -> list[list[int]]:
+        """The numbers of the components of each sum, after checks."""
+        if not isinstance(sums, Mapping) or not sums:
+            raise TypeError(
+                f"sums must be a mapping from names to components, such as {{'s(x)': ['x0', 'x0.line']}}, got "
+                f"{checks.shown(sums)}"
+            )
+        found = []
+        for name, components in sums.items():
+            try:
+                if components is None:
+                    raise TypeError("names is None")
+                found.append(self.predictor.component_indices(components))
+            except (TypeError, ValueError) as error:
+                raise type(error)(f"sums[{name!r}] is not made of components: {error}") from error
+        return found
 
     # ------------------------------------------------------------------ calls
 

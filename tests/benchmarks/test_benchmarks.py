@@ -22,6 +22,7 @@ MODULES = (
     "rank",
     "polish",
     "prediction",
+    "gam_prediction",
     "projection",
     "epochs",
     "gpu_table",
@@ -396,6 +397,12 @@ def test_prediction_measures_every_call(run):
     assert [record["call"] for record in calls] == 2 * names
     for record in calls:
         assert_finite_positive([record["seconds"], record["rows_per_second"], record["mib"]])
+
+
+def test_gam_prediction_measures_every_call(run):
+    calls = run("gam_prediction")["calls"]
+    assert len(calls) == 4 and {record["rows"] for record in calls} == {5000}
+    assert_finite_positive([record["seconds"] for record in calls[1:]] + [record["gib"] for record in calls])
 
 
 def test_epochs_learn_the_noise(run):

@@ -1,0 +1,133 @@
+"""Moments of sums of components at many rows, such as those of the parts of one term."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gpytorch_gam.components import AdditivePredictor, ComponentGroup
+from gpytorch_gam.numerics.marginals import Marginals, marginal_moments
+
+from .component_source import ComponentProjections
+
+
+@dataclass(frozen=True)
+class SumPrediction:
+    """
+    Posterior moments of K sums of components in each row, made by :meth:`AdditiveVariationalStrategy.predict_sums`.
+
+    :ivar names: The names of the sums.
+    :ivar mean: Their means, ``(*batch, K, n)``.
+    :ivar variance: Their variances, in which the components of a sum covary, ``(*batch, K, n)``.
+    """
+
+    names: tuple[str, ...]
+    mean: Tensor
+    variance: Tensor
+
+    @property
+    def stddev(self) -> Tensor:
+        """Standard deviations, ``(*batch, K, n)``."""
+        return self.variance.sqrt()
+
+
+def summed(projections: ComponentProjections, members: Sequence[Sequence[int]]) -> Marginals:
+    """Moments ``(*batch, K, n)`` of K sums, of each of which ``members`` has the numbers of the components."""
+    groups, sign = projections
+    mean = _sums([group.mean for group in groups], members, -2)
+    prior = _sums([group.prior_variance for group in groups], members, -2)
+    own = _sums([group.own_squares for group in groups], members, -2)
+    return marginal_moments(mean, prior, own, _sums([group.shared for group in groups], members, -3), sign)
+
+
+def _sums(parts: Sequence[Tensor], members: Sequence[Sequence[int]], dim: int) -> Tensor:
+    """Sums of a quantity of all groups over some of the components, which run along ``dim``."""
+    batch = torch.broadcast_shapes(*(part.shape[:dim] for part in parts))
+    every = torch.cat([part.expand(*batch, *part.shape[dim:]) for part in parts], dim)
+    if len(members) == 1 and len(members[0]) == every.shape[dim]:
+        return every.sum(dim, keepdim=True)
+    return torch.stack([every.index_select(dim, _index(each, every)).sum(dim) for each in members], dim)
+
+
+def _index(numbers: Sequence[int], like: Tensor) -> Tensor:
+    return torch.tensor(numbers, device=like.device)
+
+
+def passes(predictor: AdditivePredictor, members: Sequence[Sequence[int]]) -> list[list[int]]:
+    """
+    Places of sums that are computed together: those that share groups of components, but no component, because each
+    component has the coupled directions of one sum.
+    """
+    owners = _owners(predictor)
+    found: list[tuple[list[int], set[int], set[int]]] = []
+    for place, each in enumerate(members):
+        groups, own = {owners[index] for index in each}, set(each)
+        company = next((one for one in found if groups & one[1] and not own & one[2]), None)
+        if company is None:
+            found.append(([place], groups, own))
+        else:
+            company[0].append(place)
+            company[1].update(groups)
+            company[2].update(own)
+    return [places for places, _, _ in found]
+
+
+def _owners(predictor: AdditivePredictor) -> list[int]:
+    """The place of the group of each component."""
+    return [place for place, group in enumerate(predictor.groups) for _ in range(group.num_components)]
+
+
+def groups_of(predictor: AdditivePredictor, members: Sequence[Sequence[int]]) -> list[ComponentGroup]:
+    """The groups of the components of some sums."""
+    owners = _owners(predictor)
+    return [predictor.groups[place] for place in sorted({owners[index] for each in members for index in each})]
+
+
+def columns_of(predictor: AdditivePredictor, members: Sequence[Sequence[int]]) -> list[int]:
+    """The columns that the components of some sums read."""
+    every = [
+        [*columns, *([] if by is None else [by])]
+        for group in predictor.groups
+        for columns, by in zip(group.columns.tolist(), group.multiplier_columns, strict=True)
+    ]
+    return sorted({column for each in members for index in each for column in every[index]})
+
+
+def moments_of_sums(
+    function: Callable[[Tensor], Marginals], inputs: Tensor, columns: Sequence[int], chunk_size: int
+) -> tuple[Tensor, Tensor]:
+    """
+    Means and variances ``(*batch, K, n)`` that a function gives for some rows at a time, and which depend on some of
+    the columns: where these have few combinations of values, at one row for each.
+    """
+    found = _distinct_rows(inputs, columns) if inputs.dim() == 2 else None
+    rows = inputs if found is None else inputs[found[0]]
+    parts = [function(chunk)[:2] for chunk in rows.split(chunk_size, dim=-2)]
+    mean, variance = (torch.cat(each, -1) for each in zip(*parts, strict=True))
+    return (mean, variance) if found is None else (mean[..., found[1]], variance[..., found[1]])
+
+
+def _distinct_rows(x: Tensor, columns: Sequence[int]) -> tuple[Tensor, Tensor] | None:
+    """
+    Rows of ``x``, ``(n, D)``, one for each combination of values in some columns, and for each row the place of its own
+    among these. None if they are more than half of all rows.
+    """
+    most, code = len(x) // 2, x.new_zeros(len(x), dtype=torch.long)
+    for column in columns:
+        code, count = _with_values(code, x[:, column])
+        if count > most:
+            return None
+    count = int(code.max()) + 1
+    place = code.new_empty(count)
+    place[code] = torch.arange(len(x), device=x.device)
+    return place, code
+
+
+def _with_values(code: Tensor, values: Tensor) -> tuple[Tensor, int]:
+    """Numbers 0, 1, ... of the combinations of a code and values, and how many they are."""
+    levels, own = values.unique(return_inverse=True)
+    combinations, joint = (code * len(levels) + own).unique(return_inverse=True)
+    return joint, len(combinations)
