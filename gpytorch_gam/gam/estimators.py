@@ -457,21 +457,22 @@ class _GAM(BaseEstimator):
         :param path: The name of the file.
         :raises FileError: If the file is damaged, was written by a newer version, or holds another estimator.
         """
-        description, fitted = files.read(path)
-        if description["estimator"] != cls.__name__:
-            raise files.FileError(f"{os.fspath(path)!r} holds a {description['estimator']}: use its load")
-        found = cls(**{name: files.from_plain(value) for name, value in description["parameters"].items()})
-        found._fitted, found.family_ = fitted, fitted.family
-        found.result_ = files.result_of_description(description["result"])
-        found.n_rows_, found.deviance_explained_ = description["n_rows"], description["deviance_explained"]
-        found.n_features_in_ = description["n_features_in"]
-        if description["feature_names_in"] is not None:
-            found.feature_names_in_ = np.array(description["feature_names_in"], dtype=object)
-        found._set_apart, found._needed = description["set_apart"], description["needed"]
-        classes = files.classes_of_description(description["classes"])
-        if classes is not None:
-            found.classes_ = classes
-        return found
+        with files.reading(path):
+            description, fitted = files.read(path)
+            if description["estimator"] != cls.__name__:
+                raise files.FileError(f"{os.fspath(path)!r} holds a {description['estimator']}: use its load")
+            found = cls(**{name: files.from_plain(value) for name, value in description["parameters"].items()})
+            found._fitted, found.family_ = fitted, fitted.family
+            found.result_ = files.result_of_description(description["result"])
+            found.n_rows_, found.deviance_explained_ = description["n_rows"], description["deviance_explained"]
+            found.n_features_in_ = description["n_features_in"]
+            if description["feature_names_in"] is not None:
+                found.feature_names_in_ = np.array(description["feature_names_in"], dtype=object)
+            found._set_apart, found._needed = description["set_apart"], description["needed"]
+            classes = files.classes_of_description(description["classes"])
+            if classes is not None:
+                found.classes_ = classes
+            return found
 
     @in_parts
     def predict_terms(

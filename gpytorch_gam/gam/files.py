@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import warnings
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from torch import Tensor
 from gpytorch_gam.training import FitResult
 from gpytorch_gam.warnings import ConstantColumnWarning
 
+from .columns import Encoding
 from .design import Design, described_encodings, encodings_of_description
 from .families import Family, Units, described_family, family_of_description, regression_family
 from .fitted import Fitted
@@ -35,6 +38,19 @@ FORMAT = 1
 
 # Parameters of estimators that are kept as their own, because they are plain values.
 _PLAIN = (str, int, float, bool, type(None))
+
+
+# What fields of encodings hold, by their annotations.
+_KINDS_OF_FIELDS: dict[str, Any] = {
+    "float": int | float,
+    "int": int,
+    "bool": bool,
+    "str": str,
+    "tuple[Any, ...]": tuple,
+}
+
+# Names of sizes in descriptions.
+_SIZES = ("k", "num_classes")
 
 
 class FileError(ValueError):
@@ -80,7 +96,41 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], Fitted]:
     if version != str(FORMAT) or _checksum(tensors, text) != metadata.get("sha256"):
         raise FileError(f"{os.fspath(path)!r} is damaged: its contents do not have the checksum that was written")
     description = json.loads(text)
+    most = sum(value.numel() for value in tensors.values())
+    _check_numbers([description[name] for name in ("design", "family", "units")], most)
     return description, _fitted(description, tensors)
+
+
+@contextmanager
+def reading(path: str | os.PathLike[str]) -> Iterator[None]:
+    """
+    What goes wrong with the contents of a file is a :class:`FileError`, whose checksum may be right all the same.
+
+    :param path: The name of the file.
+    """
+    try:
+        yield
+    except FileError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, MemoryError) as error:
+        raise FileError(
+            f"{os.fspath(path)!r} is damaged: what it says of an estimator cannot be understood "
+            f"({type(error).__name__}: {error})"
+        ) from error
+
+
+def _check_numbers(description: Any, most: int) -> None:
+    """Refuse numbers that are not finite, and sizes beyond those of the numbers in the file, before memory is taken."""
+    if isinstance(description, float) and not math.isfinite(description):
+        raise ValueError("a number is not finite")
+    if isinstance(description, list):
+        for each in description:
+            _check_numbers(each, most)
+    if isinstance(description, dict):
+        for name, each in description.items():
+            if name in _SIZES and each is not None and not (isinstance(each, int) and 0 < each <= most):
+                raise ValueError(f"{name} is {each!r}")
+            _check_numbers(each, most)
 
 
 def _contents(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -203,6 +253,9 @@ def _described_design(design: Design) -> dict[str, Any]:
 
 
 def _design(description: dict[str, Any]) -> Design:
+    encodings = encodings_of_description(description["encodings"])
+    for each in encodings.values():
+        _check_kinds(each)
     return Design(
         [[from_description(term) for term in terms] for terms in description["terms"]],
         tuple(description["parameters"]),
@@ -210,9 +263,17 @@ def _design(description: dict[str, Any]) -> Design:
         description["k"],
         description["missing"],
         tuple(description["has_intercepts"]),
-        encodings_of_description(description["encodings"]),
+        encodings,
         {(key[0], key[1]): (key[2], key[3]) for key in description["aliases"]},
     )
+
+
+def _check_kinds(encoding: Encoding) -> None:
+    """Refuse an encoding whose fields are of other kinds than they are declared."""
+    for each in fields(encoding):
+        value, kind = getattr(encoding, each.name), _KINDS_OF_FIELDS[str(each.type)]
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise TypeError(f"{each.name} of column {encoding.column!r} is {value!r}")
 
 
 def _described_result(result: FitResult | None) -> dict[str, Any] | None:

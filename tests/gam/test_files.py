@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import operator
 import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from gpytorch_gam.gam import GAMClassifier, GAMRegressor, f, s
 from gpytorch_gam.gam.families import Quantile
-from gpytorch_gam.gam.files import FORMAT, FileError
+from gpytorch_gam.gam.files import FORMAT, FileError, _checksum
 
 from .data import fitted, responses, table
 
@@ -93,6 +96,41 @@ def test_two_hundred_corruptions_are_clear_errors(tmp_path: Path) -> None:
         if bytes(damaged) != whole:
             with pytest.raises(FileError, match=r"damaged|newer version"):
                 GAMRegressor.load(path)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """All places in a description."""
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [found for key, each in inside for found in ((*path, key), *places(each, (*path, key)))]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_descriptions_that_make_no_sense_are_clear_errors(tmp_path: Path) -> None:
+    """Files with a right checksum, such as somebody may write: one entry is left out, or something else."""
+    path, chance = saved(tmp_path), random.Random(1)
+    tensors = load_file(path)
+    with safe_open(path, framework="pt") as file:
+        text = file.metadata()["gam"]
+    num_refused = 0
+    for place in chance.sample(places(json.loads(text)), 120):
+        description = json.loads(text)
+        *above, last = place
+        holder = functools.reduce(operator.getitem, above, description)
+        new = chance.choice([None, "x", -1, 10**12, float("nan"), [], {}, [[1e300]], True])
+        if chance.random() < 0.3:
+            del holder[last]
+        else:
+            holder[last] = new
+        changed = json.dumps(description)
+        metadata = {"format": str(FORMAT), "gam": changed, "sha256": _checksum(tensors, changed)}
+        save_file(tensors, tmp_path / "changed", metadata)
+        try:
+            GAMRegressor.load(tmp_path / "changed").predict(table())
+        except FileError as error:
+            num_refused += "cannot be understood" in str(error) or "holds a" in str(error)
+        except (TypeError, ValueError, LookupError, AttributeError):
+            pass  # a description of another model than that of the data
+    assert num_refused > 40
 
 
 def test_files_of_newer_versions_and_no_files(tmp_path: Path) -> None:
