@@ -28,8 +28,8 @@ def predictive_quantiles(
     - Those of a distribution with a ``cdf``, mixtures included, and of a multivariate normal (row by row) are found by
       bisection, to rounding.
     - For a distribution of counts or classes the quantile is the least value whose cumulated probability is no less
-      than the one asked for. Where that takes too long (counts above 8192, fewer with many rows), samples are drawn
-      instead, as below.
+      than the one asked for: by bisection if there is a ``cdf``, otherwise probabilities are summed up. Where that
+      takes too long (counts above 8192, fewer with many rows), samples are drawn instead, as below.
     - For any other they are the quantiles of ``num_samples`` draws with a fixed seed, which leaves the global random
       numbers alone.
 
@@ -63,7 +63,9 @@ def predictive_quantiles(
     start = _anchor(distribution)
     flat = wanted.flatten().to(start.device, start.dtype)
     flat = flat.reshape(-1, *[1] * start.dim())
-    if _is_count(distribution):
+    if _is_count(distribution) and _has_count_cdf(distribution, start):
+        result = _bisect_counts(distribution, flat, start)
+    elif _is_count(distribution):
         result = _count_quantiles(distribution, flat, start, num_samples)
     elif _has_cdf(distribution, start):
         result = _bisect(distribution, flat, start)
@@ -117,6 +119,36 @@ def _bisect(distribution: Distribution, wanted: Tensor, start: Tensor) -> Tensor
         is_below = _cdf(distribution, middle) < wanted
         low, high = torch.where(is_below, middle, low), torch.where(is_below, high, middle)
     return 0.5 * (low + high)
+
+
+def _has_count_cdf(distribution: Distribution, start: Tensor) -> bool:
+    try:
+        distribution.cdf(torch.zeros_like(start))
+    except NotImplementedError:
+        return False
+    return True
+
+
+def _bisect_counts(distribution: Distribution, wanted: Tensor, start: Tensor) -> Tensor:
+    """The least counts whose cumulated probability is no less than the one asked for."""
+    # Rounding must not make a probability that is just reached appear as missed.
+    wanted = wanted - (1e-12 if start.dtype == torch.float64 else 1e-6)
+    shape = torch.broadcast_shapes(wanted.shape, start.shape)
+    low, width = start.new_full(shape, -1.0), start.floor().clamp_min(1.0).expand(shape)
+    high = width
+    for _ in range(_DOUBLINGS):
+        is_below = distribution.cdf(high) < wanted
+        if not bool(is_below.any()):
+            break
+        low, high = torch.where(is_below, high, low), torch.where(is_below, 2 * high, high)
+    for _ in range(_DOUBLINGS):
+        is_open = high - low > 1
+        if not bool(is_open.any()):
+            break
+        middle = ((low + high) / 2).floor()
+        is_below = distribution.cdf(middle) < wanted
+        low, high = torch.where(is_open & is_below, middle, low), torch.where(is_open & ~is_below, middle, high)
+    return high
 
 
 def _count_quantiles(distribution: Distribution, wanted: Tensor, like: Tensor, num_samples: int) -> Tensor:

@@ -55,6 +55,10 @@ def _jump(distribution: Distribution, y: Tensor) -> tuple[Tensor, Tensor]:
         distribution = Normal(distribution.mean, distribution.stddev)
     support: Any = distribution.support
     if support is not None and support.is_discrete:
+        try:
+            return distribution.cdf(y - 1), distribution.cdf(y)
+        except NotImplementedError:
+            pass
         return _jump_of_counts(distribution, y) if y.max() <= _MOST_COUNTS else _jump_of_draws(distribution, y)
     try:
         probability = distribution.cdf(y)

@@ -9,13 +9,14 @@ from gpytorch.constraints import Interval
 from gpytorch.priors import Prior
 from torch import Tensor
 
+from gpytorch_gam.distributions.count_probabilities import negative_binomial_cdf
 from gpytorch_gam.distributions.mean_dispersion_negative_binomial import (
     MeanDispersionNegativeBinomial,
     log_prob_given_rate,
     log_rate,
     negative_binomial_log_prob,
 )
-from gpytorch_gam.numerics.quadrature import expectation
+from gpytorch_gam.numerics.quadrature import bounded_exp, expectation
 from gpytorch_gam.parameters.positive_constraint import positive
 
 from .null_model import Counts, NullModel, Responses
@@ -81,6 +82,16 @@ class NegativeBinomialLikelihood(OnePredictorLikelihood):
 
     def _conditional(self, f: Tensor, values: Values) -> MeanDispersionNegativeBinomial:
         return MeanDispersionNegativeBinomial(f, _log_dispersion(values), values["exposure"])
+
+    def _marginal_cdf(self, y: Tensor, mean: Tensor, variance: Tensor, values: Values) -> Tensor:
+        exposure, dispersion = values["exposure"], _log_dispersion(values).exp()
+        return self._count_cdf(
+            lambda f: negative_binomial_cdf(y.floor(), exposure * bounded_exp(f), dispersion),
+            y.floor(),
+            exposure,
+            dispersion,
+            (mean, variance),
+        )
 
     def _check_responses(self, y: Tensor, values: Values) -> None:
         refuse_non_counts(type(self).__name__, y)

@@ -73,6 +73,24 @@ class OnePredictorLikelihood(PredictorLikelihood):
         cdf = None if self._marginal_cdf is None else partial(self._marginal_cdf, values=in_double)
         return ResponseMixture(mean, variance, self._conditional, values, rule, log_marginal, cdf)
 
+    def _count_cdf(
+        self,
+        cdf: Callable[[Tensor], Tensor],
+        y: Tensor,
+        exposure: Tensor,
+        spread: Tensor,
+        moments: tuple[Tensor, Tensor],
+    ) -> Tensor:
+        """
+        The expectation of the distribution function of counts ``cdf(f)``, which falls from 1 to 0 where the mean passes
+        the count, over a relative width of ``1 / count + spread`` squared.
+        """
+        mean, variance = moments
+        deviation, place = variance.sqrt(), ((y.clamp_min(0.0) + 0.5) / exposure).log()
+        width = (1 / (y.clamp_min(0.0) + 1) + spread).sqrt()
+        centre, width = torch.broadcast_tensors((place - mean) / deviation, width / deviation)
+        return expectation(cdf, mean, variance, focused_rule(centre, width, self._num_marginal_nodes)).clamp(0.0, 1.0)
+
     def _bend_rule(self, y: Tensor, mean: Tensor, variance: Tensor, values: Values, num_nodes: int) -> NormalRule:
         with torch.no_grad():
             place, width = self._bend(y, values)

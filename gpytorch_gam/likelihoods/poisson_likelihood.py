@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Poisson
 
+from gpytorch_gam.distributions.count_probabilities import poisson_cdf
 from gpytorch_gam.numerics.quadrature import bounded_exp, mean_of_exp
 
 from .null_model import Counts, NullModel, Responses
@@ -51,6 +52,16 @@ class PoissonLikelihood(OnePredictorLikelihood):
 
     def _conditional(self, f: Tensor, values: Values) -> Poisson:
         return Poisson(values["exposure"] * bounded_exp(f), validate_args=False)
+
+    def _marginal_cdf(self, y: Tensor, mean: Tensor, variance: Tensor, values: Values) -> Tensor:
+        exposure = values["exposure"]
+        return self._count_cdf(
+            lambda f: poisson_cdf(y.floor(), exposure * bounded_exp(f)),
+            y.floor(),
+            exposure,
+            torch.zeros_like(mean),
+            (mean, variance),
+        )
 
     def _check_responses(self, y: Tensor, values: Values) -> None:
         refuse_non_counts(type(self).__name__, y)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from gpytorch.distributions import MultivariateNormal
@@ -23,6 +24,7 @@ from torch.distributions import (
 )
 
 from gpytorch_gam.distributions.quantiles import predictive_quantiles
+from gpytorch_gam.likelihoods import NegativeBinomialLikelihood, PoissonLikelihood
 
 LEVELS = [0.001, 0.1, 0.5, 0.9, 0.999]
 
@@ -111,3 +113,31 @@ def test_errors() -> None:
         predictive_quantiles(Normal(torch.zeros(2), torch.ones(2)), [0.0, 0.5])
     with pytest.raises(ValueError, match="one number in each row"):
         predictive_quantiles(Independent(Normal(torch.zeros(2), torch.ones(2)), 1), 0.5)
+
+
+@pytest.mark.parametrize("dispersion", [None, 2e-8, 0.05, 2.0])
+def test_probabilities_and_quantiles_of_predicted_counts(dispersion: float | None) -> None:
+    likelihood = PoissonLikelihood() if dispersion is None else NegativeBinomialLikelihood()
+    if dispersion is not None:
+        likelihood.dispersion = dispersion
+    likelihood = likelihood.double()
+    mean = torch.tensor([-3.0, 0.5, 3.0, 7.0, 7.0]).double()
+    deviation = torch.tensor([1.0, 0.5, 0.01, 0.05, 1.0]).double()
+    exposure = torch.tensor([1.0, 2.0, 1.0, 1.0, 3.0]).double()
+    distribution = likelihood(MultivariateNormal(mean, torch.diag(deviation.square())), exposure=exposure)
+    z = np.linspace(-9, 9, 8001)  # dense enough for the narrowest of these functions
+    rates = exposure.numpy() * np.exp(mean.numpy() + deviation.numpy() * z[:, None])
+    weights = stats.norm.pdf(z) / stats.norm.pdf(z).sum()
+
+    def dense_cdf(counts: np.ndarray) -> np.ndarray:
+        if dispersion is None:
+            return weights @ stats.poisson.cdf(counts, rates)
+        return weights @ stats.nbinom.cdf(counts, 1 / dispersion, 1 / (1 + dispersion * rates))
+
+    for counts in (np.zeros(5), np.array([1.0, 5.0, 30.0, 1100.0, 20000.0]), np.full(5, -1.0)):
+        found = distribution.cdf(torch.from_numpy(counts))
+        np.testing.assert_allclose(found.detach().numpy(), dense_cdf(counts), atol=1e-8)
+    for level in (0.025, 0.5, 0.999):
+        quantiles = predictive_quantiles(distribution, level).numpy()
+        # The quadrature is off by 1e-6 where the predictor is 300 times less certain than the count, in the last row.
+        assert (dense_cdf(quantiles) >= level - 5e-6).all() and (dense_cdf(quantiles - 1) < level + 5e-6).all()

@@ -333,3 +333,14 @@ def test_exposures_are_routed_through_cross_validation() -> None:
         routed = cross_validate(gam, x, counts, cv=2, params={"exposure": exposure}, error_score="raise")
         alone = cross_validate(gam, x, counts, cv=2, error_score="raise")
     assert routed["test_score"].min() > alone["test_score"].max() + 0.1
+
+
+@pytest.mark.parametrize("family", ["poisson", "negative_binomial"])
+def test_quantile_residuals_of_counts_reach_far_into_the_tails(family: str) -> None:
+    random = np.random.default_rng(0)
+    x = pd.DataFrame({"a": random.random(200)})
+    counts = random.poisson(np.exp(4 + x.a))
+    gam = GAMRegressor([s("a", k=5)], family=family).fit(x, counts)
+    assert 0.85 < gam.quantile_residuals(x, counts).std() < 1.15
+    far = gam.quantile_residuals(x.head(2), np.array([0, 300]))
+    assert far[0] < -4.5 and far[1] > 4.5
