@@ -1,5 +1,6 @@
 """Training: starting values, minibatch and discretised fits, and refinement of the posterior."""
 
+from .component_gains import component_gains
 from .discretized import ColumnRanges, FitStatistics
 from .fit_result import Epoch, FitResult
 from .fitting import fit
@@ -13,6 +14,7 @@ __all__ = [
     "Epoch",
     "FitResult",
     "FitStatistics",
+    "component_gains",
     "fit",
     "inducing_shortfall",
     "initialize_posterior",

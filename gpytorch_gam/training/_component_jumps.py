@@ -11,7 +11,7 @@ from gpytorch.kernels import Kernel, ScaleKernel
 from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
 
-from gpytorch_gam.components import AdditivePredictor
+from gpytorch_gam.components import AdditivePredictor, ComponentGroup
 
 from ._component_scan import Change, ComponentScan, Place, ScanSums
 
@@ -55,7 +55,7 @@ class ComponentJumps:
     def __init__(self, predictor: AdditivePredictor, num_rows: float, variances: Sequence[float] | None = None) -> None:
         self._predictor, self._num_rows, self._variances = predictor, num_rows, variances
         self._scales = list(scales_of_components(predictor))
-        self._references = [[_reference(part) for part in scale.lengthscales] for scale in self._scales]
+        self._references = [[reference_lengthscale(part) for part in scale.lengthscales] for scale in self._scales]
         self._is_complete = _are_all(predictor, self._scales)
 
     def jump(
@@ -141,7 +141,7 @@ class ComponentJumps:
         scale = self._scales[index]
         scale.set(variance)
         for part, reference in zip(scale.lengthscales, self._references[index], strict=True):
-            _set_lengthscale(part, scale.entry, factor * reference)
+            set_lengthscale(part, scale.entry, factor * reference)
 
 
 def _are_all(predictor: AdditivePredictor, scales: Sequence[Scale]) -> bool:
@@ -186,14 +186,19 @@ def places_of_components(predictor: AdditivePredictor) -> dict[str, Place]:
 def scales_of_components(predictor: AdditivePredictor) -> Iterator[Scale]:
     """The trained output scales, one a component, of kernels of the form that the terms have."""
     for group in predictor.groups:
-        kernel = group.kernel
-        if not isinstance(kernel, ScaleKernel) or not kernel.raw_outputscale.requires_grad or not group.input_dim:
-            continue
-        if kernel.raw_outputscale.numel() != group.num_components:
-            continue
-        parts = [part for part in kernel.base_kernel.modules() if _has_own_lengthscale(part, group.num_components)]
-        for entry, name in enumerate(group.names):
-            yield Scale(name, group.predictor_index, kernel, entry, parts)
+        yield from scales_of_group(group)
+
+
+def scales_of_group(group: ComponentGroup) -> Iterator[Scale]:
+    """Those of one group."""
+    kernel = group.kernel
+    if not isinstance(kernel, ScaleKernel) or not kernel.raw_outputscale.requires_grad or not group.input_dim:
+        return
+    if kernel.raw_outputscale.numel() != group.num_components:
+        return
+    parts = [part for part in kernel.base_kernel.modules() if _has_own_lengthscale(part, group.num_components)]
+    for entry, name in enumerate(group.names):
+        yield Scale(name, group.predictor_index, kernel, entry, parts)
 
 
 def _has_own_lengthscale(kernel: torch.nn.Module, number: int) -> bool:
@@ -201,14 +206,14 @@ def _has_own_lengthscale(kernel: torch.nn.Module, number: int) -> bool:
     return raw is not None and raw.requires_grad and raw.dim() > 0 and len(raw) == number
 
 
-def _reference(kernel: Kernel) -> Tensor:
+def reference_lengthscale(kernel: Kernel) -> Tensor:
     """The lengthscale from which others are counted."""
     lower = kernel.raw_lengthscale_constraint.lower_bound.expand_as(kernel.lengthscale)
     return torch.where(lower > 0, _ABOVE_SMALLEST * lower, kernel.lengthscale.detach())
 
 
 @torch.no_grad()
-def _set_lengthscale(kernel: Kernel, entry: int, values: Tensor) -> None:
+def set_lengthscale(kernel: Kernel, entry: int, values: Tensor) -> None:
     """Set a component's lengthscale to that of ``values``, or as near as its constraint allows."""
     constraint = kernel.raw_lengthscale_constraint
     lower, upper = (bound.expand_as(values) for bound in (constraint.lower_bound, constraint.upper_bound))

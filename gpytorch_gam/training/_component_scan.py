@@ -13,7 +13,7 @@ from torch import Tensor
 from gpytorch_gam.optim.processes import Processes
 
 # Variances that are tried, as multiples of those of a trial: none at all, and five in each order of magnitude.
-_RATIOS = (0.0, *(10.0 ** (power / 5) for power in range(-30, 16)))
+RATIOS = (0.0, *(10.0 ** (power / 5) for power in range(-30, 16)))
 
 # What a backend knows of the components at some hyperparameters.
 _T = TypeVar("_T")
@@ -108,16 +108,11 @@ class ComponentScan(Generic[_T]):
         targets = torch.stack([projected[place.part] for projected in self._projections]) - half @ solved.squeeze(0)
         gram = torch.stack([blocks[number] for blocks in self._blocks])
         explainable = torch.stack([each[number] for each in self._explainable])
-        values, vectors = torch.linalg.eigh(gram - half @ half.mT)
-        curves = _Curves(
-            values.clamp_min(0.0),
-            (vectors.mT @ targets.unsqueeze(-1)).squeeze(-1).square(),
-            (explainable - gram.diagonal(dim1=-2, dim2=-1).sum(-1)).clamp_min(0.0),
-        )
-        table = curves(gram.new_tensor(_RATIOS))
-        trial, index = divmod(int(table.argmax()), len(_RATIOS))
+        curves = Curves.of_schur_complements(gram, half, targets, explainable)
+        table = curves(gram.new_tensor(RATIOS))
+        trial, index = divmod(int(table.argmax()), len(RATIOS))
         present = curves(gram.new_ones(1))[0, 0]
-        return Change(place, trial - 1, _RATIOS[index], (table[trial, index] - present).item())
+        return Change(place, trial - 1, RATIOS[index], (table[trial, index] - present).item())
 
     def take(self, change: Change) -> None:
         """Make a change, which the next ones are made beside."""
@@ -139,12 +134,26 @@ class ComponentScan(Generic[_T]):
         self._explainable[0][number] = change.ratio * self._explainable[index][number]
 
 
-class _Curves(NamedTuple):
+class Curves(NamedTuple):
     """What trials of a component add to the bound, as functions of the ratio of its variance."""
 
     values: Tensor  # (T, M)
     squares: Tensor  # (T, M)
     unexplained: Tensor  # (T,)
+
+    @classmethod
+    def of_schur_complements(cls, gram: Tensor, half: Tensor, targets: Tensor, explainable: Tensor) -> Curves:
+        """
+        The curves of trials with gram matrices ``(T, M, M)``, their products with the features of the other components
+        ``(T, M, Q)``, solved by a Cholesky factor of the others' precision, the Schur complements of their projected
+        targets ``(T, M)``, and sums of their prior variances by Lambda ``(T,)``.
+        """
+        values, vectors = torch.linalg.eigh(gram - half @ half.mT)
+        return cls(
+            values.clamp_min(0.0),
+            (vectors.mT @ targets.unsqueeze(-1)).squeeze(-1).square(),
+            (explainable - gram.diagonal(dim1=-2, dim2=-1).sum(-1)).clamp_min(0.0),
+        )
 
     def __call__(self, ratios: Tensor) -> Tensor:
         """The nats ``(T, K)``."""

@@ -83,11 +83,11 @@ def shortfall_of_batches(
     """The shortfall of each component by name, from some rows of batches that were checked."""
     # Thinned one by one, so that a single batch of a large file is in memory.
     parts = [
-        _thinned(checked_rows(strategy, likelihood, part), _NUM_ROWS)
+        thinned(checked_rows(strategy, likelihood, part), _NUM_ROWS)
         for part in itertools.islice(batches, _NUM_BATCHES)
     ]
     with gradients_on():
-        rows = [_thinned(part, _NUM_ROWS // len(parts)) for part in parts]
+        rows = [thinned(part, _NUM_ROWS // len(parts)) for part in parts]
         scale = num_data / sum(len(part.y) for part in rows)
         totals = [_shortfall_of_rows(strategy, likelihood, part, scale) for part in rows]
     return dict(zip(strategy.predictor.names, torch.stack(totals).sum(0).tolist(), strict=True))
@@ -108,7 +108,7 @@ def warn_of_shortfall(found: Mapping[str, float]) -> None:
         )
 
 
-def _thinned(rows: Rows, most: int) -> Rows:
+def thinned(rows: Rows, most: int) -> Rows:
     """At most ``most`` equally spaced rows."""
     chosen = _equally_spaced(len(rows.y), most, rows.y.device)
     return Rows(rows.x[chosen], rows.y[chosen], {name: value[chosen] for name, value in rows.row_arguments.items()})
