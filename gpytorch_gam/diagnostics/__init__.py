@@ -1,7 +1,15 @@
 """Diagnostics of a fitted model."""
 
 from .concurvity_of_components import Concurvity, concurvity
+from .evidence_of_components import component_evidence
 from .hyperparameter_uncertainty import HyperparameterUncertainty
 from .variance_decomposition import SobolIndices, sobol_indices
 
-__all__ = ["Concurvity", "HyperparameterUncertainty", "SobolIndices", "concurvity", "sobol_indices"]
+__all__ = [
+    "Concurvity",
+    "HyperparameterUncertainty",
+    "SobolIndices",
+    "component_evidence",
+    "concurvity",
+    "sobol_indices",
+]

@@ -14,14 +14,14 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from .terms import f, fs, linear, re, s, te, ti
+from .terms import f, fs, linear, re, s, sz, te, ti
 
 if TYPE_CHECKING:
     from .estimators import GAMClassifier, GAMRegressor
 
 _NEEDS_EXTRA = {"GAMRegressor": ".estimators", "GAMClassifier": ".estimators"}
 
-__all__ = ["GAMClassifier", "GAMRegressor", "f", "fs", "linear", "re", "s", "te", "ti"]
+__all__ = ["GAMClassifier", "GAMRegressor", "f", "fs", "linear", "re", "s", "sz", "te", "ti"]
 
 
 def __getattr__(name: str) -> Any:

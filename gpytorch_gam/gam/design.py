@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ from .columns import (
     numbers_of,
 )
 from .priors import register_priors
-from .terms import PERIODS, Factor, Linear, RandomCurves, RandomEffect, Smooth, Term
+from .terms import PERIODS, DeviatingCurves, Factor, Linear, RandomCurves, RandomEffect, Smooth, Term
 from .terms import Tensor as TensorTerm
 
 # Atoms of the distribution over which smooth effects have mean zero.
@@ -112,6 +112,19 @@ class Design:
                 key = (name, role)
                 if key not in self.encodings and key not in self.aliases:
                     self._learn(key, frame[name], weights, term)
+
+    def extended(self, terms: Sequence[Sequence[Term]], frame: pd.DataFrame, weights: np.ndarray) -> Design:
+        """
+        A design with further terms, in which columns that are read already stay where they are in the inputs.
+
+        :param terms: The further terms of each predictor.
+        :param frame: The data of the fit.
+        :param weights: The weights of the rows.
+        """
+        all_terms = [[*own, *more] for own, more in zip(self.terms, terms, strict=True)]
+        found = replace(self, terms=all_terms, encodings=dict(self.encodings), aliases=dict(self.aliases), parts=[])
+        found.learn_columns(frame, weights)
+        return found
 
     def _learn(self, key: Key, values: pd.Series, weights: np.ndarray, term: Term) -> None:
         name, role = key
@@ -197,7 +210,7 @@ class Design:
             if infinite:
                 raise ValueError(f"column {name!r} has infinity (inf) in {infinite} of {len(values)} rows")
             self._refuse_missing(term, name, int(np.isnan(values).sum()), len(values))
-            if role == "levels" and isinstance(term, Factor | Smooth | Linear):
+            if role == "levels" and isinstance(term, Factor | Smooth | Linear | DeviatingCurves):
                 self.encoding(name, role).refuse_unseen(frame[name], term.label)
 
     def refuse_missing(self, numbers: Mapping[str, int], num_rows: int) -> None:
@@ -262,9 +275,7 @@ class Design:
                     groups.append(factories.constant(name=self.labelled(INTERCEPT, index), predictor=index))
                 for term in terms:
                     label = self.labelled(term.label, index)
-                    made = [] if self._has_no_effect(term, x) else self._groups(term, x, label, index)
-                    for group in made:
-                        register_priors(group)
+                    made = [] if self._has_no_effect(term, x) else self.groups(term, x, index)
                     groups += made
                     components = tuple(name for group in made for name in group.names)
                     self.parts.append(Part(label, term, index, components))
@@ -293,7 +304,7 @@ class Design:
             values = x[:, self.position(name, role)]
             values = values[values.isfinite()]
             if isinstance(encoding, LevelEncoding):
-                is_constant = len(encoding.labels) < 2 and isinstance(term, Factor)
+                is_constant = len(encoding.labels) < 2 and isinstance(term, Factor | DeviatingCurves)
             else:
                 is_number = isinstance(encoding, NumberEncoding)
                 is_constant = encoding.is_constant if is_number else bool((values == values[:1]).all())
@@ -307,8 +318,15 @@ class Design:
                 return True
         return False
 
-    def _groups(self, term: Term, x: Tensor, label: str, index: int) -> list[ComponentGroup]:
-        """The groups of components of a term."""
+    def groups(self, term: Term, x: Tensor, index: int) -> list[ComponentGroup]:
+        """
+        The groups of components of a term, in the default dtype.
+
+        :param term: The term, whose columns are learned.
+        :param x: The inputs ``(n, D)``.
+        :param index: The number of its predictor.
+        """
+        label = self.labelled(term.label, index)
         options: dict[str, Any] = {"predictor": index}
         if self._missing_of(term) == "marginal":
             options["missing"] = "marginal"
@@ -319,8 +337,12 @@ class Design:
             Factor: self._factor,
             RandomEffect: self._random_effect,
             RandomCurves: self._random_curves,
+            DeviatingCurves: self._random_curves,
         }
-        return makers[type(term)](term, x, label, options)  # type: ignore[operator]
+        made: list[ComponentGroup] = makers[type(term)](term, x, label, options)  # type: ignore[operator]
+        for group in made:
+            register_priors(group)
+        return made
 
     def _smooth(self, term: Smooth, x: Tensor, label: str, options: dict[str, Any]) -> list[ComponentGroup]:
         multiplier = self._by(term, label)
@@ -393,10 +415,12 @@ class Design:
     ) -> list[ComponentGroup]:
         column, by = self.position(term.column, "number"), self.position(term.levels, "levels")
         levels = _levels(self.encoding(term.levels, "levels"))
-        points: dict[str, Any] = {} if (term.k or self.k) is None else {"num_inducing": term.k or self.k}
-        return [
-            factories.factor_smooth(column, by, levels, x, kernel=self._kernel(term), name=label, **points, **options)
-        ]
+        if (term.k or self.k) is not None:
+            options["num_inducing"] = term.k or self.k
+        if isinstance(term, DeviatingCurves):
+            options["measure"] = self._measure(x[:, column])
+        make = factories.interaction if isinstance(term, DeviatingCurves) else factories.factor_smooth
+        return [make(column, by, levels, x, kernel=self._kernel(term), name=label, **options)]
 
     def _by(self, term: Smooth | Linear, label: str) -> dict[str, Any]:
         """The arguments of a factory for the multiplier of a term, and the names of its components."""

@@ -32,6 +32,7 @@ from .families import Binomial, Family, Ordinal, Softmax, regression_family
 from .fitted import Fitted
 from .fitting import FitOfDesign, Options, fit_arguments, fit_design, warnings_at_caller
 from .frames import as_frame, as_rows, drop_columns, take_columns
+from .interactions import Limits, interactions_of_description
 from .prediction import (
     class_probabilities,
     mean_quantiles,
@@ -65,6 +66,7 @@ class _GAM(BaseEstimator):
     _needed: list[str] | None  # columns that the terms read; None if all are features
     result_: FitResult | None
     deviance_explained_: float
+    interactions_: pd.DataFrame | None
     n_rows_: int
     family_: Family
     classes_: np.ndarray
@@ -84,6 +86,8 @@ class _GAM(BaseEstimator):
         device: str,
         progress: bool,
         random_state: Any,
+        interactions: Any,
+        interaction_nats: float,
     ) -> None:
         self.terms = terms
         self.family = family
@@ -96,6 +100,8 @@ class _GAM(BaseEstimator):
         self.device = device
         self.progress = progress
         self.random_state = random_state
+        self.interactions = interactions
+        self.interaction_nats = interaction_nats
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
@@ -130,7 +136,7 @@ class _GAM(BaseEstimator):
         stream = None if parts is None else parts[0]
         with warnings_at_caller():
             found = self._fit_table(X, given) if stream is None else self._fit_stream(stream, given, columns, levels)
-        self._fitted, self.result_, self.deviance_explained_ = found
+        self._fitted, self.result_, self.deviance_explained_, self.interactions_ = found
         self.family_ = self._fitted.family
         return self
 
@@ -145,12 +151,17 @@ class _GAM(BaseEstimator):
         )
         rows = self._rows(frame, y, weights, family, given)
         self._note_rows(len(rows.y))
-        return fit_design(self._design(family, rows.frame), family, *rows, self._options())
+        return fit_design(self._design(family, rows.frame), family, *rows, self._options(), self._limits())
 
     def _fit_stream(
         self, stream: Stream, given: Mapping[str, Any], columns: list[str] | None, levels: set[str]
     ) -> FitOfDesign:
         """The fit to rows that are read in parts, of whose columns arguments are."""
+        if self._limits() is not None:
+            raise ValueError(
+                f"interactions must be 0 where X is read in parts, got {self.interactions!r}: look for them in a table "
+                "of some rows, and give them as terms"
+            )
         weights, named = given["sample_weight"], [name for name in given.values() if isinstance(name, str)]
         if weights is not None and not isinstance(weights, str):
             raise TypeError(f"sample_weight must be the name of a column, as X is read in parts, got {weights!r}")
@@ -211,10 +222,20 @@ class _GAM(BaseEstimator):
         checks.choice("method", self.method, ("auto", "rows", "bins", "minibatches"))
         checks.number("tolerance", self.tolerance, above=0)
         checks.flag("progress", self.progress)
+        if isinstance(self.interactions, str):
+            checks.choice("interactions", self.interactions, ("auto",))
+        else:
+            checks.integer("interactions", self.interactions, least=0)
+        checks.number("interaction_nats", self.interaction_nats, least=0)
         if not isinstance(self.device, str):
             raise TypeError(
                 f"device must be 'auto', 'cpu' or the name of another device, got {checks.shown(self.device)}"
             )
+
+    def _limits(self) -> Limits | None:
+        """Which interactions are added; None for none."""
+        most = None if isinstance(self.interactions, str) else int(self.interactions)
+        return None if most == 0 else Limits(most, self.interaction_nats)
 
     def _options(self) -> Options:
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
@@ -465,6 +486,7 @@ class _GAM(BaseEstimator):
             found._fitted, found.family_ = fitted, fitted.family
             found.result_ = files.result_of_description(description["result"])
             found.n_rows_, found.deviance_explained_ = description["n_rows"], description["deviance_explained"]
+            found.interactions_ = interactions_of_description(description["interactions"])
             found.n_features_in_ = description["n_features_in"]
             if description["feature_names_in"] is not None:
                 found.feature_names_in_ = np.array(description["feature_names_in"], dtype=object)
@@ -569,10 +591,18 @@ class GAMRegressor(RegressorMixin, _GAM):
     :param device: ``"auto"``, a GPU if there is one; or the name of a device.
     :param progress: Whether to show the progress of the fit.
     :param random_state: Seed of what is random in a fit by minibatches.
+    :param interactions: The most interactions of two columns that are added to the terms: those of columns that have
+        effects of their own, ``ti(x, z)`` of numbers and ``sz(x, g)`` of a number and a category, which are screened
+        after a fit without them. Default 0; ``"auto"`` takes those that pay, five at most.
+    :param interaction_nats: The nats by which an interaction has to raise the bound, as the screening estimates it and
+        in a fit. Among 190 pairs of noise columns, the largest promise is some three.
     :ivar model_: The fitted model of the package.
     :ivar likelihood_: Its likelihood.
     :ivar result_: What the fit has found, a :class:`~gpytorch_gam.training.FitResult`; None if it was interrupted.
     :ivar terms_: The labels of the terms.
+    :ivar interactions_: The interactions that were screened, those first that promise most, or None: a data frame of
+        the nats that screening ``estimated``, the ``nats`` in a fit (of the best, see
+        :func:`~gpytorch_gam.diagnostics.component_evidence`), and which are ``kept``.
     :ivar family_: The distribution of the response.
     :ivar n_features_in_: Number of columns.
     :ivar feature_names_in_: Their names, if the data had names.
@@ -597,6 +627,8 @@ class GAMRegressor(RegressorMixin, _GAM):
         device: str = "auto",
         progress: bool = False,
         random_state: Any = None,
+        interactions: str | int = 0,
+        interaction_nats: float = 5.0,
     ) -> None:
         super().__init__(
             terms,
@@ -610,6 +642,8 @@ class GAMRegressor(RegressorMixin, _GAM):
             device,
             progress,
             random_state,
+            interactions,
+            interaction_nats,
         )
 
     def fit(
@@ -814,6 +848,8 @@ class GAMClassifier(ClassifierMixin, _GAM):
         device: str = "auto",
         progress: bool = False,
         random_state: Any = None,
+        interactions: str | int = 0,
+        interaction_nats: float = 5.0,
     ) -> None:
         super().__init__(
             terms,
@@ -827,6 +863,8 @@ class GAMClassifier(ClassifierMixin, _GAM):
             device,
             progress,
             random_state,
+            interactions,
+            interaction_nats,
         )
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None, *, offset: Any = None) -> GAMClassifier:

@@ -31,6 +31,7 @@ from .design import Design, described_encodings, encodings_of_description
 from .families import Family, Units, described_family, family_of_description, regression_family
 from .fitted import Fitted
 from .fitting import JITTER, Options, make
+from .interactions import described_interactions
 from .terms import Term, described, from_description
 
 # The version of the format; files of a higher one are refused.
@@ -170,6 +171,7 @@ def _description(estimator: Any, fitted: Fitted) -> dict[str, Any]:
         "result": _described_result(estimator.result_),
         "deviance_explained": estimator.deviance_explained_,
         "n_rows": estimator.n_rows_,
+        "interactions": described_interactions(estimator.interactions_),
         "versions": {"gpytorch_gam": _version(), "torch": torch.__version__, "gpytorch": gpytorch.__version__},
     }
 

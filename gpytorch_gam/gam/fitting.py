@@ -23,6 +23,7 @@ from gpytorch_gam.warnings import ConvergenceWarning
 from .design import Design, default_dtype
 from .families import Family, Units
 from .fitted import Fitted, reference_rows
+from .interactions import Limits, Start, search
 from .prediction import response_moments
 
 # Inducing variables up to which the posterior has a full covariance.
@@ -75,6 +76,7 @@ class FitOfDesign(NamedTuple):
     fitted: Fitted
     result: FitResult | None  # None if the fit was interrupted
     deviance_explained: float
+    screened: pd.DataFrame | None  # the interactions that were looked for
 
 
 def fit_design(
@@ -85,9 +87,10 @@ def fit_design(
     weights: np.ndarray,
     arguments: Mapping[str, np.ndarray],
     options: Options,
+    limits: Limits | None = None,
 ) -> FitOfDesign:
     """
-    Fit the terms of a design to data.
+    Fit the terms of a design to data, and the interactions that raise the bound.
 
     :param design: Terms, whose encodings are chosen here.
     :param family: The distribution of the response.
@@ -96,6 +99,7 @@ def fit_design(
     :param weights: Weights of the rows, positive.
     :param arguments: Row-wise arguments of the likelihood, ``(n,)`` each; the offset in units of the response.
     :param options: How.
+    :param limits: Which interactions are added; None for none.
     """
     design.learn_columns(frame, weights)
     x = design.inputs(frame)
@@ -104,11 +108,21 @@ def fit_design(
     if not np.all(weights == 1.0):
         rows["weights"] = torch.tensor(weights)
     responses = torch.from_numpy((y - units.centre) / units.scale)
-    fitted, result = fit_to_data(design, family, units, x, (x, responses, rows) if rows else (x, responses), options)
+    more = (responses, rows) if rows else (responses,)
+    fitted, result = fit_to_data(design, family, units, x, (x, *more), options)
+    screened = None
+    if limits is not None:
+
+        def refit(extended: Design, start: Start) -> tuple[Fitted, FitResult | None]:
+            inputs = extended.inputs(frame)
+            return fit_to_data(extended, family, units, inputs, (inputs, *more), options, start)
+
+        fitted, result, screened = search(fitted, result, (x, *more), frame, weights, limits, refit)
+        x = fitted.design.inputs(frame)
     some = np.linspace(0, len(y) - 1, min(len(y), _ROWS_OF_DEVIANCE)).round().astype(int)
     own = {name: value[some] for name, value in rows.items() if name != "weights"}
     explained = deviance_explained(fitted, x[some], y[some], weights[some], own)
-    return FitOfDesign(fitted, result, explained)
+    return FitOfDesign(fitted, result, explained, screened)
 
 
 def units_of(family: Family, y: np.ndarray, weights: np.ndarray, arguments: Mapping[str, np.ndarray]) -> Units:
@@ -125,7 +139,13 @@ def units_of(family: Family, y: np.ndarray, weights: np.ndarray, arguments: Mapp
 
 
 def fit_to_data(
-    design: Design, family: Family, units: Units, x: torch.Tensor, data: Any, options: Options
+    design: Design,
+    family: Family,
+    units: Units,
+    x: torch.Tensor,
+    data: Any,
+    options: Options,
+    start: Start | None = None,
 ) -> tuple[Fitted, FitResult | None]:
     """
     Fit the terms of a design, whose columns are learned, to rows in units of the fit.
@@ -136,15 +156,16 @@ def fit_to_data(
     :param x: Inputs with the range of all rows, from which places are taken and summaries are made.
     :param data: The rows, as :func:`~gpytorch_gam.fit` takes them.
     :param options: How.
+    :param start: Hyperparameters from which the fit starts; default those of the responses.
     :return: The fitted model, and the result of the fit; None if that was interrupted.
     """
     device = device_of(options.device)
     with torch.random.fork_rng(devices=[]), gpytorch.settings.variational_cholesky_jitter(double_value=JITTER):
         torch.manual_seed(options.seed)
-        model, likelihood = make(design, family, x, options)
+        model, likelihood = make(design, family, x, options, start)
         model.to(device)
         likelihood.to(device)
-        result = _fit(model, likelihood, _on_device(data, device), options)
+        result = _fit(model, likelihood, _on_device(data, device), options, start is not None)
     return Fitted(model, likelihood, design, family, units, reference_rows(x)), result
 
 
@@ -170,7 +191,9 @@ def fit_arguments(family: Family, scale: float, arguments: Mapping[str, np.ndarr
     return found
 
 
-def make(design: Design, family: Family, x: torch.Tensor, options: Options) -> tuple[AdditiveGP, Likelihood]:
+def make(
+    design: Design, family: Family, x: torch.Tensor, options: Options, start: Start | None = None
+) -> tuple[AdditiveGP, Likelihood]:
     """
     A new model and likelihood in float64.
 
@@ -178,10 +201,13 @@ def make(design: Design, family: Family, x: torch.Tensor, options: Options) -> t
     :param family: The distribution of the response.
     :param x: Inputs, from which ranges are taken.
     :param options: How the model will be fitted.
+    :param start: Hyperparameters to take.
     """
     with default_dtype(torch.float64):
-        predictor = design.predictor(x)
-        return _model(predictor, options), family.likelihood()
+        predictor, likelihood = design.predictor(x), family.likelihood()
+        if start is not None:
+            start.copy_to(predictor, likelihood)
+        return _model(predictor, options), likelihood
 
 
 def _model(predictor: AdditivePredictor, options: Options) -> AdditiveGP:
@@ -193,7 +219,7 @@ def _model(predictor: AdditivePredictor, options: Options) -> AdditiveGP:
     return AdditiveGP(predictor, family="block_low_rank", rank="auto")
 
 
-def _fit(model: AdditiveGP, likelihood: Likelihood, data: Any, options: Options) -> FitResult | None:
+def _fit(model: AdditiveGP, likelihood: Likelihood, data: Any, options: Options, is_warm: bool) -> FitResult | None:
     try:
         return fit(
             model,
@@ -201,6 +227,7 @@ def _fit(model: AdditiveGP, likelihood: Likelihood, data: Any, options: Options)
             data,
             method=options.method,
             tolerance=options.tolerance,
+            warm_start=is_warm,
             progress=options.progress,
         )
     except KeyboardInterrupt:

@@ -89,7 +89,7 @@ def fit_stream(
     fitted, result = fit_to_data(design, family, units, design.inputs(found.spread), batches, options)
     arguments = fit_arguments(family, units.scale, some.arguments)
     explained = deviance_explained(fitted, design.inputs(some.frame), some.y, some.weights, arguments)
-    return FitOfDesign(fitted, result, explained)
+    return FitOfDesign(fitted, result, explained, None)
 
 
 class EncodedBatches(StreamedBatches):

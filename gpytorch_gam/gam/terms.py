@@ -220,7 +220,7 @@ class RandomCurves(Term):
         _check_columns(self)
         _check_smoothness(self)
         if self.column == self.levels:
-            raise ValueError(f"fs takes a column and another one of levels, got {self.column!r} twice")
+            raise ValueError(f"{self.call} takes a column and another one of levels, got {self.column!r} twice")
         self._check_missing(levels=False)
 
     @property
@@ -232,6 +232,13 @@ class RandomCurves(Term):
     def arguments(self) -> tuple[str, ...]:
         """The column, and that of the levels."""
         return (self.column, self.levels)
+
+
+@dataclass(frozen=True, repr=False)
+class DeviatingCurves(RandomCurves):
+    """The differences of a column's curves between levels, see :func:`sz`."""
+
+    call: ClassVar[str] = "sz"
 
 
 def s(
@@ -344,10 +351,27 @@ def fs(
     return RandomCurves(missing, column, levels, k, kernel)
 
 
-#: The functions that make terms, by their names in formulas.
-FUNCTIONS: dict[str, Callable[..., Term]] = {"s": s, "linear": linear, "te": te, "ti": ti, "f": f, "re": re, "fs": fs}
+def sz(
+    column: str, levels: str, *, k: int | None = None, kernel: str | None = None, missing: str | None = None
+) -> DeviatingCurves:
+    """
+    The interaction of a numeric column and a category without their own effects, to which it is orthogonal: curves with
+    mean zero and sum zero over levels; ``s(x, g, bs="sz")`` of mgcv. With ``s(x)`` and ``f(g)`` it is an analysis of
+    variance. A level that was not in the data of the fit is an error when predicting.
 
-_KINDS = {kind.__name__: kind for kind in (Smooth, Linear, Tensor, Factor, RandomEffect, RandomCurves)}
+    :param column: The name of the numeric column.
+    :param levels: The name of the column of levels.
+    :param k: Number of inducing points of each level. Default: chosen by the fit.
+    :param kernel: See :func:`s`.
+    :param missing: See :func:`s`.
+    """
+    return DeviatingCurves(missing, column, levels, k, kernel)
+
+
+#: The functions that make terms, by their names in formulas.
+FUNCTIONS: dict[str, Callable[..., Term]] = {each.__name__: each for each in (s, linear, te, ti, f, re, fs, sz)}
+
+_KINDS = {kind.__name__: kind for kind in (Smooth, Linear, Tensor, Factor, RandomEffect, RandomCurves, DeviatingCurves)}
 
 
 def described(term: Term) -> dict[str, Any]:

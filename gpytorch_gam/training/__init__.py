@@ -1,9 +1,9 @@
 """Training: starting values, minibatch and discretised fits, and refinement of the posterior."""
 
-from .component_gains import component_gains
 from .discretized import ColumnRanges, FitStatistics
 from .fit_result import Epoch, FitResult
 from .fitting import fit
+from .gains_of_components import component_gains
 from .initialization import initialize_posterior
 from .polishing import polish
 from .shortfall import inducing_shortfall

@@ -83,8 +83,7 @@ def shortfall_of_batches(
     """The shortfall of each component by name, from some rows of batches that were checked."""
     # Thinned one by one, so that a single batch of a large file is in memory.
     parts = [
-        thinned(checked_rows(strategy, likelihood, part), _NUM_ROWS)
-        for part in itertools.islice(batches, _NUM_BATCHES)
+        thinned(checked_rows(strategy, likelihood, part), _NUM_ROWS) for part in itertools.islice(batches, _NUM_BATCHES)
     ]
     with gradients_on():
         rows = [thinned(part, _NUM_ROWS // len(parts)) for part in parts]

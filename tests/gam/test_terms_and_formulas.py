@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from gpytorch_gam.gam import f, fs, linear, re, s, te, ti
+from gpytorch_gam.gam import f, fs, linear, re, s, sz, te, ti
 from gpytorch_gam.gam.formula import FormulaError, parse
 from gpytorch_gam.gam.terms import check_terms, described, from_description
 
@@ -23,6 +23,7 @@ FRAME = pd.DataFrame({"age": [1.0], "sex": ["m"], "body mass": [2.0], "x": [0.0]
         (ti("lon", "lat", k=5), "ti(lon, lat, k=5)"),
         (re("subject", by="time"), "re(subject, by=time)"),
         (fs("time", "subject"), "fs(time, subject)"),
+        (sz("time", "sex", k=5), "sz(time, sex, k=5)"),
         (f("body mass"), "f(`body mass`)"),
         (f("grade", ordered=True), 'f("grade", ordered=True)'),
         (linear("age"), "linear(age)"),
@@ -32,7 +33,9 @@ def test_a_formula_gives_the_terms_of_the_calls_in_it(term: object, text: str) -
     assert parse(f"y ~ {text}").parts == (term,)
 
 
-@pytest.mark.parametrize("term", [s("a", by="b"), te("a", "b", k=4), f("a"), re("a"), fs("a", "b"), linear("a")])
+@pytest.mark.parametrize(
+    "term", [s("a", by="b"), te("a", "b", k=4), f("a"), re("a"), fs("a", "b"), sz("a", "b"), linear("a")]
+)
 def test_terms_survive_a_description_in_plain_values(term: object) -> None:
     assert from_description(described(term)) == term
     assert eval(repr(term)) == term

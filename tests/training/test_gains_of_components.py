@@ -106,7 +106,12 @@ def test_components_of_any_predictor_and_kind_are_compared() -> None:
     x = inputs()
     x[:, 2] = (x[:, 2] > 0.5).double()
     y = torch.sin(6 * x[:, 0]) * (2 * x[:, 2] - 1) + noise(0.5) * torch.exp(x[:, 1])
-    groups = [smooth([0, 1], x, num_inducing=7), constant(), linear(1, x, predictor=1), constant(name="log sd", predictor=1)]
+    groups = [
+        smooth([0, 1], x, num_inducing=7),
+        constant(),
+        linear(1, x, predictor=1),
+        constant(name="log sd", predictor=1),
+    ]
     likelihood = GaussianLocationScaleLikelihood()
     model = fitted(groups, likelihood, x, y)
     before = {name: value.clone() for name, value in model.state_dict().items()}

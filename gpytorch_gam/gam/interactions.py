@@ -1,0 +1,223 @@
+"""The search for interactions: pairs of columns are screened, the best are fitted, and those that pay are kept."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from gpytorch.likelihoods import Likelihood
+
+from gpytorch_gam.components import AdditivePredictor, ComponentGroup
+from gpytorch_gam.diagnostics import component_evidence
+from gpytorch_gam.training import FitResult, component_gains
+
+from .design import Design, Part, default_dtype
+from .fitted import Fitted
+from .terms import DeviatingCurves, Factor, Linear, Smooth, Term
+from .terms import Tensor as TensorTerm
+
+# The most interactions that are fitted together, and the number of inducing points along each of their columns.
+_MOST, _POINTS = 5, 6
+
+
+class Limits(NamedTuple):
+    """
+    Which interactions are kept.
+
+    :ivar most: Their largest number; None for as many as pay.
+    :ivar least_nats: The nats by which each must raise the bound.
+    """
+
+    most: int | None
+    least_nats: float
+
+
+class Start(NamedTuple):
+    """Groups of components and a likelihood from whose hyperparameters a fit starts."""
+
+    groups: Sequence[ComponentGroup]
+    likelihood: Likelihood
+
+    def copy_to(self, predictor: AdditivePredictor, likelihood: Likelihood) -> None:
+        """
+        Give the groups of the same components, and another likelihood, the same hyperparameters.
+
+        :param predictor: The components.
+        :param likelihood: The likelihood.
+        """
+        known = {group.names: group for group in self.groups}
+        for group in predictor.groups:
+            source = known[group.names]
+            if source.num_inducing != group.num_inducing:
+                group.replace_inducing_points(source.inducing_points.to(group.inducing_points))
+            group.load_state_dict(source.state_dict())
+        likelihood.load_state_dict(self.likelihood.state_dict())
+
+
+class Search(NamedTuple):
+    """
+    What a search has found.
+
+    :ivar fitted: The model with the interactions that are kept.
+    :ivar result: What its fit has found.
+    :ivar screened: The candidates, see :attr:`GAMRegressor.interactions_`.
+    """
+
+    fitted: Fitted
+    result: FitResult | None
+    screened: pd.DataFrame
+
+
+class _Candidate(NamedTuple):
+    term: Term
+    predictor: int
+    label: str
+    groups: list[ComponentGroup]
+    nats: float  # that it promises
+
+
+def search(
+    fitted: Fitted,
+    result: FitResult | None,
+    data: tuple[Any, ...],
+    frame: pd.DataFrame,
+    weights: np.ndarray,
+    limits: Limits,
+    refit: Callable[[Design, Start], tuple[Fitted, FitResult | None]],
+) -> Search:
+    """
+    Add the interactions to a model of main effects that raise its bound by more than some nats.
+
+    :param fitted: The model of main effects.
+    :param result: What its fit has found.
+    :param data: Inputs, responses and perhaps row-wise arguments, in units of the fit.
+    :param frame: The columns.
+    :param weights: The weights of the rows.
+    :param limits: Which interactions are kept.
+    :param refit: Fits another design, from some hyperparameters.
+    """
+    candidates = _screened(fitted, data, frame, weights)
+    most = _MOST if limits.most is None else limits.most
+    chosen = [each for each in candidates if each.nats > limits.least_nats][:most]
+    tried: dict[str, float] = {}
+    while chosen and result is not None:
+        terms = [
+            [each.term for each in chosen if each.predictor == index] for index in range(len(fitted.design.parameters))
+        ]
+        start = Start(
+            [*fitted.model.predictor.groups, *(group for each in chosen for group in each.groups)], fitted.likelihood
+        )
+        found, its_result = refit(fitted.design.extended(terms, frame, weights), start)
+        if its_result is None:
+            break
+        tried |= _evidence(found, [each.label for each in chosen])
+        kept = [each for each in chosen if tried[each.label] > limits.least_nats]
+        if len(kept) == len(chosen):
+            return Search(found, its_result, _table(candidates, tried, kept))
+        chosen = kept
+    return Search(fitted, result, _table(candidates, tried, []))
+
+
+def _screened(fitted: Fitted, data: tuple[Any, ...], frame: pd.DataFrame, weights: np.ndarray) -> list[_Candidate]:
+    """The candidates of all predictors, those first that promise most."""
+    terms = [
+        candidate_terms([part for part in fitted.parts if part.predictor == index])
+        for index in range(len(fitted.design.parameters))
+    ]
+    design = fitted.design.extended(terms, frame, weights)
+    x = design.inputs(frame)
+    device = data[0].device
+    with default_dtype(torch.float64):
+        groups = {
+            (index, term): [group.to(device) for group in design.groups(term, x, index)]
+            for index, own in enumerate(terms)
+            for term in own
+        }
+    every = [group for own in groups.values() for group in own]
+    gains = component_gains(fitted.model, fitted.likelihood, (x.to(device), *data[1:]), every) if every else {}
+    found = [
+        _Candidate(
+            term,
+            index,
+            design.labelled(term.label, index),
+            own,
+            sum(gains[name] for each in own for name in each.names),
+        )
+        for (index, term), own in groups.items()
+    ]
+    return sorted(found, key=lambda each: -each.nats)
+
+
+def candidate_terms(parts: Sequence[Part]) -> list[Term]:
+    """
+    The interactions of all pairs of columns that have effects of their own, and no joint one.
+
+    :param parts: The terms of a predictor.
+    """
+    numbers: dict[str, str | None] = {}
+    factors: dict[str, str | None] = {}
+    joint: set[frozenset[str]] = set()
+    for part in parts:
+        term = part.term
+        joint |= {frozenset(pair) for pair in itertools.combinations(term.columns, 2)}
+        if not part.components or term.multiplier is not None or getattr(term, "period", None) is not None:
+            continue
+        if isinstance(term, Smooth | Linear) or (isinstance(term, TensorTerm) and term.has_main_effects):
+            numbers |= dict.fromkeys(term.arguments, term.missing)
+        elif isinstance(term, Factor) and term.missing != "level":
+            factors[term.column] = term.missing
+    pairs: list[Term] = [
+        TensorTerm(numbers[first] or numbers[second], False, (first, second), _POINTS)
+        for first, second in itertools.combinations(numbers, 2)
+    ]
+    pairs += [
+        DeviatingCurves(numbers[first] or factors[second], first, second, _POINTS)
+        for first, second in itertools.product(numbers, factors)
+    ]
+    return [term for term in pairs if frozenset(term.columns) not in joint]
+
+
+def _evidence(fitted: Fitted, labels: Sequence[str]) -> dict[str, float]:
+    """The nats of terms in a fit."""
+    components = {part.label: part.components for part in fitted.parts}
+    return {label: component_evidence(fitted.model, components[label]) for label in labels}
+
+
+def _table(candidates: Sequence[_Candidate], tried: dict[str, float], kept: Sequence[_Candidate]) -> pd.DataFrame:
+    kept_labels = {each.label for each in kept}
+    labels = [each.label for each in candidates]
+    return pd.DataFrame(
+        {
+            "estimated": [each.nats for each in candidates],
+            "nats": [tried.get(label, float("nan")) for label in labels],
+            "kept": [label in kept_labels for label in labels],
+        },
+        index=pd.Index(labels, name="interaction"),
+    )
+
+
+def described_interactions(screened: pd.DataFrame | None) -> dict[str, list[Any]] | None:
+    """
+    Candidates as plain values, which JSON can hold.
+
+    :param screened: The table of candidates, or None.
+    """
+    if screened is None:
+        return None
+    found: dict[str, list[Any]] = screened.reset_index().to_dict("list")
+    return {**found, "nats": [None if value != value else value for value in found["nats"]]}
+
+
+def interactions_of_description(description: dict[str, list[Any]] | None) -> pd.DataFrame | None:
+    """
+    The candidates with a description by :func:`described_interactions`.
+
+    :param description: The plain values, or None.
+    """
+    if description is None:
+        return None
+    return pd.DataFrame(description).astype({"estimated": float, "nats": float, "kept": bool}).set_index("interaction")
