@@ -183,7 +183,7 @@ class NumberEncoding(Encoding):
         is_present = np.isfinite(present)
         present = present[is_present]
         if not len(present):
-            raise ValueError(f"column {values.name!r} has no value")
+            raise ValueError(f"column {values.name!r} has no value: leave it out")
         weights = np.ones(len(present)) if weights is None else weights[is_present]
         centre, scale = _robust_scale(present, weights)
         low, high = float(present.min()), float(present.max())
@@ -295,7 +295,7 @@ class LevelEncoding(Encoding):
             levels = sorted(present)
         has_missing = missing_is_level and bool(values.isna().any())
         if not levels and not has_missing:
-            raise ValueError(f"column {values.name!r} has no value")
+            raise ValueError(f"column {values.name!r} has no value: leave it out")
         plain = tuple(_plain(level, kind.name) for level in levels)
         return cls(str(values.name), kind.name, plain, kind.is_ordered, has_missing)
 

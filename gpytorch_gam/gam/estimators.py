@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from datetime import date, timedelta
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -893,7 +894,7 @@ class GAMClassifier(ClassifierMixin, _GAM):
             position = {value: index for index, value in enumerate(self.classes_)}
             codes = np.array([position[value] for value in values])
         if len(self.classes_) < 2:
-            raise ValueError(f"y has one class, {self.classes_[0]!r}: a classifier needs at least two")
+            raise ValueError(f"y has one class, {self.classes_.tolist()[0]!r}: a classifier needs at least two")
         return codes.astype(np.float64), self._family()
 
     def _responses(self, y: Any) -> np.ndarray:
@@ -998,6 +999,9 @@ def _numbers_of_objects(values: np.ndarray) -> np.ndarray:
         raise TypeError("y holds text: convert it with pandas.to_numeric, or use GAMClassifier for classes")
     if values.dtype.kind == "c":
         raise ValueError("Complex data not supported in y")
+    others = {type(value).__name__ for value in values.tolist() if isinstance(value, date | timedelta)}
+    if others:
+        raise TypeError(f"y holds {', '.join(sorted(others))}: give numbers, such as a number of days")
     return np.array(
         [np.nan if value is None or value is pd.NA else value for value in values.tolist()], dtype=np.float64
     )

@@ -364,6 +364,17 @@ _KINDS: dict[str, type[Family]] = {
     )
 }
 
+# What other packages call some of them.
+_OTHER_NAMES = {
+    "normal": "gaussian",
+    "nb": "negative_binomial",
+    "negbin": "negative_binomial",
+    "scat": "student_t",
+    "ziP": "zero_inflated_poisson",
+    "gaulss": "gaussian_location_scale",
+    "Gamma": "gamma",
+}
+
 #: The names of the families of numbers.
 REGRESSION = tuple(name for name in _KINDS if name not in ("ordinal", "softmax"))
 
@@ -378,6 +389,8 @@ def regression_family(family: Any) -> Family:
     """
     if isinstance(family, Family) and family.name in REGRESSION:
         return family
+    if isinstance(family, str) and family in _OTHER_NAMES:
+        raise ValueError(f"family {family!r} is called {_OTHER_NAMES[family]!r} here")
     return _KINDS[checks.choice("family", family, REGRESSION)]()
 
 

@@ -17,6 +17,12 @@ from gpytorch_gam._checks import did_you_mean
 from .columns import kind_of
 from .terms import FUNCTIONS, Factor, Linear, Term
 
+# What mgcv says by the basis of a term.
+_WITHOUT_BASIS = (
+    "there is no bs: periodic effects are s(x, period=24), random ones re(g), curves by levels fs(x, g), and others "
+    "have a kernel="
+)
+
 # How formulaic marks the place of an error.
 _MARKED, _COLOUR = re.compile("⧛(.*?)⧚", re.DOTALL), re.compile("\x1b\\[[0-9;]*m")
 
@@ -81,6 +87,14 @@ def parse(text: str) -> Formula:
         found = DefaultFormulaParser(include_intercept=True).get_terms(text)
     except FormulaSyntaxError as error:
         raise _as_formula_error(error, text) from error
+    except SyntaxError as error:  # of Python, in the call of a term
+        raise FormulaError(
+            f"{error.msg}: names of columns that are no identifiers stand in backticks, and words of Python, such as "
+            "class, cannot be names inside of terms",
+            text,
+            text.find("~") + 1,
+            len(text) - text.find("~") - 1,
+        ) from error
     sides = found.lhs if hasattr(found, "lhs") else None
     right = found.rhs if hasattr(found, "rhs") else found
     response = None if sides is None else _response(list(sides), text)
@@ -148,12 +162,13 @@ def _call(expression: str, text: str) -> Term:
             start,
             len(expression),
         )
+    options: dict[str, Any] = {}
     try:
         arguments = [_value(argument) for argument in node.args]
         options = {str(keyword.arg): _value(keyword.value) for keyword in node.keywords}
         return FUNCTIONS[node.func.id](*arguments, **options)
     except (TypeError, ValueError) as error:
-        problem = str(error).replace("() ", " ")
+        problem = _WITHOUT_BASIS if "bs" in options else str(error).replace("() ", " ")
         raise FormulaError(f"{expression}: {problem}", text, start, len(expression)) from error
 
 

@@ -30,22 +30,33 @@ def as_frame(estimator: BaseEstimator, X: Any, *, reset: bool, needed: Sequence[
         array = validate_data(
             estimator, X, reset=reset, dtype=None, ensure_all_finite=False, ensure_min_samples=2 if reset else 1
         )
-        return pd.DataFrame(array, columns=[f"x{index}" for index in range(array.shape[1])])
+        names = [f"x{index}" for index in range(array.shape[1])]
+        return pd.DataFrame(array, columns=names if reset else getattr(estimator, "feature_names_in_", names))
     if not reset and needed is not None:
         missing = [name for name in needed if name not in frame.columns]
         if missing:
             raise ValueError(f"X lacks the columns {missing}, which the model reads")
+        _require_rows(estimator, frame, 1)
         return frame
+    repeated = frame.columns[frame.columns.duplicated()]
+    if len(repeated):
+        raise ValueError(f"X has several columns named {sorted(set(map(str, repeated)))}")
     validate_data(estimator, frame, reset=reset, skip_check_array=True)
-    if frame.shape[1] == 0 or len(frame) < (2 if reset else 1):
-        raise ValueError(
-            f"Found {len(frame)} sample(s) and {frame.shape[1]} feature(s) (shape={frame.shape}) while a minimum of "
-            f"{2 if reset else 1} and 1 is required by {type(estimator).__name__}."
-        )
+    _require_rows(estimator, frame, 2 if reset else 1)
     return with_column_names(frame)
 
 
+def _require_rows(estimator: BaseEstimator, frame: pd.DataFrame, least: int) -> None:
+    if frame.shape[1] == 0 or len(frame) < least:
+        raise ValueError(
+            f"Found {len(frame)} sample(s) and {frame.shape[1]} feature(s) (shape={frame.shape}) while a minimum of "
+            f"{least} and 1 is required by {type(estimator).__name__}."
+        )
+
+
 def _refuse_what_is_read_in_parts(X: Any) -> None:
+    if isinstance(X, Mapping) and not hasattr(X, "shape"):
+        raise TypeError(f"X is a {type(X).__name__}: take pandas.DataFrame(X)")
     if isinstance(X, str | os.PathLike) or hasattr(X, "get_fragments"):
         raise TypeError(f"X must be a table in memory here, got {checks.shown(X)}: read some of its rows")
 
@@ -105,10 +116,13 @@ def frame_of(X: Any) -> pd.DataFrame | None:
     """
     A data frame of pandas with the same columns; None for what is no table.
 
-    :param X: A data frame of pandas or polars, a table or record batch of pyarrow, or anything else.
+    :param X: A data frame of pandas or polars, a table or record batch of pyarrow, a structured array of NumPy, or
+        anything else.
     """
     if isinstance(X, pd.DataFrame):
         return _without_arrow_columns(X.copy(deep=False))
+    if isinstance(X, np.ndarray) and X.dtype.names is not None:
+        return pd.DataFrame.from_records(X)
     module = type(X).__module__.partition(".")[0]
     if module == "pyarrow" and hasattr(X, "to_pandas") and hasattr(X, "schema"):
         return _frame_of_arrow(X)

@@ -297,7 +297,7 @@ def test_an_interrupted_fit_leaves_a_usable_model(monkeypatch: pytest.MonkeyPatc
     [
         ({"terms": "age"}, ValueError, "must be 'auto', a formula"),
         ({"terms": [s("size")]}, ValueError, "column 'size', which X does not have"),
-        ({"family": "normal"}, ValueError, "family must be one of"),
+        ({"family": "weibull"}, ValueError, "family must be one of"),
         ({"kernel": "matern"}, ValueError, "kernel must be one of"),
         ({"num_inducing": 1.5}, TypeError, "num_inducing must be an integer"),
         ({"missing": "drop"}, ValueError, "missing must be one of"),

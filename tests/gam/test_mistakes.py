@@ -1,0 +1,92 @@
+"""What a user would naturally write, and what is said where it cannot be meant."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from gpytorch_gam.gam import GAMClassifier, GAMRegressor
+
+X = pd.DataFrame({"a": np.linspace(-1, 1, 40), "g": list("uv") * 20})
+Y = X.a.to_numpy() + np.tile([0.0, 1.0], 20)
+
+
+def gam(terms: str = "~ a + f(g)") -> GAMRegressor:
+    return GAMRegressor(terms, tolerance=1.0)
+
+
+def test_structured_arrays_are_tables() -> None:
+    found = gam().fit(X.to_records(index=False), Y)
+    np.testing.assert_allclose(found.predict(X), gam().fit(X, Y).predict(X))
+
+
+@pytest.mark.filterwarnings("ignore:X does not have valid feature names")
+def test_arrays_are_read_by_position_after_a_fit_to_names() -> None:
+    found = gam("~ a").fit(X[["a"]], Y)
+    np.testing.assert_allclose(found.predict(X[["a"]].to_numpy()), found.predict(X))
+
+
+@pytest.mark.parametrize("name", ["my col", "a[1]", "größe", "a.b", "a-b", "1st", "intercept"])
+def test_names_in_backticks(name: str) -> None:
+    renamed = X.rename(columns={"a": name})
+    for terms in (f"~ `{name}`", f"~ linear(`{name}`)"):
+        assert gam(terms).fit(renamed, Y).terms_ == [f"linear({name})"]
+
+
+@pytest.mark.parametrize(
+    ("data", "response", "error", "message"),
+    [
+        (X.rename(columns={"g": "a"}), Y, ValueError, r"several columns named \['a'\]"),
+        (dict(X), Y, TypeError, r"X is a dict: take pandas.DataFrame\(X\)"),
+        (X.assign(a=np.nan), Y, ValueError, "column 'a' has (no value: leave it out|NaN in 40 of 40)"),
+        (X.assign(a=[1, "x"] * 20), Y, TypeError, "column 'a' has number beside text"),
+        (X, pd.date_range("2020", periods=40), TypeError, "y holds datetime: give numbers"),
+        (X, Y.astype(str), TypeError, "y holds text: convert it with pandas.to_numeric"),
+    ],
+)
+def test_data_that_cannot_be_meant(data: Any, response: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        gam().fit(data, response)
+
+
+@pytest.mark.parametrize(
+    ("terms", "message"),
+    [
+        ("~ s(my col)", "stand in backticks"),
+        ("~ s(1st)", "stand in backticks"),
+        ("~ s(class)", "words of Python"),
+        ('~ s(a, bs="cc")', r"there is no bs: periodic effects are s\(x, period=24\)"),
+    ],
+)
+def test_formulas_that_cannot_be_read(terms: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        gam(terms).fit(X, Y)
+
+
+def test_names_of_other_packages_and_single_classes() -> None:
+    with pytest.raises(ValueError, match="'nb' is called 'negative_binomial' here"):
+        GAMRegressor("~ a", family="nb").fit(X, Y)
+    with pytest.raises(ValueError, match="y has one class, 1: a classifier"):
+        GAMClassifier("~ a").fit(X, np.ones(40, int))
+
+
+def test_no_rows_to_predict() -> None:
+    with pytest.raises(ValueError, match=r"Found 0 sample\(s\)"):
+        gam().fit(X, Y).predict(X[:0])
+
+
+def test_levels_that_the_fit_has_not_seen() -> None:
+    names = [f"l{index}" for index in range(200)]
+    seen = pd.DataFrame({"g": names[:150] * 2})
+    y = np.random.default_rng(0).normal(size=300) + np.tile(np.random.default_rng(1).normal(size=150), 2)
+    every = pd.DataFrame({"g": names})
+    found = gam("~ re(g)").fit(seen, y)
+    mean, deviation = found.predict_link(every, return_std=True)
+    np.testing.assert_allclose(mean[150:], mean[150])  # unknown ones have the mean of all
+    assert (deviation[150:] > deviation[:150].max()).all()
+    assert found.outside_range(every).g.sum() == 50
+    with pytest.raises(ValueError, match=r"\(50 in all\)\], which the fit has not seen.*re\('g'\) allows others"):
+        gam("~ f(g)").fit(seen, y).predict(every)
