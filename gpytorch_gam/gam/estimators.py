@@ -457,7 +457,7 @@ class _GAM(BaseEstimator):
         scores = self.quantile_residuals(X, y, **arguments)
         fitted, frame, x, rows = self._read(X, arguments)
         means = predictor_moments(fitted, x, rows, fitted.parts)[0, 0]
-        return pictures.plot_residuals(scores, means, frame[fitted.design.columns])
+        return pictures.plot_residuals(fitted, scores, means, frame[fitted.design.columns])
 
     @abstractmethod
     def _responses(self, y: Any) -> np.ndarray:

@@ -232,13 +232,14 @@ def panels(num: int) -> tuple[Figure, list[Axes]]:
     return figure, list(axes.flat[:num])
 
 
-def plot_residuals(scores: np.ndarray, fitted_means: np.ndarray, columns: pd.DataFrame) -> Figure:
+def plot_residuals(fitted: Fitted, scores: np.ndarray, predictors: np.ndarray, columns: pd.DataFrame) -> Figure:
     """
     Draw residuals that are standard normal if the model holds: against normal quantiles, their histogram, against
-    predicted means, and against each column.
+    the first predictor, and against each column.
 
+    :param fitted: The fitted model.
     :param scores: The residuals ``(n,)``.
-    :param fitted_means: Predicted means ``(n,)``.
+    :param predictors: Means of the first predictor, on the scale of its link, ``(n,)``.
     :param columns: The columns.
     """
     figure, axes = panels(3 + columns.shape[1])
@@ -246,7 +247,13 @@ def plot_residuals(scores: np.ndarray, fitted_means: np.ndarray, columns: pd.Dat
     axes[1].hist(stats.norm.cdf(scores), bins=20, range=(0, 1), density=True, color=_LINE, alpha=0.6)
     axes[1].axhline(1.0, color=_REST, linestyle=":")
     axes[1].set_xlabel("probability integral transform")
-    _against(axes[2], fitted_means, scores, "predicted mean")
+    link = fitted.family.link
+    name = (
+        "predicted mean"
+        if fitted.has_identity_link
+        else "predictor" + (f", {link} scale" if link != "identity" else "")
+    )
+    _against(axes[2], predictors, scores, name)
     for ax, name in zip(axes[3:], columns, strict=True):
         _against(ax, columns[name], scores, str(name))
     return figure

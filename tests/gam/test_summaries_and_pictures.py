@@ -136,7 +136,7 @@ def test_checks_are_drawn_for_classes_as_well() -> None:
     x = table()[["age", "site"]]
     y = np.where(np.random.default_rng(0).random(len(x)) < 0.5, "a", "b")
     figure = GAMClassifier(num_inducing=4, tolerance=0.5).fit(x, y).check(x, y)
-    assert [ax.get_xlabel() for ax in figure.axes][-2:] == ["age", "site"]
+    assert [ax.get_xlabel() for ax in figure.axes][-3:] == ["predictor, logit scale", "age", "site"]
 
 
 def test_random_numbers_of_the_session_are_left_alone() -> None:
