@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributions import Categorical, Distribution, MixtureSameFamily
+from torch.distributions.constraints import Constraint
 
 from gpytorch_gam.numerics.quadrature import NormalRule
 
@@ -40,6 +41,11 @@ class ResponseMixture(MixtureSameFamily):
         # Weights are given by logits: probabilities below the resolution of the dtype would be rounded up to it.
         logits = rule.log_weights.to(mean.dtype).expand(components.batch_shape)
         super().__init__(Categorical(logits=logits, validate_args=False), components)
+
+    @property
+    def support(self) -> Constraint | None:
+        """That of the conditional distribution in each row; of the mixture, torch before 2.9 has that of each node."""
+        return self._conditional(self._predictor_mean, self._values).support
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log-probabilities or log-densities."""
