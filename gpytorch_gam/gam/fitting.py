@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import gpytorch
@@ -28,6 +28,9 @@ from .prediction import response_moments
 
 # Inducing variables up to which the posterior has a full covariance.
 _MOST_COUPLED = 500
+
+# Features of all rows up to which fit takes rows, and above which models of several predictors are left to minibatches.
+_MOST_FEATURES = 2**25
 
 # The share of the prior variance that is left where data determine everything: bands of millions of rows are narrow.
 JITTER = 1e-8
@@ -163,10 +166,19 @@ def fit_to_data(
     with torch.random.fork_rng(devices=[]), gpytorch.settings.variational_cholesky_jitter(double_value=JITTER):
         torch.manual_seed(options.seed)
         model, likelihood = make(design, family, x, options, start)
+        num_rows = len(data[1]) if isinstance(data, tuple) else data.num_rows
+        if options.posterior == "auto" and _needs_minibatches(model, num_rows):
+            model, likelihood = make(design, family, x, replace(options, posterior="block_low_rank"), start)
         model.to(device)
         likelihood.to(device)
         result = _fit(model, likelihood, _on_device(data, device), options, start is not None)
     return Fitted(model, likelihood, design, family, units, reference_rows(x)), result
+
+
+def _needs_minibatches(model: AdditiveGP, num_rows: int) -> bool:
+    """Whether neither rows nor bins serve, and the posterior has to be one that minibatches can train."""
+    predictor = model.predictor
+    return predictor.num_predictors > 1 and num_rows * predictor.num_inducing_total > _MOST_FEATURES
 
 
 def _on_device(data: Any, device: torch.device) -> Any:
