@@ -3,6 +3,7 @@
 from .concurvity_of_components import Concurvity, concurvity
 from .evidence_of_components import component_evidence
 from .hyperparameter_uncertainty import HyperparameterUncertainty
+from .score_test_of_components import score_test
 from .variance_decomposition import SobolIndices, sobol_indices
 
 __all__ = [
@@ -11,5 +12,6 @@ __all__ = [
     "SobolIndices",
     "component_evidence",
     "concurvity",
+    "score_test",
     "sobol_indices",
 ]

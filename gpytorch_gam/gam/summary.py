@@ -11,18 +11,17 @@ import numpy as np
 import pandas as pd
 import torch
 from gpytorch.kernels import Kernel, PeriodicKernel
-from scipy import stats
 from torch import Tensor
 
 from gpytorch_gam.components import ComponentGroup
-from gpytorch_gam.diagnostics import concurvity
-from gpytorch_gam.numerics.blocks import split_groups
+from gpytorch_gam.diagnostics import concurvity, score_test
+from gpytorch_gam.diagnostics.evidence_of_components import whitened_posterior
 from gpytorch_gam.training import FitResult
 
 from .columns import NumberEncoding
 from .design import Part
 from .fitted import Fitted
-from .terms import PERIODS, RandomCurves, Smooth
+from .terms import PERIODS, Factor, RandomCurves, Smooth
 from .terms import Tensor as TensorTerm
 
 # Rows over which variances are taken, and draws for their intervals.
@@ -45,16 +44,17 @@ class Summary:
     - ``edf``: effective degrees of freedom, the number of directions of the effect that the data determine:
       :math:`\mathrm{tr}(I - S)` for the posterior covariance S of its whitened variables.
     - ``prior_sd``: the standard deviation of the effect under its prior, as the fit has chosen it; ``lengthscale``: the
-      distance over which it changes; both of its smooth part.
+      distance over which it changes; both of its smooth part. Levels of ``f`` have a wide prior that is fixed.
     - ``share``, ``share_lower``, ``share_upper``: the variance of the effect over the data as a share of that of the
       predictor, its posterior median and 95% interval. Shares of correlated effects need not add up to one.
-    - ``p``: a tail probability for the question whether there is any effect. The posterior mean of the effect over the
-      data, in units of its posterior covariance along as many directions as the effect has degrees of freedom, is
-      compared with a chi-squared distribution (as in Wood, 2013, for mgcv). It is approximate, given the
-      hyperparameters, and says nothing of the size of an effect, which ``share`` does. A term that the fit has switched
-      off has 1.
+    - ``p``: a tail probability for the question whether there is any effect: that of the score test of a variance of
+      zero, see :func:`~gpytorch_gam.diagnostics.score_test`. It is given the other hyperparameters, and says nothing of
+      the size of an effect, which ``share`` does. A term that the fit has switched off has 1.
 
     :ivar terms: One row a term.
+    Deviances of different families are on different scales, and so is the share that is explained: compare families by
+    their bounds.
+
     :ivar facts: The fit as a whole.
     :ivar warnings: What to look at.
     """
@@ -67,7 +67,9 @@ class Summary:
         """The table, the facts and the warnings."""
         facts = [f"{name}: {_shown(value)}" for name, value in self.facts.items()]
         with pd.option_context("display.width", 200, "display.max_columns", 20):
-            table = self.terms.to_string(float_format=lambda value: f"{value:.3g}", na_rep="")
+            table = self.terms.to_string(
+                float_format=lambda value: f"{value:.3g}", na_rep="", formatters={"p": _shown_probability}
+            )
         return "\n".join([*facts, "", table, *(f"warning: {each}" for each in self.warnings)])
 
     def __repr__(self) -> str:
@@ -75,7 +77,13 @@ class Summary:
 
 
 def _shown(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.2f}" if abs(value) >= 1000 else f"{value:.4g}"  # differences of bounds count, not their size
+
+
+def _shown_probability(value: float) -> str:
+    return "<1e-6" if value < 1e-6 else f"{value:.3g}"
 
 
 def summarise(fitted: Fitted, result: FitResult | None, num_rows: int, deviance_explained: float) -> Summary:
@@ -90,7 +98,7 @@ def summarise(fitted: Fitted, result: FitResult | None, num_rows: int, deviance_
     with torch.no_grad():
         rows = _complete(fitted.reference)
         rows = rows[torch.linspace(0, len(rows) - 1, min(len(rows), _NUM_ROWS)).round().long()]
-        tables: list[dict[str, Any]] = [*_evidence(fitted, rows), _shares(fitted, rows), _scales(fitted)]
+        tables: list[dict[str, Any]] = [*_evidence(fitted), _shares(fitted, rows), _scales(fitted)]
         terms = pd.DataFrame({name: values for table in tables for name, values in table.items()})
         terms.index = pd.Index([part.label for part in fitted.parts], name="term")
         order = ["edf", "prior_sd", "lengthscale", "share", "share_lower", "share_upper", "p"]
@@ -136,43 +144,15 @@ def _likelihood_parameters(fitted: Fitted) -> dict[str, float]:
 # ------------------------------------------------------------------ degrees of freedom and evidence
 
 
-def _evidence(fitted: Fitted, rows: Tensor) -> list[dict[str, list[float]]]:
+def _evidence(fitted: Fitted) -> list[dict[str, list[float]]]:
     """Effective degrees of freedom and tail probabilities of all terms."""
-    strategy = fitted.model.variational_strategy
-    q = strategy.variational_distribution
-    mean, covariance = q.mean.double(), q.lazy_covariance_matrix.to_dense().double()
-    features = strategy.features(rows).double()  # (Q, n)
-    slices = _slices(fitted)
-    freedoms, probabilities = [], []
-    for part in fitted.parts:
-        own = torch.cat([slices[name] for name in part.components]) if part.components else torch.zeros(0).long()
-        freedom = float(len(own) - covariance[own, own].sum())
-        freedoms.append(max(freedom, 0.0))
-        probabilities.append(_tail(mean[own], covariance[own][:, own], features[own], freedom))
+    found = [whitened_posterior(fitted.model, part.components) for part in fitted.parts]
+    freedoms = [max(float(len(mean) - covariance.trace()), 0.0) for mean, covariance in found]
+    probabilities = [
+        score_test(mean, covariance) if freedom >= _NO_FREEDOM else 1.0
+        for (mean, covariance), freedom in zip(found, freedoms, strict=True)
+    ]
     return [{"edf": freedoms, "p": probabilities}]
-
-
-def _slices(fitted: Fitted) -> dict[str, Tensor]:
-    """The indices of the whitened variables of each component."""
-    predictor = fitted.model.predictor
-    indices = torch.arange(predictor.num_inducing_total, dtype=torch.float64).unsqueeze(-1)
-    found = {}
-    for group, part in zip(predictor.groups, split_groups(indices, predictor.group_shapes), strict=True):
-        for name, own in zip(group.names, part.reshape(group.num_components, -1), strict=True):
-            found[name] = own.long()
-    return found
-
-
-def _tail(mean: Tensor, covariance: Tensor, features: Tensor, freedom: float) -> float:
-    """The tail probability of the posterior mean of an effect at rows, given its posterior covariance."""
-    if freedom < _NO_FREEDOM:
-        return 1.0
-    triangle = torch.linalg.qr(features.mT, mode="r").R  # the rows matter by their inner products alone
-    effect, spread = triangle @ mean, triangle @ covariance @ triangle.mT
-    values, vectors = torch.linalg.eigh(spread)
-    num = min(max(1, round(freedom)), int((values > 1e-9 * values[-1]).sum()))
-    scores = (vectors.mT @ effect)[-num:].square() / values[-num:]
-    return float(stats.chi2.sf(scores.sum().item(), num))
 
 
 # ------------------------------------------------------------------ shares of the variance
@@ -204,8 +184,8 @@ def _scales(fitted: Fitted) -> dict[str, list[Any]]:
     deviations: list[float] = []
     lengthscales: list[Any] = []
     for part in fitted.parts:
-        if not part.components:
-            deviations.append(0.0)
+        if not part.components or isinstance(part.term, Factor):
+            deviations.append(math.nan if part.components else 0.0)
             lengthscales.append(None)
             continue
         groups = [(fitted.model.predictor.group_of(name), name) for name in part.components]

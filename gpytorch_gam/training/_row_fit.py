@@ -67,7 +67,7 @@ class RowFit:
         self._num_rows = sum(count for (count,) in processes.gather([len(rows.y)], self._strategy.predictor.device))
         self._null = null
         self._bound = RowBound(model, likelihood, rows, processes)
-        self._parameters: Sequence[Tensor] = ()
+        self._parameters: Sequence[Tensor] | None = None  # that the ascent moves, once there is one
 
     @classmethod
     def of_batches(
@@ -155,7 +155,8 @@ class RowFit:
         """Take inducing points as they are now; where they are learnt, they are other parameters."""
         self._bound.read_components()
         parameters = hyperparameters_of(self._model, self._likelihood)
-        if [id(parameter) for parameter in parameters] == [id(parameter) for parameter in self._parameters]:
+        known = self._parameters
+        if known is not None and [id(each) for each in known] == [id(each) for each in parameters]:
             return
         self._parameters = parameters
         units = {} if self._null is None else units_of_means(self._strategy, self._null)

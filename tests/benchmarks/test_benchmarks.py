@@ -23,6 +23,7 @@ MODULES = (
     "polish",
     "prediction",
     "gam_prediction",
+    "null_effects",
     "projection",
     "epochs",
     "gpu_table",
@@ -403,6 +404,14 @@ def test_gam_prediction_measures_every_call(run):
     calls = run("gam_prediction")["calls"]
     assert len(calls) == 4 and {record["rows"] for record in calls} == {5000}
     assert_finite_positive([record["seconds"] for record in calls[1:]] + [record["gib"] for record in calls])
+
+
+def test_null_effects_counts_rejections(load, tmp_path):
+    load("null_effects").main(["--quick", "--rows", "80", "--json", str(tmp_path / "results.json")])
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert [each["response"] for each in results] == ["Gaussian", "labels"]
+    for each in results:
+        assert each["null"] == sorted(each["null"]) and all(0 <= rate <= 1 for rate in each["null"] + each["weak"])
 
 
 def test_epochs_learn_the_noise(run):
