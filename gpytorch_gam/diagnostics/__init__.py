@@ -3,12 +3,14 @@
 from .concurvity_of_components import Concurvity, concurvity
 from .evidence_of_components import component_evidence
 from .hyperparameter_uncertainty import HyperparameterUncertainty
+from .model_mixture import ModelMixture
 from .score_test_of_components import score_test
 from .variance_decomposition import SobolIndices, sobol_indices
 
 __all__ = [
     "Concurvity",
     "HyperparameterUncertainty",
+    "ModelMixture",
     "SobolIndices",
     "component_evidence",
     "concurvity",

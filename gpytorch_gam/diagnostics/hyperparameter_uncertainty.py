@@ -10,20 +10,16 @@ from typing import Any, NamedTuple
 
 import gpytorch
 import torch
-from gpytorch.distributions import MultivariateNormal
 from gpytorch.likelihoods import Likelihood
 from torch import Tensor
-from torch.distributions import Distribution, Normal
 
 from gpytorch_gam import _checks as checks
-from gpytorch_gam.distributions.weighted_mixture import WeightedMixture
-from gpytorch_gam.effects import WeightedModels
-from gpytorch_gam.optim.rows.likelihood_check import check_row_arguments
 from gpytorch_gam.training.optimal_bound import Evaluation, OptimalBound
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 from gpytorch_gam.warnings import ConvergenceWarning
 
 from ._laplace_points import design, laplace, leading_directions, most_directions
+from .model_mixture import ModelMixture
 
 # Step of the forward differences of the gradient, in the coordinates: third derivatives bias larger ones, and smaller
 # ones show where passes of the posterior ended.
@@ -42,11 +38,11 @@ class _Point(NamedTuple):
     log_weight: float
 
 
-class HyperparameterUncertainty(WeightedModels):
+class HyperparameterUncertainty(ModelMixture):
     r"""
     The uncertainty of estimated hyperparameters after training, for predictions and effects that include it:
     ``model.predict(x, hyperparameters=uncertainty)``, ``model.components(x, hyperparameters=uncertainty)``, and
-    :meth:`responses`.
+    :meth:`~gpytorch_gam.diagnostics.ModelMixture.responses`.
 
     A posterior given point estimates of the hyperparameters leaves out that these are uncertain, and its bands are
     somewhat too narrow. In their coordinates :math:`\mathbf z` (logarithms of what is positive, logits within
@@ -121,8 +117,8 @@ class HyperparameterUncertainty(WeightedModels):
         log_weights = torch.tensor([point.log_weight for point in points], dtype=torch.float64, device="cpu")
         if found.least_curvature < _NOTABLE_CURVATURE or log_weights.max() > origin.value + _NOTABLE_RISE:
             _warn_of_no_maximum()
-        self._likelihoods = [point.likelihood for point in points]
-        super().__init__([point.model.variational_strategy for point in points], torch.softmax(log_weights, 0))
+        models, likelihoods, _ = zip(*points, strict=True)
+        super().__init__(models, likelihoods, torch.softmax(log_weights, 0))
 
     @property
     def names(self) -> list[str]:
@@ -143,25 +139,6 @@ class HyperparameterUncertainty(WeightedModels):
         half_width = checks.number("num_stddevs", num_stddevs, above=0) * self.covariance.diagonal().sqrt()
         ends = [self._free.values(self._free.position + sign * half_width).tolist() for sign in (-1.0, 1.0)]
         return dict(zip(self.names, zip(*ends, strict=True), strict=True))
-
-    @torch.no_grad()
-    def responses(self, x: Tensor, **row_arguments: Any) -> Distribution:
-        """
-        The distribution of new responses in independent rows, in which the hyperparameters of the likelihood, such as
-        noise, are uncertain, too. It has a mean, variance, log-probabilities and samples, and a distribution function
-        if those of the likelihood have; quantiles are found by
-        :func:`~gpytorch_gam.distributions.predictive_quantiles`.
-
-        :param x: Inputs ``(n, D)``.
-        :param row_arguments: Row-wise arguments of the likelihood, such as ``offset``.
-        :raises TypeError: If the likelihood does not know an argument.
-        """
-        check_row_arguments(self._likelihoods[0], row_arguments)
-        parts = [
-            _in_rows(likelihood(strategy.predict(x, components=False).distribution, **row_arguments))
-            for strategy, likelihood in zip(self._strategies, self._likelihoods, strict=True)
-        ]
-        return WeightedMixture(parts, self.weights)
 
     def _points(
         self, bound: OptimalBound, model: gpytorch.models.ApproximateGP, likelihood: Likelihood, directions: Tensor
@@ -210,13 +187,6 @@ def _quantities(strategy: AdditiveVariationalStrategy, mean: Tensor, rows: Tenso
     components = torch.stack([part.sum(0) for part in weighted]) / scale[owners].double().unsqueeze(-1)
     predictors = (reading.means.double() / scale.double().unsqueeze(-1)).index_add(0, owners, components)
     return torch.cat([predictors, components - components.mean(-1, keepdim=True)]).flatten()
-
-
-def _in_rows(distribution: Distribution) -> Distribution:
-    """A distribution of the responses of single rows."""
-    if isinstance(distribution, MultivariateNormal):
-        return Normal(distribution.mean, distribution.variance.sqrt(), validate_args=False)
-    return distribution
 
 
 def _warn_of_no_maximum() -> None:

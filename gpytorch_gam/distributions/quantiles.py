@@ -11,6 +11,8 @@ from torch.distributions import Distribution, MixtureSameFamily, Normal, constra
 
 from gpytorch_gam import _checks as checks
 
+from .weighted_mixture import WeightedMixture
+
 # Number of halvings of a bracket; more would change nothing in float64.
 _BISECTIONS, _DOUBLINGS = 60, 200
 # Probabilities of counts are summed up to this count, with limits on their number in all and at a time.
@@ -153,8 +155,7 @@ def _bisect_counts(distribution: Distribution, wanted: Tensor, start: Tensor) ->
 
 def _count_quantiles(distribution: Distribution, wanted: Tensor, like: Tensor, num_samples: int) -> Tensor:
     """The number of counts whose cumulated probability is below the one asked for: 0, 1, ... up to the quantile."""
-    num_components = distribution._num_component if isinstance(distribution, MixtureSameFamily) else 1
-    a_count = max(1, like.numel() * num_components)  # number of probabilities for one more count
+    a_count = max(1, like.numel() * _num_components(distribution))  # number of probabilities for one more count
     block = min(256, max(1, _PROBABILITIES_AT_A_TIME // a_count))
     most = min(_MOST_COUNTS, _MOST_PROBABILITIES // a_count)
     _, upper = _bounds(distribution, like)
@@ -178,8 +179,16 @@ def _count_quantiles(distribution: Distribution, wanted: Tensor, like: Tensor, n
     return torch.where(is_below, _sample_quantiles(distribution, wanted, num_samples).to(result.dtype), result)
 
 
+def _num_components(distribution: Distribution) -> int:
+    if isinstance(distribution, WeightedMixture):
+        return sum(map(_num_components, distribution.parts))
+    return distribution._num_component if isinstance(distribution, MixtureSameFamily) else 1
+
+
 def _bounds(distribution: Distribution, like: Tensor) -> tuple[Tensor, Tensor]:
     """The least and the largest possible value in each row, infinite if there is none, in the shape of ``like``."""
+    while isinstance(distribution, WeightedMixture):  # whose parts all have the same support
+        distribution = distribution.parts[0]
     support = distribution.support
     if isinstance(support, constraints._Boolean):
         return torch.zeros_like(like), torch.ones_like(like)

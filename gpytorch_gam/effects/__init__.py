@@ -4,7 +4,7 @@ from .component_mixture import ComponentMixture
 from .component_posterior import ComponentPosterior, ComponentSamples
 from .component_sums import SumPrediction
 from .prediction import Prediction
-from .weighted_models import WeightedModels
+from .weighted_models import WeightedModels, mixed_prediction
 
 __all__ = [
     "ComponentMixture",
@@ -13,4 +13,5 @@ __all__ = [
     "Prediction",
     "SumPrediction",
     "WeightedModels",
+    "mixed_prediction",
 ]

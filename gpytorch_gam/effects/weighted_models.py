@@ -79,13 +79,17 @@ class WeightedModels:
         :param args: Its further arguments.
         :param kwargs: Its further arguments.
         """
-        parts = [each.predict(x, *args, **kwargs) for each in self._strategies]
-        moments = mixed_moments([part.moments for part in parts], self.weights)
-        means = [part.component_mean for part in parts if part.component_mean is not None]
-        variances = [part.component_variance for part in parts if part.component_variance is not None]
-        if not means:
-            return Prediction(moments, parts[0].names)
-        return Prediction(moments, parts[0].names, *mixed_variance(means, variances, self.weights))
+        return mixed_prediction(self.predictions(x, *args, **kwargs), self.weights)
+
+    def predictions(self, x: Tensor, *args: Any, **kwargs: Any) -> list[Prediction]:
+        """
+        What each of the models predicts.
+
+        :param x: Inputs ``(n, D)``.
+        :param args: Further arguments, see :meth:`predict`.
+        :param kwargs: Further arguments.
+        """
+        return [each.predict(x, *args, **kwargs) for each in self._strategies]
 
     def predict_sums(self, x: Tensor, *args: Any, **kwargs: Any) -> SumPrediction:
         """
@@ -98,6 +102,21 @@ class WeightedModels:
         parts = [each.predict_sums(x, *args, **kwargs) for each in self._strategies]
         moments = mixed_variance([part.mean for part in parts], [part.variance for part in parts], self.weights)
         return SumPrediction(parts[0].names, *moments)
+
+
+def mixed_prediction(parts: Sequence[Prediction], weights: Tensor) -> Prediction:
+    """
+    The moments of the mixture of several models' predictions in the same rows.
+
+    :param parts: The predictions.
+    :param weights: Their weights ``(K,)``, which sum to one.
+    """
+    moments = mixed_moments([part.moments for part in parts], weights)
+    means = [part.component_mean for part in parts if part.component_mean is not None]
+    variances = [part.component_variance for part in parts if part.component_variance is not None]
+    if not means:
+        return Prediction(moments, parts[0].names)
+    return Prediction(moments, parts[0].names, *mixed_variance(means, variances, weights))
 
 
 def checked_models(hyperparameters: Any, predictor: AdditivePredictor) -> WeightedModels:

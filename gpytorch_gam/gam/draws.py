@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -45,16 +45,33 @@ class _GroupDraws:
         return replace(self, weights=self.weights[index])
 
 
+class _Origin(NamedTuple):
+    """Where draws come from: a model of the mixture each, and a place among the draws of that model."""
+
+    model: Tensor  # (S,)
+    place: Tensor  # (S,)
+
+    @classmethod
+    def of(cls, model: Tensor) -> _Origin:
+        """That of draws from these models, which are numbered in turn."""
+        is_own = model.unsqueeze(0) == model.unique().unsqueeze(1)
+        return cls(model, (is_own.cumsum(1) * is_own).sum(0) - 1)
+
+    def chosen(self, index: Any) -> _Origin:
+        """Some of the draws."""
+        return _Origin(self.model[index], self.place[index])
+
+
 class FunctionDraws:
     """
     Functions drawn from the posterior, made by ``draw_functions``. Calling it gives their values in the rows of a
     table; the same draw has the same value in the same row, whatever else the table holds, so that maxima, crossings of
     thresholds and contrasts can be looked for in as many calls as it takes.
 
-    A function is drawn at inducing points, which the posterior describes, at further points between and around them
-    from the prior given these, and interpolated beyond. Levels that the fit has not seen get an effect by their name.
-    Far outside the range of the data, functions return to what these points make likely, and vary less than the bands
-    of ``predict`` say.
+    If hyperparameters are integrated out, each function is one of a model with other values of them. It is drawn at
+    inducing points, which the posterior describes, at further points between and around them from the prior given
+    these, and interpolated beyond. Levels that the fit has not seen get an effect by their name. Far outside the range
+    of the data, functions return to what these points make likely, and vary less than the bands of ``predict`` say.
 
     Example:
         >>> draws = gam.draw_functions(1000, random_state=0)
@@ -63,9 +80,14 @@ class FunctionDraws:
     """
 
     def __init__(
-        self, fitted: Fitted, read: Callable[[Any], pd.DataFrame], groups: Sequence[_GroupDraws], seeds: np.ndarray
+        self,
+        fitted: Fitted,
+        read: Callable[[Any], pd.DataFrame],
+        groups: Mapping[int, Sequence[_GroupDraws]],
+        origin: _Origin,
+        seeds: np.ndarray,
     ) -> None:
-        self._fitted, self._read, self._groups, self._seeds = fitted, read, groups, seeds
+        self._fitted, self._read, self._groups, self._origin, self._seeds = fitted, read, groups, origin, seeds
         self._is_single = False
 
     def __len__(self) -> int:
@@ -77,8 +99,8 @@ class FunctionDraws:
         chosen = slice(index, index + 1 or None) if isinstance(index, int) else index
         if isinstance(index, int) and not -len(self) <= index < len(self):
             raise IndexError(f"there are {len(self)} functions, got index {index}")
-        groups = [each.chosen(chosen) for each in self._groups]
-        found = FunctionDraws(self._fitted, self._read, groups, self._seeds[chosen])
+        origin = self._origin.chosen(chosen)
+        found = FunctionDraws(self._fitted, self._read, self._groups, origin, self._seeds[chosen])
         found._is_single = isinstance(index, int)
         return found
 
@@ -122,9 +144,8 @@ class FunctionDraws:
         if fitted.family.link == "identity":
             return values.numpy()
         inner = values - fitted.centre_of(0)
-        return (
-            fitted.family.mean(inner, {}, fitted.likelihood).detach().numpy() * fitted.units.scale + fitted.units.centre
-        )
+        found = fitted.family.mean(inner, {}, fitted.likelihood).detach().numpy()
+        return found * fitted.units.scale + fitted.units.centre
 
     def _given(self, values: np.ndarray) -> np.ndarray:
         return values[0] if self._is_single else values
@@ -140,10 +161,9 @@ class FunctionDraws:
         """Values ``(S, 1)``."""
         label = self._fitted.design.labelled(INTERCEPT, index)
         found = np.full((len(self), 1), self._fitted.centre_of(index))
-        for each in self._groups:
-            if label in each.group.names:
-                row = self._fitted.reference[:1]
-                found = found + self._fitted.scale_of(index) * each.at(row)[:, each.group.names.index(label)].numpy()
+        if label in self._fitted.model.predictor.names:
+            values = self._components(self._fitted.reference[:1], {label})[label]
+            found = found + self._fitted.scale_of(index) * values
         return found
 
     @torch.no_grad()
@@ -166,14 +186,21 @@ class FunctionDraws:
 
     def _components(self, x: Tensor, names: set[str]) -> dict[str, np.ndarray]:
         found = {name: np.empty((len(self), len(x))) for name in names}
-        for each in self._groups:
-            wanted = [name for name in each.group.names if name in names]
+        for draws, group in self._own_groups():
+            wanted = [name for name in group.group.names if name in names]
             for start in range(0, len(x) if wanted else 0, _ROWS_AT_A_TIME):
                 rows = slice(start, start + _ROWS_AT_A_TIME)
-                values = each.at(x[rows])
+                values = group.at(x[rows])
                 for name in wanted:
-                    found[name][:, rows] = values[:, each.group.names.index(name)].numpy()
+                    found[name][draws, rows] = values[:, group.group.names.index(name)].numpy()
         return found
+
+    def _own_groups(self) -> Iterator[tuple[np.ndarray, _GroupDraws]]:
+        """The groups of each model, for the draws that are its own."""
+        for number in self._origin.model.unique().tolist():
+            is_own = self._origin.model == number
+            for group in self._groups[number]:
+                yield is_own.numpy(), group.chosen(self._origin.place[is_own])
 
     def _with_unseen(self, part: Part, frame: pd.DataFrame, total: np.ndarray, scale: float) -> np.ndarray:
         """Effects of levels that the fit has not seen: from the prior, by the name of the level and the draw."""
@@ -184,16 +211,21 @@ class FunctionDraws:
             return total
         if isinstance(part.term, RandomCurves):
             raise ValueError(f"{part.label} has no curves for levels that the fit has not seen: {list(unseen)[:10]}")
-        group = self._fitted.model.predictor.group_of(part.components[0])
-        deviation = scale * group.mean_prior_variance().sqrt().flatten()[0].item()
-        multiplier = group.multiplier(design.inputs(frame))
+        deviation = scale * self._prior_deviations(part.components[0])
+        multiplier = self._fitted.model.predictor.group_of(part.components[0]).multiplier(design.inputs(frame))
         by = 1.0 if multiplier is None else multiplier[0].numpy()
         for level in unseen:
             name = zlib.crc32(f"{part.label} {level}".encode())
             values = np.array([np.random.default_rng([int(seed), name]).standard_normal() for seed in self._seeds])
             is_level = (frame[column] == level).to_numpy()
-            total[:, is_level] = (deviation * values[:, None] * by * np.ones((1, len(frame))))[:, is_level]
+            total[:, is_level] = ((deviation * values)[:, None] * by * np.ones((1, len(frame))))[:, is_level]
         return total
+
+    def _prior_deviations(self, component: str) -> np.ndarray:
+        """The prior standard deviation of a component's first level under the model of each draw, ``(S,)``."""
+        groups = [model.predictor.group_of(component) for model in self._fitted.mixture.models]
+        found = [group.mean_prior_variance().sqrt().flatten()[0].item() for group in groups]
+        return np.array(found)[self._origin.model.numpy()]
 
 
 def draw_functions(fitted: Fitted, read: Callable[[Any], pd.DataFrame], num: int, seed: int) -> FunctionDraws:
@@ -205,17 +237,28 @@ def draw_functions(fitted: Fitted, read: Callable[[Any], pd.DataFrame], num: int
     :param num: Their number S.
     :param seed: The seed.
     """
-    strategy = fitted.model.variational_strategy
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        whitened = strategy.variational_distribution.sample(torch.Size([num])).double()
-        columns = split_groups(whitened.unsqueeze(-1), fitted.model.predictor.group_shapes)
-        cyclic = {name for part in fitted.parts if _is_cyclic(part) for name in part.components}
-        groups = [
-            _extended(strategy, group, values, is_cyclic=bool(cyclic & set(group.names)))
-            for group, values in zip(fitted.model.predictor.groups, columns, strict=True)
-        ]
-    return FunctionDraws(fitted, read, groups, np.random.default_rng(seed).integers(2**31, size=num))
+        models = torch.multinomial(fitted.mixture.weights, num, replacement=True)
+        counts = torch.bincount(models, minlength=len(fitted.mixture)).tolist()
+        groups = {
+            number: _drawn_groups(fitted, fitted.mixture.models[number].variational_strategy, count)
+            for number, count in enumerate(counts)
+            if count
+        }
+    seeds = np.random.default_rng(seed).integers(2**31, size=num)
+    return FunctionDraws(fitted, read, groups, _Origin.of(models), seeds)
+
+
+def _drawn_groups(fitted: Fitted, strategy: Any, num: int) -> list[_GroupDraws]:
+    """Draws of all components from the posterior of one model."""
+    whitened = strategy.variational_distribution.sample(torch.Size([num])).double()
+    columns = split_groups(whitened.unsqueeze(-1), strategy.predictor.group_shapes)
+    cyclic = {name for part in fitted.parts if _is_cyclic(part) for name in part.components}
+    return [
+        _extended(strategy, group, values, is_cyclic=bool(cyclic & set(group.names)))
+        for group, values in zip(strategy.predictor.groups, columns, strict=True)
+    ]
 
 
 def _is_cyclic(part: Part) -> bool:

@@ -119,7 +119,7 @@ def _critical_value(fitted: Fitted, part: Part, x: Tensor, level: float) -> floa
     """The quantile of the largest standardised deviation of a draw of the effect from its mean."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        posterior = fitted.model.components(x)[list(part.components)]
+        posterior = fitted.components(x)[list(part.components)]
         draws = posterior.sample(torch.Size([_NUM_DRAWS])).components.double().sum(1)
     mean, variance = posterior.total()
     if mean.dim() > 1:
@@ -145,7 +145,7 @@ def difference_table(
     frame = pd.DataFrame(values)
     num = len(frame)
     both = pd.concat([frame.assign(**{by: pair[0]}), frame.assign(**{by: pair[1]})], ignore_index=True)
-    posterior = fitted.model.components(inputs_of(fitted, part, both))[list(part.components)]
+    posterior = fitted.components(inputs_of(fitted, part, both))[list(part.components)]
     covariance = posterior.full_cross_covariance().sum((-4, -2))  # of the sum of the components, (2 n, 2 n)
     total = posterior.mean.sum(-2)
     mean = total[:num] - total[num:]

@@ -33,6 +33,7 @@ from .families import Binomial, Family, Ordinal, Softmax, regression_family
 from .fitted import Fitted
 from .fitting import FitOfDesign, Options, fit_arguments, fit_design, warnings_at_caller
 from .frames import as_frame, as_rows, drop_columns, take_columns
+from .integration import HYPERPARAMETERS
 from .interactions import Limits, interactions_of_description
 from .prediction import (
     class_probabilities,
@@ -82,6 +83,7 @@ class _GAM(BaseEstimator):
         num_inducing: int | None,
         missing: str,
         posterior: str,
+        hyperparameters: str,
         method: str,
         tolerance: float,
         device: str,
@@ -96,6 +98,7 @@ class _GAM(BaseEstimator):
         self.num_inducing = num_inducing
         self.missing = missing
         self.posterior = posterior
+        self.hyperparameters = hyperparameters
         self.method = method
         self.tolerance = tolerance
         self.device = device
@@ -220,6 +223,7 @@ class _GAM(BaseEstimator):
         if self.num_inducing is not None:
             checks.integer("num_inducing", self.num_inducing, least=3)
         checks.choice("posterior", self.posterior, ("auto", "coupled", "block_low_rank", "low_rank", "mean_field"))
+        checks.choice("hyperparameters", self.hyperparameters, HYPERPARAMETERS)
         checks.choice("method", self.method, ("auto", "rows", "bins", "minibatches"))
         checks.number("tolerance", self.tolerance, above=0)
         checks.flag("progress", self.progress)
@@ -240,7 +244,9 @@ class _GAM(BaseEstimator):
 
     def _options(self) -> Options:
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        return Options(self.method, self.tolerance, self.posterior, self.device, self.progress, seed)
+        return Options(
+            self.method, self.tolerance, self.posterior, self.device, self.progress, seed, self.hyperparameters
+        )
 
     def _response_name(self) -> str | None:
         terms = self.terms
@@ -276,6 +282,11 @@ class _GAM(BaseEstimator):
     def likelihood_(self) -> Any:
         """Its likelihood."""
         return self._checked().likelihood
+
+    @property
+    def hyperparameters_(self) -> str:
+        """Whether hyperparameters are integrated out or point estimates, and why."""
+        return self._checked().hyperparameters
 
     @property
     def terms_(self) -> list[str]:
@@ -530,7 +541,7 @@ class _GAM(BaseEstimator):
         fitted = self._checked()
         found = {}
         with torch.no_grad():
-            posterior = fitted.model.components(fitted.reference[:1])
+            posterior = fitted.components(fitted.reference[:1])
         for index, name in enumerate(fitted.design.parameters):
             label = fitted.design.labelled(INTERCEPT, index)
             mean = posterior[label].mean.item() if label in posterior.names else 0.0
@@ -587,6 +598,10 @@ class GAMRegressor(RegressorMixin, _GAM):
         these rows; or ``"level"``, which makes them a level of categories of their own. Terms may say otherwise.
     :param posterior: The family of the posterior, see :class:`~gpytorch_gam.AdditiveGP`; ``"auto"`` takes a full
         covariance while it is small, and then block + low-rank precisions.
+    :param hyperparameters: Whether predictions, effects, their bands and draws include that hyperparameters such as
+        lengthscales and noise are uncertain (as ``unconditional=TRUE`` in mgcv): ``"integrated"`` over their posterior,
+        by models at several values of them, or ``"point"`` estimates. ``"auto"`` integrates unless that takes longer
+        than the fit: with minibatches, or more than 100 of them; :attr:`hyperparameters_` says it.
     :param method: How the fit sees the data, see :func:`~gpytorch_gam.fit`.
     :param tolerance: Nats that may be open at the end of the fit.
     :param device: ``"auto"``, a GPU if there is one; or the name of a device.
@@ -600,6 +615,7 @@ class GAMRegressor(RegressorMixin, _GAM):
     :ivar model_: The fitted model of the package.
     :ivar likelihood_: Its likelihood.
     :ivar result_: What the fit has found, a :class:`~gpytorch_gam.training.FitResult`; None if it was interrupted.
+    :ivar hyperparameters_: Whether hyperparameters are integrated out or point estimates, and why.
     :ivar terms_: The labels of the terms.
     :ivar interactions_: The interactions that were screened, those first that promise most, or None: a data frame of
         the nats that screening ``estimated``, the ``nats`` in a fit (of the best, see
@@ -623,6 +639,7 @@ class GAMRegressor(RegressorMixin, _GAM):
         num_inducing: int | None = None,
         missing: str = "error",
         posterior: str = "auto",
+        hyperparameters: str = "auto",
         method: str = "auto",
         tolerance: float = 0.05,
         device: str = "auto",
@@ -638,6 +655,7 @@ class GAMRegressor(RegressorMixin, _GAM):
             num_inducing,
             missing,
             posterior,
+            hyperparameters,
             method,
             tolerance,
             device,
@@ -844,6 +862,7 @@ class GAMClassifier(ClassifierMixin, _GAM):
         num_inducing: int | None = None,
         missing: str = "error",
         posterior: str = "auto",
+        hyperparameters: str = "auto",
         method: str = "auto",
         tolerance: float = 0.05,
         device: str = "auto",
@@ -859,6 +878,7 @@ class GAMClassifier(ClassifierMixin, _GAM):
             num_inducing,
             missing,
             posterior,
+            hyperparameters,
             method,
             tolerance,
             device,

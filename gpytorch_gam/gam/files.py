@@ -19,23 +19,26 @@ from typing import Any
 import gpytorch
 import numpy as np
 import torch
+from gpytorch.likelihoods import Likelihood
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from gpytorch_gam.diagnostics import ModelMixture
+from gpytorch_gam.models import AdditiveGP
 from gpytorch_gam.training import FitResult
 from gpytorch_gam.warnings import ConstantColumnWarning
 
 from .columns import Encoding
 from .design import Design, described_encodings, encodings_of_description
 from .families import Family, Units, described_family, family_of_description, regression_family
-from .fitted import Fitted
+from .fitted import Fitted, alone
 from .fitting import JITTER, Options, make
 from .interactions import described_interactions
 from .terms import Term, described, from_description
 
 # The version of the format; files of a higher one are refused.
-FORMAT = 1
+FORMAT = 2
 
 # Parameters of estimators that are kept as their own, because they are plain values.
 _PLAIN = (str, int, float, bool, type(None))
@@ -66,10 +69,14 @@ def write(path: str | os.PathLike[str], estimator: Any, fitted: Fitted) -> None:
     :param estimator: The estimator.
     :param fitted: Its fitted model.
     """
-    tensors = {f"model.{name}": value for name, value in fitted.model.state_dict().items()}
-    tensors |= {f"likelihood.{name}": value for name, value in fitted.likelihood.state_dict().items()}
+    tensors = {**_state(fitted.model, fitted.likelihood), "reference": fitted.reference}
+    if len(fitted.mixture) > 1:
+        tensors["weights"] = fitted.mixture.weights
+        for number, members in enumerate(zip(fitted.mixture.models, fitted.mixture.likelihoods, strict=True)):
+            own = _state(*members)
+            changed = {name: value for name, value in own.items() if not torch.equal(value, tensors[name])}
+            tensors |= {f"{number}.{name}": value for name, value in changed.items()}
     tensors = {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}
-    tensors["reference"] = fitted.reference.clone().contiguous()
     text = json.dumps(_description(estimator, fitted))
     part = Path(f"{os.fspath(path)}.part")
     save_file(tensors, part, {"format": str(FORMAT), "gam": text, "sha256": _checksum(tensors, text)})
@@ -134,6 +141,12 @@ def _check_numbers(description: Any, most: int) -> None:
             _check_numbers(each, most)
 
 
+def _state(model: AdditiveGP, likelihood: Likelihood) -> dict[str, Tensor]:
+    """All tensors of a model and its likelihood."""
+    found = {f"model.{name}": value for name, value in model.state_dict().items()}
+    return found | {f"likelihood.{name}": value for name, value in likelihood.state_dict().items()}
+
+
 def _contents(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
         with safe_open(path, framework="pt") as file:
@@ -168,6 +181,7 @@ def _description(estimator: Any, fitted: Fitted) -> dict[str, Any]:
         "units": list(fitted.units),
         "design": _described_design(fitted.design),
         "posterior": _posterior_of(fitted),
+        "hyperparameters": fitted.hyperparameters,
         "result": _described_result(estimator.result_),
         "deviance_explained": estimator.deviance_explained_,
         "n_rows": estimator.n_rows_,
@@ -299,19 +313,28 @@ def result_of_description(description: dict[str, Any] | None) -> FitResult | Non
 def _fitted(description: dict[str, Any], tensors: Mapping[str, Tensor]) -> Fitted:
     design, family = _design(description["design"]), family_of_description(description["family"])
     reference = tensors["reference"]
-    options = Options("auto", 0.05, description["posterior"], "cpu", False, 0)
+    options = Options("auto", 0.05, description["posterior"], "cpu", False, 0, "point")
+
+    def made(tensors: Mapping[str, Tensor]) -> tuple[AdditiveGP, Likelihood]:
+        model, likelihood = make(design, family, reference, options)
+        model.load_state_dict(_below("model.", tensors))
+        likelihood.load_state_dict(_below("likelihood.", tensors))
+        return model.eval(), likelihood.eval()
+
+    weights = tensors.get("weights", torch.ones(0))
     with (
         warnings.catch_warnings(),
         torch.random.fork_rng(devices=[]),
         gpytorch.settings.variational_cholesky_jitter(double_value=JITTER),
     ):
         warnings.simplefilter("ignore", ConstantColumnWarning)
-        model, likelihood = make(design, family, reference, options)
-        model.load_state_dict(_below("model.", tensors))
-        likelihood.load_state_dict(_below("likelihood.", tensors))
-    model.eval()
-    likelihood.eval()
-    return Fitted(model, likelihood, design, family, Units(*description["units"]), reference)
+        model, likelihood = made(tensors)
+        members = [made({**tensors, **_below(f"{number}.", tensors)}) for number in range(len(weights))]
+    mixture = alone(model, likelihood)
+    if members:
+        mixture = ModelMixture([each for each, _ in members], [each for _, each in members], weights)
+    units, note = Units(*description["units"]), description["hyperparameters"]
+    return Fitted(model, likelihood, design, family, units, reference, mixture, note)
 
 
 def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +10,8 @@ from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 
 from gpytorch_gam._checks import did_you_mean
+from gpytorch_gam.diagnostics import ModelMixture
+from gpytorch_gam.effects import ComponentPosterior, SumPrediction
 from gpytorch_gam.models import AdditiveGP
 
 from .design import INTERCEPT, Design, Part
@@ -30,6 +32,9 @@ class Fitted:
     :ivar family: The distribution of the response.
     :ivar units: The units in which responses are fitted.
     :ivar reference: Some of the inputs of the fit, the range of each column included, ``(m, D)``.
+    :ivar mixture: Models at several values of the hyperparameters, whose uncertainty predictions and effects include;
+        the model alone if they are point estimates.
+    :ivar hyperparameters: Which of the two, in words.
     """
 
     model: AdditiveGP
@@ -38,6 +43,25 @@ class Fitted:
     family: Family
     units: Units
     reference: Tensor
+    mixture: ModelMixture
+    hyperparameters: str
+
+    def components(self, x: Tensor) -> ComponentPosterior:
+        """
+        The joint posterior of the components.
+
+        :param x: Inputs ``(n, D)``.
+        """
+        return self.mixture.components(x) if len(self.mixture) > 1 else self.model.components(x)
+
+    def sums(self, x: Tensor, sums: Mapping[str, Sequence[str]]) -> SumPrediction:
+        """
+        The moments of sums of components.
+
+        :param x: Inputs ``(n, D)``.
+        :param sums: The components of each sum.
+        """
+        return self.mixture.predict_sums(x, sums) if len(self.mixture) > 1 else self.model.predict_sums(x, sums)
 
     @property
     def parts(self) -> list[Part]:
@@ -111,6 +135,16 @@ class Fitted:
         :param component: Its name.
         """
         return component == INTERCEPT or component.startswith(f"{INTERCEPT}[")
+
+
+def alone(model: AdditiveGP, likelihood: Likelihood) -> ModelMixture:
+    """
+    A model whose hyperparameters count as known.
+
+    :param model: The model.
+    :param likelihood: Its likelihood.
+    """
+    return ModelMixture([model], [likelihood], torch.ones(1, dtype=torch.float64))
 
 
 def reference_rows(x: Tensor) -> Tensor:

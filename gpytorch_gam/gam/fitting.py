@@ -22,7 +22,8 @@ from gpytorch_gam.warnings import ConvergenceWarning
 
 from .design import Design, default_dtype
 from .families import Family, Units
-from .fitted import Fitted, reference_rows
+from .fitted import Fitted, alone, reference_rows
+from .integration import integrated
 from .interactions import Limits, Start, search
 from .prediction import response_moments
 
@@ -50,6 +51,7 @@ class Options:
     device: str
     progress: bool
     seed: int
+    hyperparameters: str
 
 
 @contextmanager
@@ -122,6 +124,8 @@ def fit_design(
 
         fitted, result, screened = search(fitted, result, (x, *more), frame, weights, limits, refit)
         x = fitted.design.inputs(frame)
+    on = on_device((x, *more), fitted.model.predictor.device)
+    fitted = integrated(fitted, on, len(y), result, options.hyperparameters)
     some = np.linspace(0, len(y) - 1, min(len(y), _ROWS_OF_DEVIANCE)).round().astype(int)
     own = {name: value[some] for name, value in rows.items() if name != "weights"}
     explained = deviance_explained(fitted, x[some], y[some], weights[some], own)
@@ -171,8 +175,9 @@ def fit_to_data(
             model, likelihood = make(design, family, x, replace(options, posterior="block_low_rank"), start)
         model.to(device)
         likelihood.to(device)
-        result = _fit(model, likelihood, _on_device(data, device), options, start is not None)
-    return Fitted(model, likelihood, design, family, units, reference_rows(x)), result
+        result = _fit(model, likelihood, on_device(data, device), options, start is not None)
+    mixture, note = alone(model, likelihood), "point estimates"
+    return Fitted(model, likelihood, design, family, units, reference_rows(x), mixture, note), result
 
 
 def _needs_minibatches(model: AdditiveGP, num_rows: int) -> bool:
@@ -181,8 +186,13 @@ def _needs_minibatches(model: AdditiveGP, num_rows: int) -> bool:
     return predictor.num_predictors > 1 and num_rows * predictor.num_inducing_total > _MOST_FEATURES
 
 
-def _on_device(data: Any, device: torch.device) -> Any:
-    """Rows in memory on a device; batches are there when they are made."""
+def on_device(data: Any, device: torch.device) -> Any:
+    """
+    Rows in memory on a device; batches are there when they are made.
+
+    :param data: The rows.
+    :param device: The device.
+    """
     if not isinstance(data, tuple):
         return data
     x, y, *rest = data

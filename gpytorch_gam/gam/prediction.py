@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from gpytorch_gam.distributions.quantiles import predictive_quantiles
-from gpytorch_gam.effects import Prediction
+from gpytorch_gam.effects import Prediction, mixed_prediction
 
 from .design import Part
 from .fitted import Fitted
@@ -23,16 +23,19 @@ _ROWS_AT_A_TIME, _ROWS_OF_TERMS = 8192, 2**17
 # Row-wise arguments by name, one number a row.
 Arguments = Mapping[str, Tensor]
 
+# What each model of the mixture predicts in the same rows.
+Predictions = Sequence[Prediction]
+
 
 def _chunks(
     fitted: Fitted, x: Tensor, arguments: Arguments, kept: Sequence[Part]
-) -> Iterator[tuple[slice, Prediction, dict[str, Tensor]]]:
+) -> Iterator[tuple[slice, Predictions, dict[str, Tensor]]]:
     """The predictors of some rows after the other, without the terms that are left out."""
     left_out = fitted.left_out(kept)
     for start in range(0, len(x), _ROWS_AT_A_TIME):
         rows = slice(start, min(start + _ROWS_AT_A_TIME, len(x)))
-        prediction = fitted.model.predict(x[rows], components=False, exclude=left_out or None)
-        yield rows, prediction, {name: value[rows] for name, value in arguments.items()}
+        predictions = fitted.mixture.predictions(x[rows], components=False, exclude=left_out or None)
+        yield rows, predictions, {name: value[rows] for name, value in arguments.items()}
 
 
 def in_chunks(
@@ -40,7 +43,7 @@ def in_chunks(
     x: Tensor,
     arguments: Arguments,
     kept: Sequence[Part],
-    function: Callable[[Prediction, dict[str, Tensor]], Tensor],
+    function: Callable[[Predictions, dict[str, Tensor]], Tensor],
 ) -> np.ndarray:
     """
     What a function makes of the predictors and arguments of each row, ``(*shape, n)``.
@@ -53,8 +56,8 @@ def in_chunks(
     """
     result: np.ndarray | None = None
     with torch.no_grad():
-        for rows, prediction, own in _chunks(fitted, x, arguments, kept):
-            part = function(prediction, own)
+        for rows, predictions, own in _chunks(fitted, x, arguments, kept):
+            part = function(predictions, own)
             if result is None:
                 result = np.empty((*part.shape[:-1], len(x)))
             result[..., rows] = part.cpu().numpy()
@@ -62,15 +65,15 @@ def in_chunks(
     return result
 
 
-def response(fitted: Fitted, prediction: Prediction, arguments: Arguments) -> Distribution:
+def response(fitted: Fitted, predictions: Predictions, arguments: Arguments) -> Distribution:
     """
     The distribution of new responses, in units of the fit.
 
     :param fitted: The fitted model.
-    :param prediction: The predictors.
+    :param predictions: The predictors under each model.
     :param arguments: Row-wise arguments of the likelihood.
     """
-    return fitted.likelihood(prediction.distribution, **arguments)
+    return fitted.mixture.responses_given(predictions, **arguments)
 
 
 def response_moments(fitted: Fitted, x: Tensor, arguments: Arguments, kept: Sequence[Part]) -> np.ndarray:
@@ -83,9 +86,10 @@ def response_moments(fitted: Fitted, x: Tensor, arguments: Arguments, kept: Sequ
     :param kept: The terms to include.
     """
 
-    def moments(prediction: Prediction, own: dict[str, Tensor]) -> Tensor:
-        distribution = response(fitted, prediction, own)
-        mean = _first_predictor(prediction, own)[0] if fitted.family.name == "quantile" else distribution.mean
+    def moments(predictions: Predictions, own: dict[str, Tensor]) -> Tensor:
+        distribution = response(fitted, predictions, own)
+        is_quantile = fitted.family.name == "quantile"
+        mean = _first_predictor(_mixed(fitted, predictions), own)[0] if is_quantile else distribution.mean
         return torch.stack([mean, distribution.variance.sqrt()])
 
     found = in_chunks(fitted, x, arguments, kept, moments)
@@ -105,8 +109,8 @@ def response_quantiles(
     :param probabilities: K probabilities.
     """
 
-    def quantiles(prediction: Prediction, own: dict[str, Tensor]) -> Tensor:
-        return predictive_quantiles(response(fitted, prediction, own), list(probabilities))
+    def quantiles(predictions: Predictions, own: dict[str, Tensor]) -> Tensor:
+        return predictive_quantiles(response(fitted, predictions, own), list(probabilities))
 
     return in_chunks(fitted, x, arguments, kept, quantiles) * fitted.units.scale + fitted.units.centre
 
@@ -115,7 +119,8 @@ def mean_quantiles(
     fitted: Fitted, x: Tensor, arguments: Arguments, kept: Sequence[Part], probabilities: Sequence[float]
 ) -> np.ndarray:
     """
-    Posterior quantiles of the mean function, ``(K, n)``: those of the first predictor, seen through the link.
+    Posterior quantiles of the mean function, ``(K, n)``: those of the first predictor, seen through the link. If
+    hyperparameters are uncertain, they are those of a normal distribution with the moments of the mixture.
 
     :param fitted: The fitted model.
     :param x: Inputs ``(n, D)``.
@@ -125,11 +130,15 @@ def mean_quantiles(
     """
     deviates = torch.special.ndtri(torch.tensor(list(probabilities), dtype=torch.float64)).unsqueeze(-1)
 
-    def quantiles(prediction: Prediction, own: dict[str, Tensor]) -> Tensor:
-        mean, deviation = _first_predictor(prediction, own)
+    def quantiles(predictions: Predictions, own: dict[str, Tensor]) -> Tensor:
+        mean, deviation = _first_predictor(_mixed(fitted, predictions), own)
         return fitted.family.mean(mean + deviates.to(mean) * deviation, own, fitted.likelihood)
 
     return in_chunks(fitted, x, arguments, kept, quantiles) * fitted.units.scale + fitted.units.centre
+
+
+def _mixed(fitted: Fitted, predictions: Predictions) -> Prediction:
+    return mixed_prediction(predictions, fitted.mixture.weights)
 
 
 def _first_predictor(prediction: Prediction, arguments: Arguments) -> tuple[Tensor, Tensor]:
@@ -150,7 +159,8 @@ def predictor_moments(fitted: Fitted, x: Tensor, arguments: Arguments, kept: Seq
     :param kept: The terms to include.
     """
 
-    def moments(prediction: Prediction, own: dict[str, Tensor]) -> Tensor:
+    def moments(predictions: Predictions, own: dict[str, Tensor]) -> Tensor:
+        prediction = _mixed(fitted, predictions)
         first, _ = _first_predictor(prediction, own)
         mean, deviation = (
             part.unsqueeze(-1) if part.dim() == 1 else part.clone() for part in (prediction.mean, prediction.stddev)
@@ -175,8 +185,8 @@ def class_probabilities(fitted: Fitted, x: Tensor, arguments: Arguments, kept: S
     :param kept: The terms to include.
     """
 
-    def probabilities(prediction: Prediction, own: dict[str, Tensor]) -> Tensor:
-        distribution: Any = response(fitted, prediction, own)
+    def probabilities(predictions: Predictions, own: dict[str, Tensor]) -> Tensor:
+        distribution: Any = response(fitted, predictions, own)
         if fitted.family.name == "binomial":
             return torch.stack([1 - distribution.mean, distribution.mean])
         return distribution.probs.mT
@@ -207,7 +217,7 @@ def _terms_in_chunks(fitted: Fitted, x: Tensor, kept: Sequence[Part]) -> Iterato
     scales = np.array([[fitted.scale_of(kept[place].predictor)] for place in places])
     for start in range(0, len(x) if sums else 0, _ROWS_OF_TERMS):
         rows = slice(start, min(start + _ROWS_OF_TERMS, len(x)))
-        found, moments = np.zeros((2, len(kept), rows.stop - start)), fitted.model.predict_sums(x[rows], sums)
+        found, moments = np.zeros((2, len(kept), rows.stop - start)), fitted.sums(x[rows], sums)
         found[0, places], found[1, places] = (scales * part.cpu().numpy() for part in (moments.mean, moments.stddev))
         yield rows, found[0], found[1]
 

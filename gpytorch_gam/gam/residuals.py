@@ -6,15 +6,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from gpytorch.distributions import MultivariateNormal
 from scipy import stats
 from torch import Tensor
-from torch.distributions import Distribution, Normal
-
-from gpytorch_gam.effects import Prediction
+from torch.distributions import Distribution
 
 from .fitted import Fitted
-from .prediction import Arguments, in_chunks, predictor_moments, response, response_moments
+from .prediction import Arguments, Predictions, in_chunks, predictor_moments, response, response_moments
 
 # The largest response whose probabilities are summed up, which takes quadratures; beyond, responses are compared with
 # draws.
@@ -40,9 +37,9 @@ def quantile_residuals(fitted: Fitted, x: Tensor, y: np.ndarray, arguments: Argu
         torch.manual_seed(seed)
         with_responses = {**arguments, "_y": torch.from_numpy(y)}
 
-        def probabilities(prediction: Prediction, own: dict[str, Tensor]) -> Tensor:
+        def probabilities(predictions: Predictions, own: dict[str, Tensor]) -> Tensor:
             observed = own.pop("_y")
-            lower, upper = _jump(response(fitted, prediction, own), observed)
+            lower, upper = _jump(response(fitted, predictions, own), observed)
             return lower + (upper - lower) * torch.rand(lower.shape, dtype=lower.dtype)
 
         found = in_chunks(fitted, x, with_responses, fitted.parts, probabilities)
@@ -51,8 +48,6 @@ def quantile_residuals(fitted: Fitted, x: Tensor, y: np.ndarray, arguments: Argu
 
 def _jump(distribution: Distribution, y: Tensor) -> tuple[Tensor, Tensor]:
     """The distribution function just below and at the responses."""
-    if isinstance(distribution, MultivariateNormal):
-        distribution = Normal(distribution.mean, distribution.stddev)
     support: Any = distribution.support
     if support is not None and support.is_discrete:
         try:

@@ -115,6 +115,7 @@ def _complete(x: Tensor) -> Tensor:
 def _facts(fitted: Fitted, result: FitResult | None, num_rows: int, deviance_explained: float) -> dict[str, Any]:
     facts: dict[str, Any] = {"family": fitted.family.name, "link": fitted.family.link, "rows": num_rows}
     facts |= _likelihood_parameters(fitted)
+    facts["hyperparameters"] = fitted.hyperparameters
     facts["deviance explained"] = deviance_explained
     if result is None:
         return {**facts, "converged": "no, interrupted"}
@@ -162,7 +163,7 @@ def _shares(fitted: Fitted, rows: Tensor) -> dict[str, np.ndarray]:
     """Posterior quantiles of the terms' shares in the variance of their predictor over rows."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        posterior = fitted.model.components(rows)
+        posterior = fitted.components(rows)
         draws = posterior.sample(torch.Size([_NUM_DRAWS])).components.double()  # (S, C, n)
     index = {name: position for position, name in enumerate(posterior.names)}
     effects = [draws[:, [index[name] for name in part.components]].sum(1) for part in fitted.parts]

@@ -116,9 +116,9 @@ def test_results_are_those_of_a_mixture_of_optimal_models() -> None:
     maximise(CollapsedELBO(likelihood, model), x, y)
     uncertainty, fresh = HyperparameterUncertainty(model, likelihood, (x, y)), make_inputs(9)
     means, variances, noises, log_weights = [], [], [], []
-    for strategy, noise in zip(uncertainty._strategies, uncertainty._likelihoods, strict=True):
+    for member, noise in zip(uncertainty.models, uncertainty.likelihoods, strict=True):
         own = copy.deepcopy(model)
-        own.load_state_dict(strategy.model.state_dict())
+        own.load_state_dict(member.state_dict())
         optimum = CollapsedELBO(noise, own).optimum(x, y)
         own.variational_strategy.set_whitened_posterior(optimum.mean, optimum.precision)
         with torch.no_grad():
@@ -274,7 +274,7 @@ def test_dispersion_of_counts_is_uncertain() -> None:
     (own,) = [name for name in uncertainty.names if name.startswith("likelihood.")]
     low, high = uncertainty.intervals()[own]
     assert 1.2 * low < high
-    shapes = {next(noise.parameters()).item() for noise in uncertainty._likelihoods}
+    shapes = {next(noise.parameters()).item() for noise in uncertainty.likelihoods}
     assert len(shapes) > 1
     exposed = uncertainty.responses(x[:4], exposure=torch.full((4,), 2.0).double())
     torch.testing.assert_close(exposed.mean, 2 * uncertainty.responses(x[:4]).mean)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.distributions import Categorical, MixtureSameFamily, Normal, Poisson, StudentT
+from torch.distributions import Binomial, Categorical, MixtureSameFamily, Normal, Poisson, StudentT
 
 from gpytorch_gam.distributions import predictive_quantiles
 from gpytorch_gam.distributions.weighted_mixture import WeightedMixture
@@ -56,3 +56,20 @@ def test_draws_have_the_moments_and_parts_may_be_of_several_kinds() -> None:
     mixed = WeightedMixture([Normal(PLACES[0], SCALES[0]), StudentT(5.0, PLACES[1], SCALES[1])], WEIGHTS[:2] / 0.7)
     assert mixed.sample().shape == (2,) and torch.isfinite(mixed.log_prob(PLACES[2])).all()
     assert mixed.expand((4, 2)).mean.shape == (4, 2)
+
+
+def test_quantiles_of_bounded_counts_stay_within_their_support() -> None:
+    parts = [
+        MixtureSameFamily(Categorical(torch.ones(3, 2)), Binomial(2.0, torch.full((3, 2), chance).double()))
+        for chance in (0.2, 0.9)
+    ]
+    mixture = WeightedMixture(parts, torch.tensor([0.5, 0.5], dtype=torch.float64))
+    median, most = predictive_quantiles(mixture, [0.5, 0.999])
+    cumulated = [0.5 * (0.8**2 + 0.1**2), 0.5 * (1 - 0.2**2 + 1 - 0.9**2)]
+    assert cumulated[0] < 0.5 < cumulated[1] and (median == 1).all() and (most == 2).all()
+
+
+def test_probabilities_of_classes_are_averaged() -> None:
+    first, second = torch.tensor([[0.2, 0.8]]).double(), torch.tensor([[0.6, 0.4]]).double()
+    mixture = WeightedMixture([Categorical(first), Categorical(second)], torch.tensor([0.25, 0.75]).double())
+    torch.testing.assert_close(mixture.probs, 0.25 * first + 0.75 * second)

@@ -45,13 +45,14 @@ def test_the_variance_of_a_term_is_that_of_the_sum_of_its_components() -> None:
     inputs = gam._fitted.design.inputs(x)
     part = gam._fitted.parts[0]
     assert len(part.components) == 2  # a curve and a line
-    joint = gam.model_.components(inputs)[list(part.components)].cross_covariance().detach()
+    joint = gam._fitted.components(inputs)[list(part.components)].cross_covariance().detach()
     expected = joint.sum((-2, -1)).sqrt().numpy() * gam._fitted.units.scale
     np.testing.assert_allclose(gam.predict_terms(x)["s(age)"]["std"], expected, rtol=1e-6)
 
 
 def test_intervals_of_the_mean_and_of_observations_are_those_of_the_normal_predictive_distribution() -> None:
-    x, gam = table().head(9), fitted()
+    gam = GAMRegressor([s("age", k=5)], hyperparameters="point").fit(table(), responses(table()))
+    x = table().head(9)
     mean, link_std = gam.predict_link(x, return_std=True)
     _, std = gam.predict(x, return_std=True)
     assert (std > link_std).all()

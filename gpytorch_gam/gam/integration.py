@@ -1,0 +1,63 @@
+"""Whether the uncertainty of hyperparameters is part of what an estimator says, and the models that stand for it."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from typing import Any
+
+from gpytorch_gam.diagnostics import HyperparameterUncertainty, ModelMixture
+from gpytorch_gam.training import FitResult
+from gpytorch_gam.training.free_hyperparameters import FreeHyperparameters
+from gpytorch_gam.warnings import ConvergenceWarning
+
+from .fitted import Fitted
+
+#: How an estimator treats its hyperparameters.
+HYPERPARAMETERS = ("auto", "integrated", "point")
+
+# Hyperparameters for which derivatives of the bound are taken unasked: each takes as long as a step of the fit.
+_MOST_UNASKED = 100
+
+
+def integrated(fitted: Fitted, data: Any, num_data: int, result: FitResult | None, wanted: str) -> Fitted:
+    """
+    A fitted model with the uncertainty of its hyperparameters, or with the reason against it.
+
+    :param fitted: The model at the estimates.
+    :param data: The data of the fit, where the model is.
+    :param num_data: Its number of rows.
+    :param result: What the fit has found; None if it was interrupted.
+    :param wanted: One of :data:`HYPERPARAMETERS`; ``"auto"`` leaves it out where it takes longer than the fit.
+    """
+    against = _reason_against(fitted, result, wanted)
+    if against is not None:
+        return replace(fitted, hyperparameters=f"point estimates: {against}")
+    with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always")
+        try:
+            found = HyperparameterUncertainty(fitted.model, fitted.likelihood, data, num_data)
+        except ValueError as error:
+            return replace(fitted, hyperparameters=f"point estimates: {error}")
+        except KeyboardInterrupt:
+            return replace(fitted, hyperparameters="point estimates: their uncertainty was interrupted")
+    note = f"integrated over {len(found)} models"
+    if any(issubclass(each.category, ConvergenceWarning) for each in given):
+        note += ", at some of which the bound is higher than at the estimates"
+    mixture = ModelMixture(found.models, found.likelihoods, found.weights)
+    return replace(fitted, mixture=mixture, hyperparameters=note)
+
+
+def _reason_against(fitted: Fitted, result: FitResult | None, wanted: str) -> str | None:
+    if wanted == "point":
+        return "as asked for"
+    if result is None:
+        return "the fit was interrupted"
+    if wanted == "integrated":
+        return None
+    if result.method == "minibatches":
+        return "their uncertainty takes passes over all data after a fit by minibatches"
+    number = len(FreeHyperparameters(fitted.model, fitted.likelihood).names)
+    if number > _MOST_UNASKED:
+        return f"{number} hyperparameters, and the uncertainty of each takes a step of the fit"
+    return None
