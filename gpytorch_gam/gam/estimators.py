@@ -166,6 +166,8 @@ class _GAM(BaseEstimator):
                 f"interactions must be 0 where X is read in parts, got {self.interactions!r}: look for them in a table "
                 "of some rows, and give them as terms"
             )
+        if self.hyperparameters == "integrated":
+            raise ValueError("hyperparameters must be 'auto' or 'point' where X is read in parts, got 'integrated'")
         weights, named = given["sample_weight"], [name for name in given.values() if isinstance(name, str)]
         if weights is not None and not isinstance(weights, str):
             raise TypeError(f"sample_weight must be the name of a column, as X is read in parts, got {weights!r}")
@@ -601,7 +603,8 @@ class GAMRegressor(RegressorMixin, _GAM):
     :param hyperparameters: Whether predictions, effects, their bands and draws include that hyperparameters such as
         lengthscales and noise are uncertain (as ``unconditional=TRUE`` in mgcv): ``"integrated"`` over their posterior,
         by models at several values of them, or ``"point"`` estimates. ``"auto"`` integrates unless that takes longer
-        than the fit: with minibatches, or more than 100 of them; :attr:`hyperparameters_` says it.
+        than the fit (with minibatches, or more than 100 of them), hardly more than one of the models has weight, or
+        the rows are read in parts; :attr:`hyperparameters_` says it.
     :param method: How the fit sees the data, see :func:`~gpytorch_gam.fit`.
     :param tolerance: Nats that may be open at the end of the fit.
     :param device: ``"auto"``, a GPU if there is one; or the name of a device.

@@ -16,6 +16,9 @@ from .fitted import Fitted
 #: How an estimator treats its hyperparameters.
 HYPERPARAMETERS = ("auto", "integrated", "point")
 
+# Fewer models than this with notable weight do not stand for a distribution: it is too far from normal for its points.
+_LEAST_EFFECTIVE = 2.0
+
 # Hyperparameters for which derivatives of the bound are taken unasked: each takes as long as a step of the fit.
 _MOST_UNASKED = 100
 
@@ -28,7 +31,8 @@ def integrated(fitted: Fitted, data: Any, num_data: int, result: FitResult | Non
     :param data: The data of the fit, where the model is.
     :param num_data: Its number of rows.
     :param result: What the fit has found; None if it was interrupted.
-    :param wanted: One of :data:`HYPERPARAMETERS`; ``"auto"`` leaves it out where it takes longer than the fit.
+    :param wanted: One of :data:`HYPERPARAMETERS`; ``"auto"`` leaves it out where it takes longer than the fit, or where
+        hardly more than one of the models has weight.
     """
     against = _reason_against(fitted, result, wanted)
     if against is not None:
@@ -44,6 +48,9 @@ def integrated(fitted: Fitted, data: Any, num_data: int, result: FitResult | Non
     note = f"integrated over {len(found)} models"
     if any(issubclass(each.category, ConvergenceWarning) for each in given):
         note += ", at some of which the bound is higher than at the estimates"
+    effective = 1.0 / found.weights.square().sum().item()
+    if wanted == "auto" and len(found) > 1 and effective < _LEAST_EFFECTIVE:
+        return replace(fitted, hyperparameters=f"point estimates: of {len(found)} models, {effective:.1f} have weight")
     mixture = ModelMixture(found.models, found.likelihoods, found.weights)
     return replace(fitted, mixture=mixture, hyperparameters=note)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -87,6 +88,7 @@ def fit_stream(
     units = units_of(family, some.y, some.weights, some.arguments)
     batches = EncodedBatches(design, family, units, stream, columns, found.num_rows, reader, some, options)
     fitted, result = fit_to_data(design, family, units, design.inputs(found.spread), batches, options)
+    fitted = replace(fitted, hyperparameters="point estimates: the rows are read in parts")
     arguments = fit_arguments(family, units.scale, some.arguments)
     explained = deviance_explained(fitted, design.inputs(some.frame), some.y, some.weights, arguments)
     return FitOfDesign(fitted, result, explained, None)

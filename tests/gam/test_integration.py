@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -96,3 +98,14 @@ def test_without_any_uncertain_hyperparameter_the_estimates_remain() -> None:
 def test_other_choices_are_refused() -> None:
     with pytest.raises(ValueError, match="hyperparameters must be"):
         GAMRegressor(hyperparameters="bayes").fit(table()[["age"]], responses(table()))
+
+
+def test_points_of_which_one_has_all_the_weight_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpytorch_gam.gam.integration._LEAST_EFFECTIVE", 1000.0)
+    x = table()
+    assert re.match(
+        r"point estimates: of \d+ models, \d\.\d have weight",
+        GAMRegressor([s("age", k=5)]).fit(x, responses(x)).hyperparameters_,
+    )
+    asked = GAMRegressor([s("age", k=5)], hyperparameters="integrated").fit(x, responses(x))
+    assert asked.hyperparameters_.startswith("integrated over")

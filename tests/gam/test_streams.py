@@ -54,7 +54,7 @@ def check_same(one: GAMRegressor, other: GAMRegressor, atol: float = 1e-6) -> No
 
 
 def whole() -> GAMRegressor:
-    return GAMRegressor(FORMULA).fit(rows())
+    return GAMRegressor(FORMULA, hyperparameters="point").fit(rows())
 
 
 def test_lists_and_iterables_of_tables() -> None:
@@ -86,8 +86,8 @@ def test_parquet_files_folders_and_datasets(tmp_path: Path) -> None:
 
 def test_columns_stand_for_weights_and_offsets() -> None:
     x = rows()
-    expected = GAMRegressor([s("age", k=6), f("site")]).fit(x, x.y, x.w, offset=x.o)
-    named = GAMRegressor([s("age", k=6), f("site")]).fit(x, "y", "w", offset="o")
+    expected = GAMRegressor([s("age", k=6), f("site")], hyperparameters="point").fit(x, x.y, x.w, offset=x.o)
+    named = GAMRegressor([s("age", k=6), f("site")], hyperparameters="point").fit(x, "y", "w", offset="o")
     streamed = GAMRegressor([s("age", k=6), f("site")]).fit(parts(x), "y", "w", offset="o")
     for found in (named, streamed):
         assert found.n_rows_ == (x.w > 0).sum()
@@ -117,7 +117,7 @@ def test_minibatches_have_each_row_once_in_random_order() -> None:
     design = Design([[linear("number")]], ("mean",), "matern52", None, "error", (True,))
     design.learn_columns(x, np.ones(len(x)))
     example = Rows(x, x.y.to_numpy(), x.w.to_numpy(float), {})
-    options = Options("minibatches", 0.05, "auto", "cpu", False, 0)
+    options = Options("minibatches", 0.05, "auto", "cpu", False, 0, "point")
 
     def reader(frame: pd.DataFrame) -> Rows:
         return Rows(frame, frame.y.to_numpy(), frame.w.to_numpy(float), {})
@@ -142,7 +142,7 @@ def test_large_arrays_in_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     np.save(tmp_path / "x.npy", x)
     mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
     y, weights = responses(table()), np.arange(len(x)) % 2
-    expected = GAMRegressor([s("x0", k=6)]).fit(x, y, weights, offset=0.1 * x[:, 1])
+    expected = GAMRegressor([s("x0", k=6)], hyperparameters="point").fit(x, y, weights, offset=0.1 * x[:, 1])
     found = GAMRegressor([s("x0", k=6)]).fit(mapped, y[:, None], pd.Series(weights), offset=0.1 * mapped[:, 1])
     np.testing.assert_allclose(found.predict(x), expected.predict(x), atol=1e-6)
     np.testing.assert_allclose(found.predict(mapped, offset=y), found.predict(x, offset=y))
@@ -202,6 +202,8 @@ def test_what_cannot_be_read_in_parts(tmp_path: Path) -> None:
         GAMRegressor("z ~ s(age)").fit(parts(x))
     with pytest.raises(ValueError, match="requires y"):
         GAMRegressor().fit(parts(x))
+    with pytest.raises(ValueError, match="hyperparameters must be 'auto' or 'point' where X is read in parts"):
+        GAMRegressor(FORMULA, hyperparameters="integrated").fit(parts(x))
     with pytest.raises(FileNotFoundError, match="X is a path, and there is no file"):
         gam.fit(tmp_path / "nothing.parquet")
     with pytest.raises(TypeError, match="gives tables one after the other, got"):
