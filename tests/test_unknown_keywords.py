@@ -106,6 +106,8 @@ def call_kernel(name: str, method: str, **keywords: Any) -> Any:
     return getattr(made[name](), method)(column, column, **keywords)
 
 
+SUMS = {"both": ["x0", "x1"]}
+
 OTHERS: dict[str, Callable[..., Any]] = {
     # The names of row-wise arguments are the likelihood's, which refuses those that it does not know.
     "RowDataset": lambda **keywords: training.fit(
@@ -120,7 +122,16 @@ OTHERS: dict[str, Callable[..., Any]] = {
     "initialize_posterior": lambda **keywords: training.initialize_posterior(
         model(), GaussianLikelihood().double(), X, Y, **dict.fromkeys(keywords, Y)
     ),
+    "AdditiveGP.predict_sums": lambda **keywords: model().predict_sums(X, SUMS, **keywords),
+    "AdditiveVariationalStrategy.predict_sums": lambda **keywords: model().variational_strategy.predict_sums(
+        X, SUMS, **keywords
+    ),
+    "HyperparameterUncertainty.predict_sums": lambda **keywords: uncertainty().predict_sums(X, SUMS, **keywords),
+    "HyperparameterUncertainty.predictions": lambda **keywords: uncertainty().predictions(X, **keywords),
     "HyperparameterUncertainty.responses": lambda **keywords: uncertainty().responses(X, **keywords),
+    "HyperparameterUncertainty.responses_given": lambda **keywords: uncertainty().responses_given(
+        uncertainty().predictions(X, components=False), **keywords
+    ),
     "ANOVAKernel": lambda **keywords: kernels.ANOVAKernel(RBFKernel(), kernels.Uniform(0, 1), **keywords),
     "OrdinalKernel": lambda **keywords: kernels.OrdinalKernel([0.0, 1.0, 2.0], **keywords),
 }

@@ -53,7 +53,6 @@ class ModelMixture(WeightedModels):
         :param row_arguments: Row-wise arguments of the likelihood, such as ``offset``.
         :raises TypeError: If the likelihood does not know an argument.
         """
-        check_row_arguments(self.likelihoods[0], row_arguments)
         return self.responses_given(self.predictions(x, components=False), **row_arguments)
 
     def responses_given(self, predictions: Sequence[Prediction], **row_arguments: Any) -> Distribution:
@@ -62,7 +61,9 @@ class ModelMixture(WeightedModels):
 
         :param predictions: Those of :meth:`predictions`.
         :param row_arguments: Row-wise arguments of the likelihood, such as ``offset``.
+        :raises TypeError: If the likelihood does not know an argument.
         """
+        check_row_arguments(self.likelihoods[0], row_arguments)
         parts = [
             _in_rows(likelihood(prediction.distribution, **row_arguments))
             for prediction, likelihood in zip(predictions, self.likelihoods, strict=True)

@@ -6,8 +6,6 @@ import math
 
 import numpy as np
 import torch
-from scipy.optimize import brentq
-from scipy.stats import norm
 from torch import Tensor
 
 # Weights below this part of the largest do not matter; values this near to the mean, relative to it, are interpolated.
@@ -64,10 +62,12 @@ def weighted_chi_squared_tail(value: float, weights: np.ndarray) -> float:
 
 def _saddlepoint_tail(value: float, weights: np.ndarray) -> float:
     """The approximation away from the mean, for a largest weight of one."""
+    from scipy.optimize import brentq  # takes as long to import as all of this package
+
     # Between the places for variables that all had the largest weight and that had none but one of them.
     bracket = -0.5 * len(weights) / value, 0.5 - 0.5 / value * (1 - 1e-9)
     t = brentq(lambda t: (weights / (1 - 2 * t * weights)).sum() - value, *bracket, xtol=1e-14)
     cumulant = -0.5 * np.log1p(-2 * t * weights).sum()
     curvature = 2 * np.square(weights / (1 - 2 * t * weights)).sum()
     w = math.copysign(math.sqrt(2 * (t * value - cumulant)), t)
-    return float(norm.sf(w + math.log(t * math.sqrt(curvature) / w) / w))
+    return 0.5 * math.erfc((w + math.log(t * math.sqrt(curvature) / w) / w) / math.sqrt(2))

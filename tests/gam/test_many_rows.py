@@ -40,7 +40,7 @@ def test_terms_in_chunks_are_those_of_the_joint_posterior(monkeypatch: pytest.Mo
     monkeypatch.setattr(prediction, "_ROWS_OF_TERMS", 50)
     gam, x = fitted(), table()
     terms = gam.predict_terms(x)
-    posterior = gam.model_.components(gam._fitted.design.inputs(x))
+    posterior = gam._fitted.components(gam._fitted.design.inputs(x))
     scale = gam._fitted.units.scale
     for part in gam._fitted.parts:
         mean, variance = (each.detach().numpy() for each in posterior[list(part.components)].total())
