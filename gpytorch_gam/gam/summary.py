@@ -51,10 +51,10 @@ class Summary:
       zero, see :func:`~gpytorch_gam.diagnostics.score_test`. It is given the other hyperparameters, and says nothing of
       the size of an effect, which ``share`` does. A term that the fit has switched off has 1.
 
-    :ivar terms: One row a term.
     Deviances of different families are on different scales, and so is the share that is explained: compare families by
     their bounds.
 
+    :ivar terms: One row a term.
     :ivar facts: The fit as a whole.
     :ivar warnings: What to look at.
     """
