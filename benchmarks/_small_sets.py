@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -317,3 +318,16 @@ SETS: dict[str, Callable[[Path], DataSet]] = {
     "pima": lambda folder: labels(folder, "pima", 8),
     "friedman": lambda folder: friedman(),
 }
+
+
+def sets_of(options: argparse.Namespace, quick: Sequence[str]) -> Iterator[DataSet]:
+    """
+    The sets that were asked for, each read when it is its turn.
+
+    :param options: Those of the command line: ``quick``, ``sets`` and ``data``.
+    :param quick: Families of the simulated sets of quick runs.
+    """
+    if options.quick:
+        yield from map(simulated, quick)
+    else:
+        yield from (SETS[name](options.data) for name in options.sets)

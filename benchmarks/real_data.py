@@ -30,7 +30,7 @@ import importlib.metadata
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -40,7 +40,7 @@ import torch
 from _common import describe_environment, script_parser, write_json
 from _real_peers import INNER_FOLDS, Variant, fit_ebm, fit_gam, fit_linear, is_labels
 from _small_peers import Fits, fit_mgcv, fit_pygam
-from _small_sets import SETS, DataSet, simulated
+from _small_sets import DataSet, sets_of
 from gaussian_closed_form import has_mgcv
 
 from gpytorch_gam.gam.terms import Factor, RandomEffect, Smooth, Term
@@ -209,14 +209,6 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def sets_of(options: argparse.Namespace) -> Iterator[DataSet]:
-    """The sets that were asked for, each read when it is its turn."""
-    if options.quick:
-        yield from map(simulated, QUICK)
-    else:
-        yield from (SETS[name](options.data) for name in options.sets)
-
-
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     options = parse(arguments)
     torch.set_num_threads(1)
@@ -225,7 +217,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     folds, peers = 2 if options.quick else options.folds, installed_peers(options.interactions)
     if options.quick:
         peers = {name: peer for name, peer in peers.items() if not name.startswith("EBM")}
-    for data_set in sets_of(options):
+    for data_set in sets_of(options, QUICK):
         result = compare(data_set, folds, peers, known.get(data_set.name, {}))
         own = {name: fits for name, fits in result["fits"].items() if name != OURS}
         known[data_set.name] = {**known.get(data_set.name, {}), **own}

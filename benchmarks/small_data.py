@@ -36,7 +36,7 @@ import argparse
 import importlib.util
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ from _common import (
 )
 from _small_coverage import CASES, COVERAGE, covered
 from _small_peers import Fits, fit_from_random_starts, fit_mgcv, fit_ours, fit_pygam
-from _small_sets import SETS, DataSet, simulated
+from _small_sets import SETS, DataSet, sets_of
 from gaussian_closed_form import has_mgcv
 
 # What a fit may leave open, how far bounds from several starts may lie apart (nats), and the seconds it may take: the
@@ -230,14 +230,6 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def sets_of(options: argparse.Namespace) -> Iterator[DataSet]:
-    """The sets that were asked for, each read when it is its turn."""
-    if options.quick:
-        yield from map(simulated, QUICK)
-    else:
-        yield from (SETS[name](options.data) for name in options.sets)
-
-
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     options = parse(arguments)
     torch.set_num_threads(1)
@@ -247,12 +239,12 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
             found["coverage"] = [covered(name, options.coverage, options.quick) for name in options.cases]
             show_coverage(found["coverage"])
         elif options.starts:
-            found["spread"] = [spread(data_set, options.starts) for data_set in sets_of(options)]
+            found["spread"] = [spread(data_set, options.starts) for data_set in sets_of(options, QUICK)]
             show_spread(found["spread"])
         else:
             repeats, folds = (1, 2) if options.quick else (options.repeats, options.folds)
             peers = installed_peers()
-            found["results"] = [compare(data_set, repeats, folds, peers) for data_set in sets_of(options)]
+            found["results"] = [compare(data_set, repeats, folds, peers) for data_set in sets_of(options, QUICK)]
             show_comparison(found["results"])
             if options.figure is not None:
                 draw_comparison(found["results"], options.figure)
