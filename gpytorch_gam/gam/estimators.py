@@ -23,6 +23,7 @@ from sklearn.utils.validation import (
 )
 
 from gpytorch_gam import _checks as checks
+from gpytorch_gam._caught_warnings import warnings_at_caller
 from gpytorch_gam.training import FitResult
 
 from . import files, pictures
@@ -31,7 +32,7 @@ from .draws import FunctionDraws, draw_functions
 from .effects import effect_table, grid_of, period_in_units
 from .families import Binomial, Family, Ordinal, Softmax, regression_family
 from .fitted import Fitted
-from .fitting import FitOfDesign, Options, fit_arguments, fit_design, warnings_at_caller
+from .fitting import FitOfDesign, Options, fit_arguments, fit_design
 from .frames import as_frame, as_rows, drop_columns, take_columns
 from .integration import HYPERPARAMETERS
 from .interactions import Limits, interactions_of_description
@@ -138,7 +139,7 @@ class _GAM(BaseEstimator):
         apart = named if columns is None else [given["y"]]
         self._set_apart = list(dict.fromkeys(name for name in [*apart, response] if isinstance(name, str)))
         stream = None if parts is None else parts[0]
-        with warnings_at_caller():
+        with warnings_at_caller(depth=2):
             found = self._fit_table(X, given) if stream is None else self._fit_stream(stream, given, columns, levels)
         self._fitted, self.result_, self.deviance_explained_, self.interactions_ = found
         self.family_ = self._fitted.family

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -52,27 +51,6 @@ class Options:
     progress: bool
     seed: int
     hyperparameters: str
-
-
-@contextmanager
-def warnings_at_caller() -> Iterator[None]:
-    """Warnings of a fit, each once, as those of the line that called the method whose method this surrounds."""
-    caught: list[warnings.WarningMessage] = []
-    try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            yield
-    except BaseException:
-        with suppress(Warning):  # where warnings are errors, they must not take the place of this one
-            _give(caught, 6)
-        raise
-    _give(caught, 6)
-
-
-def _give(caught: list[warnings.WarningMessage], stacklevel: int) -> None:
-    different = {(each.category, str(each.message)): each.message for each in caught}
-    for message in different.values():
-        warnings.warn(message, stacklevel=stacklevel)
 
 
 class FitOfDesign(NamedTuple):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import gpytorch
@@ -15,6 +14,7 @@ from gpytorch.likelihoods import Likelihood
 from gpytorch.variational import CholeskyVariationalDistribution
 
 from gpytorch_gam import _checks as checks
+from gpytorch_gam._caught_warnings import warnings_at_caller
 from gpytorch_gam.data.whole_epochs import every_row
 from gpytorch_gam.optim.posterior.parameters import StructuredDistribution, validated_strategy
 from gpytorch_gam.optim.processes import Processes
@@ -158,7 +158,7 @@ def fit(
     bin_options = [name for name, value in (("max_bins", max_bins), ("bins", bins)) if value is not None]
     method, given = _method_of_options(method, options.given(), bin_options)
     batches: Any
-    with _collected_warnings() as messages:
+    with warnings_at_caller() as messages:
         options.check()
         if isinstance(data, FitStatistics):
             batches, num_rows = data, data.num_rows
@@ -313,27 +313,3 @@ def _warn_if_open(outcome: Outcome, tolerance: float) -> None:
         ConvergenceWarning,
         stacklevel=3,
     )
-
-
-@contextmanager
-def _collected_warnings() -> Iterator[list[str]]:
-    """The texts of the warnings given inside, which are given to the caller of :func:`fit` at the end."""
-    messages: list[str] = []
-    caught: list[warnings.WarningMessage] = []
-    try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            yield messages
-    except BaseException:
-        with suppress(Warning):  # where warnings are errors, they must not take the place of this one
-            _give(caught)
-        raise
-    messages += _give(caught)
-
-
-def _give(caught: Sequence[warnings.WarningMessage]) -> list[str]:
-    """Give each warning once to the caller of :func:`fit`; returns the texts of this package's own."""
-    different = {(warning.category, str(warning.message)): warning for warning in caught}
-    for warning in different.values():
-        warnings.warn(warning.message, warning.category, stacklevel=5)
-    return [text for category, text in different if category.__module__.startswith("gpytorch_gam")]
