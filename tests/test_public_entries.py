@@ -27,7 +27,7 @@ from gpytorch_gam import (
     terms,
 )
 from gpytorch_gam.data import MemoryMappedBatches, RowDataset, drop_missing
-from gpytorch_gam.diagnostics import HyperparameterUncertainty, concurvity, sobol_indices
+from gpytorch_gam.diagnostics import HyperparameterUncertainty, concurvity, leave_one_out, sobol_indices
 from gpytorch_gam.mlls import CollapsedELBO
 from gpytorch_gam.optim import NaturalGradient
 from gpytorch_gam.training import FitStatistics, fit, initialize_posterior, polish
@@ -198,6 +198,18 @@ ENTRIES: dict[str, Entry] = {
     ),
     "sobol_indices": with_model(
         sobol_indices, {"x": INPUTS, "num_samples": (*COUNT, 1), "probability": SHARE, "names": NAMES}, x=X
+    ),
+    "leave_one_out": with_model(
+        leave_one_out,
+        {
+            "likelihood": LIKELIHOOD,
+            "x": INPUTS,
+            "y": RESPONSES,
+            "hyperparameters": (3, "integrated", model),
+        },
+        likelihood=GaussianLikelihood(),
+        x=X,
+        y=Y,
     ),
     "concurvity": with_model(concurvity, {"x": INPUTS, "chunk_size": OPTIONAL_COUNT, "tolerance": SHARE}, x=X),
     "AdditiveGP": (
