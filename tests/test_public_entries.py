@@ -197,7 +197,15 @@ ENTRIES: dict[str, Entry] = {
         {"batches": (None, 3, "xy", X, [X], [(X,)])},
     ),
     "sobol_indices": with_model(
-        sobol_indices, {"x": INPUTS, "num_samples": (*COUNT, 1), "probability": SHARE, "names": NAMES}, x=X
+        sobol_indices,
+        {
+            "x": INPUTS,
+            "num_samples": (*COUNT, 1),
+            "probability": SHARE,
+            "names": NAMES,
+            "hyperparameters": (3, "integrated"),
+        },
+        x=X,
     ),
     "leave_one_out": with_model(
         leave_one_out,

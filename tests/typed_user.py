@@ -43,4 +43,4 @@ def main() -> None:
     quantiles: Tensor = predictive_quantiles(likelihood(prediction.distribution), [0.1, 0.9])
     natural = NaturalGradient(model, num_data=len(y), lr=0.1)
     natural.remove()
-    print(result.bound + bounds[-1], low + high, indices.share, quantiles, concurvity(model, x).names)
+    print(result.bound + bounds[-1], low + high, indices.total, quantiles, concurvity(model, x).names)

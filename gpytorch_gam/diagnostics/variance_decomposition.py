@@ -1,7 +1,8 @@
-"""The components' shares in the variance of the predictor."""
+"""Sobol indices: shares of components and of columns in the variance of the predictor."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,14 +11,18 @@ import torch
 from torch import Tensor
 
 from gpytorch_gam import _checks as checks
+from gpytorch_gam.components import AdditivePredictor
+from gpytorch_gam.effects import ComponentMixture, ComponentPosterior, WeightedModels
 from gpytorch_gam.variational.model_check import additive_strategy
+from gpytorch_gam.warnings import ConvergenceWarning
 
 
 @dataclass(frozen=True)
 class SobolIndices:
     """
-    Shares of components in the variance of their predictor over inputs, with posterior intervals, as returned and
-    explained by :func:`sobol_indices`.
+    Sobol indices of a predictor with posterior intervals, of its components and of the columns of its inputs, as
+    returned and explained by :func:`sobol_indices`. Those of columns have a dimension for the P predictors,
+    ``(*batch, P, J)``, if there are several.
 
     :ivar names: The names of the K components, in order.
     :ivar probability: The probability of the central posterior intervals.
@@ -28,6 +33,15 @@ class SobolIndices:
         predictor's variance, ``(*batch, K)``; over all components (and the mean module) these sum to one.
     :ivar covariance_lower: The lower end of the covariance share's interval, ``(*batch, K)``.
     :ivar covariance_upper: The upper end of the covariance share's interval, ``(*batch, K)``.
+    :ivar columns: The J columns that any component reads, in order.
+    :ivar first_order: The posterior mean of the first-order index of each column, ``(*batch, J)``.
+    :ivar first_order_lower: The lower end of its interval, ``(*batch, J)``.
+    :ivar first_order_upper: The upper end of its interval, ``(*batch, J)``.
+    :ivar total: The posterior mean of the total index of each column, ``(*batch, J)``.
+    :ivar total_lower: The lower end of its interval, ``(*batch, J)``.
+    :ivar total_upper: The upper end of its interval, ``(*batch, J)``.
+    :ivar converged: Whether the last fit of the model had converged; None if the model was not trained by
+        :func:`~gpytorch_gam.fit`.
     """
 
     names: tuple[str, ...]
@@ -38,18 +52,56 @@ class SobolIndices:
     covariance_share: Tensor
     covariance_lower: Tensor
     covariance_upper: Tensor
+    columns: tuple[int, ...]
+    first_order: Tensor
+    first_order_lower: Tensor
+    first_order_upper: Tensor
+    total: Tensor
+    total_lower: Tensor
+    total_upper: Tensor
+    converged: bool | None
 
     def __str__(self) -> str:
-        """A table of the shares, their intervals and the covariance shares; for a batch of models only the shapes."""
+        """Tables of the components and of the columns; for a batch of models only the shapes."""
         if self.share.dim() > 1:
             return f"SobolIndices(names={list(self.names)}, share={tuple(self.share.shape)})"
+        lines = [] if self.converged is not False else ["NOT converged: these are indices of a fit on its way"]
+        lines += [*self._lines_of_components(), *self._lines_of_columns()]
+        return "\n".join(lines)
+
+    def _lines_of_components(self) -> list[str]:
         width = max(len(name) for name in (*self.names, "component"))
         lines = [f"{'component':<{width}}  share  {f'{self.probability:.0%} interval':>14}  covariance share"]
         for name, share, lower, upper, with_all in zip(
             self.names, self.share, self.lower, self.upper, self.covariance_share, strict=True
         ):
             lines.append(f"{name:<{width}}  {share:5.3f}  {lower:6.3f}  {upper:6.3f}  {with_all:16.3f}")
-        return "\n".join(lines)
+        return lines
+
+    def _lines_of_columns(self) -> list[str]:
+        if not self.columns:
+            return []
+        interval = f"{f'{self.probability:.0%} interval':>14}"
+        indices = torch.stack(
+            [
+                self.first_order,
+                self.first_order_lower,
+                self.first_order_upper,
+                self.total,
+                self.total_lower,
+                self.total_upper,
+            ],
+            dim=-1,
+        )
+        blocks = [("", indices)] if indices.dim() == 2 else [(f".{place}", each) for place, each in enumerate(indices)]
+        names = [f"x{column}{suffix}" for suffix, _ in blocks for column in self.columns]
+        width = max(len(name) for name in (*names, "column"))
+        lines = ["", f"{'column':<{width}}  first  {interval}  total  {interval}"]
+        for name, row in zip(names, torch.cat([each for _, each in blocks]).tolist(), strict=True):
+            first, total = row[:3], row[3:]
+            cells = "  ".join(f"{mean:5.3f}  {lower:6.3f}  {upper:6.3f}" for mean, lower, upper in (first, total))
+            lines.append(f"{name:<{width}}  {cells}")
+        return lines
 
 
 @torch.no_grad()
@@ -59,30 +111,40 @@ def sobol_indices(
     num_samples: int = 200,
     names: Sequence[str] | str | None = None,
     probability: float = 0.95,
+    hyperparameters: WeightedModels | None = None,
 ) -> SobolIndices:
     r"""
-    The share of each component in the variance of its predictor over the rows of ``x``,
-    :math:`\mathrm{Var}_x(f_c) / \mathrm{Var}_x(\rho)`, with its posterior distribution from joint draws of all
-    components at these rows.
+    Sobol indices of a predictor over the rows of ``x``, with their posterior distributions from joint draws of all
+    components at these rows:
 
-    These are Sobol indices of the predictor if (1) the columns of ``x`` are independent and its rows a sample of the
-    distribution meant, (2) components have ANOVA kernels under that distribution, interactions products of them on
-    different columns, and (3) no two components read the same set of columns. Then different components are
-    uncorrelated over the inputs, and the shares sum to one but for the finite sample. If inputs are correlated or
-    kernels contain constants and main effects of interactions, they need not; the covariance share
+    - of each component its share in the variance, :math:`\mathrm{Var}_x(f_c) / \mathrm{Var}_x(\rho)`: for an
+      interaction the index of the interaction itself, without its main effects;
+    - of each column j its first-order index :math:`S_j`, the share of the sum of all components that read column j
+      alone, and its total index :math:`S_{Tj}`, the share of the sum of all components that read it, be it with others
+      or as a multiplier (``by``).
+
+    These are Sobol indices if (1) the columns of ``x`` are independent and its rows a sample of the distribution meant,
+    (2) components have ANOVA kernels under that distribution, interactions products of them on different columns, and
+    (3) there is no mean beside the components but a constant. Then components of different columns are uncorrelated
+    over the inputs, and the indices of all sets of columns sum to one but for the finite sample. If inputs are
+    correlated or kernels contain constants and main effects of interactions, they need not; the covariance share
     :math:`\mathrm{Cov}_x(f_c, \rho) / \mathrm{Var}_x(\rho)` always adds up to one over all components (and the mean
     module), and can be negative.
 
-    The interval is that of the function, given the rows and the hyperparameters. Moments over n random rows have an
-    error of about :math:`n^{-1/2}` on top, which quasi-random rows avoid. Draws factorise an n x n matrix a component:
-    use at most about 2000 rows.
+    The interval is that of the function, given the rows and, without ``hyperparameters``, the hyperparameters. Moments
+    over n random rows have an error of about :math:`n^{-1/2}` on top, which quasi-random rows avoid. Draws factorise an
+    n x n matrix a component: use at most about 2000 rows. After a fit that had not converged there is a
+    :class:`~gpytorch_gam.warnings.ConvergenceWarning`.
 
-    :param model: A model whose ``variational_strategy`` is an :class:`AdditiveVariationalStrategy`.
+    :param model: A model whose ``variational_strategy`` is an :class:`AdditiveVariationalStrategy`. Columns are those
+        of the inputs of its predictor.
     :param x: Inputs ``(*batch, n, D)``, at least two rows.
     :param num_samples: Number of joint draws from the posterior.
-    :param names: Components to report; default all. The predictor always includes all components that belong to it.
+    :param names: Components to report; default all. The predictor, and the indices of columns, always include all.
     :param probability: Probability of the posterior intervals.
-    :return: The shares; a predictor without variance gives 0.
+    :param hyperparameters: A :class:`~gpytorch_gam.diagnostics.HyperparameterUncertainty` of this model, whose
+        uncertainty the intervals then include; by default they are taken as known.
+    :return: The indices; a predictor without variance gives 0.
     :raises TypeError: If the model's strategy is of another kind, or ``num_samples`` not an integer.
     :raises ValueError: If a name is unknown, or an argument out of range.
 
@@ -100,32 +162,85 @@ def sobol_indices(
             f"x has NaN in {missing} of {x.shape[:-1].numel()} rows, where components vary for want of inputs and not "
             "with them: leave these rows out"
         )
-    parts = strategy.components(x)
-    draws = parts.sample(torch.Size([num_samples]))
-    total = draws.total if predictor.num_predictors > 1 else draws.total.unsqueeze(-2)
-    total = _deviations(total.double() + parts.prior_means.double())  # (S, *batch, P, n)
-    components = _deviations(draws.components[..., indices, :].double())
-    total = total[..., [predictor.predictor_of[index] for index in indices], :]
-    variance = total.square().sum(-1)
+    if strategy.has_arrived is False:
+        _warn_of_open_fit()
+    components, total = _draws(strategy.components(x, hyperparameters=hyperparameters), predictor, num_samples)
+    variance = total.square().sum(-1)  # (S, *batch, P)
     variance = variance.clamp_min(torch.finfo(variance.dtype).tiny)
-    shares = components.square().sum(-1) / variance
-    covariance_shares = (components * total).sum(-1) / variance
-    lower, upper = _interval(shares, probability)
-    covariance_lower, covariance_upper = _interval(covariance_shares, probability)
+    owners = [predictor.predictor_of[index] for index in indices]
+    chosen, own_variance = components[..., indices, :], variance[..., owners]
+    columns, alone, among_others = _columns_of(predictor)
     return SobolIndices(
-        names=tuple(predictor.names[index] for index in indices),
-        probability=probability,
-        share=shares.mean(0),
-        lower=lower,
-        upper=upper,
-        covariance_share=covariance_shares.mean(0),
-        covariance_lower=covariance_lower,
-        covariance_upper=covariance_upper,
+        tuple(predictor.names[index] for index in indices),
+        probability,
+        *_summary(chosen.square().sum(-1) / own_variance, probability),
+        *_summary((chosen * total[..., owners, :]).sum(-1) / own_variance, probability),
+        columns,
+        *_of_columns(components, variance, alone, probability),
+        *_of_columns(components, variance, among_others, probability),
+        strategy.has_arrived,
+    )
+
+
+def _draws(posterior: ComponentPosterior, predictor: AdditivePredictor, num_samples: int) -> tuple[Tensor, Tensor]:
+    """Deviations over the rows of draws of components ``(S, *batch, C, n)`` and predictors ``(S, *batch, P, n)``."""
+    if isinstance(posterior, ComponentMixture):
+        chosen = torch.multinomial(posterior.weights, num_samples, replacement=True)
+        counts = chosen.bincount(minlength=len(posterior.parts)).tolist()
+        draws = [_draws(part, predictor, count) for part, count in zip(posterior.parts, counts, strict=True) if count]
+        components, totals = zip(*draws, strict=True)
+        return torch.cat(components), torch.cat(totals)
+    drawn = posterior.sample(torch.Size([num_samples]))
+    total = drawn.total if predictor.num_predictors > 1 else drawn.total.unsqueeze(-2)
+    return _deviations(drawn.components.double()), _deviations(total.double() + posterior.prior_means.double())
+
+
+def _columns_of(predictor: AdditivePredictor) -> tuple[tuple[int, ...], Tensor, Tensor]:
+    """
+    The J columns that components read; for each predictor and column which components read it alone, ``(P, J, C)``, and
+    which read it at all.
+    """
+    reads = [
+        {*columns, *([] if multiplier is None else [multiplier])}
+        for group in predictor.groups
+        for columns, multiplier in zip(group.columns.tolist(), group.multiplier_columns, strict=True)
+    ]
+    columns = tuple(sorted(set().union(*reads)))
+    among = torch.zeros(predictor.num_predictors, len(columns), len(reads), dtype=torch.float64)
+    alone = torch.zeros_like(among)
+    for index, (owner, own) in enumerate(zip(predictor.predictor_of, reads, strict=True)):
+        for place, column in enumerate(columns):
+            among[owner, place, index] = column in own
+            alone[owner, place, index] = own == {column}
+    return columns, alone.to(predictor.device), among.to(predictor.device)
+
+
+def _of_columns(
+    components: Tensor, variance: Tensor, members: Tensor, probability: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and interval ``(*batch, P, J)`` of the shares of sums of components; a single P is dropped."""
+    shares = torch.einsum("pjc,...cn->...pjn", members, components).square().sum(-1) / variance.unsqueeze(-1)
+    return _summary(shares.squeeze(-2) if len(members) == 1 else shares, probability)
+
+
+def _summary(draws: Tensor, probability: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The mean of draws along the first dimension, and the ends of their central interval."""
+    return draws.mean(0), *_interval(draws, probability)
+
+
+def _warn_of_open_fit() -> None:
+    warnings.warn(
+        "the last fit of this model had not converged, so indices and their intervals are those of a fit on its way: "
+        "go on with fit(model, likelihood, data, warm_start=True) before",
+        ConvergenceWarning,
+        stacklevel=4,  # the caller of sobol_indices, which torch wraps in a function
     )
 
 
 def _interval(draws: Tensor, probability: float) -> tuple[Tensor, Tensor]:
     """The central interval of draws along the first dimension."""
+    if not draws.numel():  # of no column
+        return draws[0], draws[0]
     tails = torch.tensor([0.5 * (1 - probability), 0.5 * (1 + probability)], dtype=draws.dtype, device=draws.device)
     lower, upper = draws.quantile(tails, dim=0)
     return lower, upper

@@ -28,11 +28,13 @@ class ComponentMixture(ComponentPosterior):
 
     :param parts: The posteriors of the same components at the same rows under each model.
     :param weights: Their weights ``(K,)``, which sum to one, float64.
+    :ivar parts: The posteriors of the same components at the same rows under each model.
+    :ivar weights: Their weights ``(K,)``.
     """
 
     def __init__(self, parts: Sequence[ComponentPosterior], weights: Tensor) -> None:
         first = parts[0]
-        self._parts, self._weights = list(parts), weights
+        self.parts, self.weights = tuple(parts), weights
         self._source, self._reading, self._x = first._source, first._reading, first._x
         self._indices, self._is_single, self.names = first._indices, first._is_single, first.names
         self.mean = self._average([part.mean for part in parts])
@@ -40,7 +42,7 @@ class ComponentMixture(ComponentPosterior):
         self.prior_means = self._average([part.prior_means for part in parts])
 
     def _average(self, values: Sequence[Tensor]) -> Tensor:
-        return _weighted_sum(values, self._weights)
+        return _weighted_sum(values, self.weights)
 
     def _total(
         self, means: Sequence[Tensor], covariances: Sequence[Tensor], outer: Callable[[Tensor, Tensor], Tensor]
@@ -51,23 +53,23 @@ class ComponentMixture(ComponentPosterior):
         return self._average([own + more for own, more in zip(covariances, between, strict=True)])
 
     def _chosen(self, names: str | Sequence[str]) -> ComponentMixture:
-        return ComponentMixture([part[names] for part in self._parts], self._weights)
+        return ComponentMixture([part[names] for part in self.parts], self.weights)
 
     def cross_covariance(self) -> Tensor:
         """The covariance between the components in each row, ``(*batch, n, C, C)``."""
-        return self._total(self._means(), [part.cross_covariance() for part in self._parts], self._outer_in_rows)
+        return self._total(self._means(), [part.cross_covariance() for part in self.parts], self._outer_in_rows)
 
     def covariance(self) -> Tensor:
         """The covariance of each component over the rows, ``(*batch, C, n, n)``."""
-        return self._total(self._means(), [part.covariance() for part in self._parts], _outer_over_rows)
+        return self._total(self._means(), [part.covariance() for part in self.parts], _outer_over_rows)
 
     def full_cross_covariance(self) -> Tensor:
         """The covariance of every component in every row with every other, ``(*batch, C, n, C, n)``."""
-        parts = [part.full_cross_covariance() for part in self._parts]
+        parts = [part.full_cross_covariance() for part in self.parts]
         return self._total(self._means(), parts, _outer_over_rows if self._is_single else _outer_over_all)
 
     def _means(self) -> list[Tensor]:
-        return [part.mean for part in self._parts]
+        return [part.mean for part in self.parts]
 
     def _outer_in_rows(self, left: Tensor, right: Tensor) -> Tensor:
         return left * right if self._is_single else left.mT.unsqueeze(-1) * right.mT.unsqueeze(-2)
@@ -78,16 +80,16 @@ class ComponentMixture(ComponentPosterior):
 
         :param over: The reference inputs.
         """
-        return ComponentMixture([part.centred(over) for part in self._parts], self._weights)
+        return ComponentMixture([part.centred(over) for part in self.parts], self.weights)
 
     def total(self) -> tuple[Tensor, Tensor]:
         """Mean and variance of the sum of the components in each row, see :meth:`ComponentPosterior.total`."""
-        means, variances = zip(*(part.total() for part in self._parts), strict=True)
+        means, variances = zip(*(part.total() for part in self.parts), strict=True)
         return self._average(means), self._total(means, variances, torch.mul)
 
     def predictor_moments(self) -> PredictorMoments:
         """Mean ``(*batch, n, P)`` and covariance ``(*batch, n, P, P)`` of the predictors of these components alone."""
-        return mixed_moments([part.predictor_moments() for part in self._parts], self._weights)
+        return mixed_moments([part.predictor_moments() for part in self.parts], self.weights)
 
     def rsample(self, sample_shape: torch.Size | Sequence[int] = ()) -> ComponentSamples:
         """
@@ -97,10 +99,10 @@ class ComponentMixture(ComponentPosterior):
         :return: Draws of the components and of their sum.
         """
         shape = checks.shape("sample_shape", sample_shape)
-        chosen = torch.multinomial(self._weights, shape.numel(), replacement=True)
+        chosen = torch.multinomial(self.weights, shape.numel(), replacement=True)
         order = chosen.argsort(stable=True).argsort()
-        counts = torch.bincount(chosen, minlength=len(self._parts)).tolist()
-        draws = [part.rsample(torch.Size([count])) for part, count in zip(self._parts, counts, strict=True) if count]
+        counts = torch.bincount(chosen, minlength=len(self.parts)).tolist()
+        draws = [part.rsample(torch.Size([count])) for part, count in zip(self.parts, counts, strict=True) if count]
         joined = (torch.cat(each)[order.to(each[0].device)] for each in zip(*draws, strict=True))
         return ComponentSamples(*(each.reshape(shape + each.shape[1:]) for each in joined))
 

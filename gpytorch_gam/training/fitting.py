@@ -215,6 +215,7 @@ def fit(
             if by_rows is not None:
                 outcome = by_rows.finished(outcome)
         except BaseException:
+            strategy.has_arrived = False
             if by_rows is not None:
                 by_rows.leave()
             raise
@@ -223,6 +224,7 @@ def fit(
         if processes.leads and outcome.has_moved:
             warn_of_shortfall(shortfalls)
             _warn_if_open(outcome, tolerance)
+    strategy.has_arrived = None if math.isnan(outcome.open) else outcome.open <= tolerance
     return FitResult(
         method=choice.method,
         reason=choice.reason,

@@ -78,6 +78,8 @@ class AdditiveStrategy(_FollowedStrategy):
         self.register_buffer("variational_params_initialized", torch.tensor(0))
         self._training_hooks = OrderedDict()
         self._initialized = False  # mirrors the buffer, whose value cannot be read without waiting for the device
+        #: Whether the last :func:`~gpytorch_gam.fit` had converged; None if that is not known.
+        self.has_arrived: bool | None = None
 
     def get_extra_state(self) -> Tensor:
         """The kind of the posterior and the jitter, without which the numbers of the state have no meaning."""
@@ -94,6 +96,7 @@ class AdditiveStrategy(_FollowedStrategy):
         self._resize_for(state_dict, f"{prefix}predictor.groups.")
         super()._load_from_state_dict(state_dict, prefix, *args)
         self._initialized = bool(self.variational_params_initialized)
+        self.has_arrived = None
 
     def _check_state(self, state_dict: dict[str, Any], prefix: str) -> None:
         saved = state_dict.get(f"{prefix}{STATE_KEY}")
@@ -255,6 +258,7 @@ class AdditiveStrategy(_FollowedStrategy):
 
     def _record(self, reading: Reading, mean: Tensor, variance: Tensor) -> None:
         """Pass a forward to an attached optimiser, for which the inputs of the predictor are constants."""
+        self.has_arrived = None
         if self.training_hooks is not None:
             self.training_hooks.after_forward(reading.inputs.detach(), mean, variance)
         elif mean.requires_grad and isinstance(self._variational_distribution, _PrecisionVariationalDistribution):

@@ -12,12 +12,15 @@ from gpytorch.constraints import Interval
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from torch import Tensor
 
-from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
+from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup, fit
 from gpytorch_gam.components import regular_grid
+from gpytorch_gam.diagnostics import ModelMixture
 from gpytorch_gam.diagnostics.variance_decomposition import SobolIndices, sobol_indices
 from gpytorch_gam.kernels import ANOVAKernel, Uniform
 from gpytorch_gam.mlls import CollapsedELBO
 from gpytorch_gam.terms import constant, smooth
+from gpytorch_gam.training import Epoch
+from gpytorch_gam.warnings import ConvergenceWarning
 
 # Ishigami and Homma (1990) with a = 7, b = .1: variances of the parts of sin x0 + a sin^2 x1 + b x2^4 sin x0.
 A, B = 7.0, 0.1
@@ -98,7 +101,24 @@ def test_indices_of_the_ishigami_function(fitted: AdditiveGP) -> None:
     assert found.share[-1] == 0 and found.upper[-1] == 0  # the constant
     assert found.share.sum().item() == pytest.approx(1.0, abs=0.01)
     assert found.covariance_share.sum().item() == pytest.approx(1.0, abs=1e-10)
-    assert "x0:x2" in str(found) and len(str(found).splitlines()) == 8
+    assert "x0:x2" in str(found) and len(str(found).splitlines()) == 13
+
+
+def test_indices_of_the_columns_of_the_ishigami_function(fitted: AdditiveGP) -> None:
+    """First-order and total indices in closed form: .314, .442, 0 and .558, .442, .244."""
+    found = sobol_indices(fitted, uniform_rows(1024))
+    interaction = INDICES["x0:x2"]
+    assert found.columns == (0, 1, 2) and found.converged is None
+    for column, total in enumerate((INDICES["x0"] + interaction, INDICES["x1"], interaction)):
+        first = INDICES[f"x{column}"]
+        assert found.first_order[column].item() == pytest.approx(first, abs=0.01)
+        assert found.first_order_lower[column] - 0.005 < first < found.first_order_upper[column] + 0.005
+        assert found.total[column].item() == pytest.approx(total, abs=0.01)
+        assert found.total_lower[column] - 0.005 < total < found.total_upper[column] + 0.005
+        assert found.total_upper[column] - found.total_lower[column] < 0.03
+    # The total index is one minus the closed index of all other columns.
+    without = found.share[[1, 2, 5]].sum()
+    assert found.total[0].item() == pytest.approx(1 - without.item(), abs=0.01)
 
 
 def test_the_pure_interaction_integrates_to_zero_in_each_argument(fitted: AdditiveGP) -> None:
@@ -165,11 +185,82 @@ def test_names_choose_what_is_reported_and_the_probability_how_wide() -> None:
     assert sobol_indices(model, x, 10, names="x0").names == ("x0",)
 
 
+def test_columns_gather_the_components_that_read_them() -> None:
+    """Two components of one column count together; a multiplier is a column like others."""
+    x = torch.rand(25, 3).double()
+    size = torch.Size([2])
+    groups = [
+        ComponentGroup(ScaleKernel(RBFKernel(batch_shape=size), batch_shape=size), [[0], [2]], regular_grid(0.0, 1, 5)),
+        ComponentGroup(ScaleKernel(RBFKernel()), [[0]], regular_grid(0.0, 1, 4), names=["again"]),
+        ComponentGroup(ScaleKernel(RBFKernel()), [[0]], regular_grid(0.0, 1, 4), by=2),
+        constant(),
+    ]
+    model = AdditiveGP(AdditivePredictor(*groups), "mean_field").double()
+    for parameter in model.parameters():
+        parameter.data.add_(0.3 * torch.randn_like(parameter))
+    model.variational_strategy._mark_initialized()
+    model.eval()
+    torch.manual_seed(2)
+    draws = model.components(x).sample(torch.Size([20])).components  # x0, x2, again, x0*x2, constant
+    variance = draws.sum(1).var(-1)
+    torch.manual_seed(2)
+    found = sobol_indices(model, x, num_samples=20)
+    assert found.columns == (0, 2)
+    sums = {"first_order": ([0, 2], [1]), "total": ([0, 2, 3], [1, 3])}
+    for kind, members in sums.items():
+        shares = torch.stack([draws[:, each].sum(1).var(-1) / variance for each in members], dim=-1)
+        torch.testing.assert_close(getattr(found, kind), shares.mean(0))
+        torch.testing.assert_close(getattr(found, f"{kind}_lower"), shares.quantile(0.025, dim=0))
+        torch.testing.assert_close(getattr(found, f"{kind}_upper"), shares.quantile(0.975, dim=0))
+
+
+def test_the_uncertainty_of_hyperparameters_is_that_of_the_models_in_turn() -> None:
+    """A mixture of point posteriors, means beside the components included: indices take the values of each."""
+    models, x = [make_model(family="delta") for _ in range(2)], torch.rand(20, 2).double()
+    likelihoods = [gpytorch.likelihoods.GaussianLikelihood() for _ in models]
+    mixture = ModelMixture(models, likelihoods, torch.tensor([0.25, 0.75]).double())
+    one, other = (sobol_indices(model, x, num_samples=200) for model in models)
+    found = sobol_indices(models[0], x, num_samples=4000, hyperparameters=mixture)
+    for kind in ("share", "covariance_share", "first_order", "total"):
+        expected = 0.25 * getattr(one, kind) + 0.75 * getattr(other, kind)
+        spread = (getattr(one, kind) - getattr(other, kind)).abs()
+        assert ((getattr(found, kind) - expected).abs() < 0.03 * spread + 0.002).all()
+    assert found.total_upper[0] >= max(one.total[0], other.total[0]) - 0.01
+    assert found.total_lower[0] <= min(one.total[0], other.total[0]) + 0.01
+    with pytest.raises(TypeError, match="hyperparameters must be a HyperparameterUncertainty"):
+        sobol_indices(models[0], x, hyperparameters="integrated")
+
+
+def test_a_fit_on_its_way_is_marked() -> None:
+    torch.manual_seed(0)
+    x = torch.rand(60, 2)
+    y = torch.sin(6 * x[:, 0]) + 0.1 * torch.randn(60)
+    model = AdditiveGP(AdditivePredictor(smooth([0, 1], x), constant()))
+    likelihood = gpytorch.likelihoods.GaussianLikelihood()
+
+    def interrupt(epoch: Epoch) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(model, likelihood, (x, y), callback=interrupt)
+    with pytest.warns(ConvergenceWarning, match="the last fit of this model had not converged") as given:
+        found = sobol_indices(model, x, num_samples=5)
+    assert given[0].filename == __file__
+    assert found.converged is False and str(found).startswith("NOT converged")
+    assert fit(model, likelihood, (x, y), warm_start=True).converged
+    found = sobol_indices(model, x, num_samples=5)
+    assert found.converged is True and str(found).startswith("component")
+    model.load_state_dict(model.state_dict())
+    assert sobol_indices(model, x, num_samples=5).converged is None
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_batches_of_models(dtype: torch.dtype) -> None:
     found = sobol_indices(make_model((2,)).to(dtype), torch.rand(9, 2, dtype=dtype), num_samples=15)
     for values in (found.share, found.lower, found.upper, found.covariance_share, found.covariance_upper):
         assert values.shape == (2, 3) and values.isfinite().all()
+    for values in (found.first_order, found.first_order_lower, found.total, found.total_upper):
+        assert values.shape == (2, 2) and values.isfinite().all()
     assert "share=(2, 3)" in str(found)
 
 
@@ -182,12 +273,16 @@ def test_each_predictor_has_shares_of_its_own() -> None:
     found = sobol_indices(model, torch.rand(10, 2).double(), num_samples=10)
     torch.testing.assert_close(found.share, torch.ones(2).double())
     torch.testing.assert_close(found.covariance_share, torch.ones(2).double())
+    torch.testing.assert_close(found.total, torch.eye(2).double())  # of each predictor, in each column
+    torch.testing.assert_close(found.first_order, torch.eye(2).double())
+    assert [line.split()[0] for line in str(found).splitlines()[4:]] == ["column", "x0.0", "x1.0", "x0.1", "x1.1"]
 
 
 def test_a_predictor_that_does_not_vary_gives_zero() -> None:
     model = AdditiveGP(AdditivePredictor(constant()), "mean_field").double()
     found = sobol_indices(model, torch.rand(10, 1).double(), num_samples=5)
     assert isinstance(found, SobolIndices) and found.share.tolist() == [0.0] == found.covariance_share.tolist()
+    assert found.columns == () and found.total.shape == (0,) and len(str(found).splitlines()) == 2
 
 
 def test_many_draws_need_no_matrix_each() -> None:
