@@ -13,7 +13,8 @@ from gpytorch_gam.components import AdditivePredictor
 from gpytorch_gam.parameters.log_scale import Coordinates
 
 from ._component_information import ComponentInformation
-from ._component_jumps import ComponentJumps, best_after_jumps, places_of_components
+from ._component_jumps import ComponentJumps, best_after_jumps
+from ._component_scales import places_of_components
 from ._component_scan import SumsAtRows
 from ._hyperparameters import largest
 from ._quasi_newton import QuasiNewton

@@ -14,7 +14,7 @@ from gpytorch_gam.optim.processes import Processes
 from gpytorch_gam.optim.rows.predictors import Segment, predictor_segments, weighted_gram
 from gpytorch_gam.parameters.log_scale import Coordinates
 
-from ._component_jumps import places_of_components, scales_of_components
+from ._component_scales import places_of_components, scales_of_components
 from ._component_scan import Place, SiteView
 from ._quasi_newton import Known
 from ._row_bound import RowBound

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import torch
-from gpytorch.kernels import Kernel, ScaleKernel
 from linear_operator.utils.errors import NanError, NotPSDError
-from torch import Tensor
 
-from gpytorch_gam.components import AdditivePredictor, ComponentGroup
+from gpytorch_gam.components import AdditivePredictor
 
-from ._component_scan import Change, ComponentScan, Place, ScanSums
+from ._component_priors import ComponentPriors, ScanPriors
+from ._component_scales import (
+    Scale,
+    places_of_components,
+    reference_lengthscale,
+    scales_of_components,
+    set_lengthscale,
+)
+from ._component_scan import Change, ComponentScan, ScanSums
 
 # Largest number of jumps to other maxima.
 _MAX_JUMPS = 8
@@ -23,12 +29,12 @@ _MAX_JUMPS = 8
 _OFF_BY_ROWS, _OFF = 30.0, 1e-2
 
 # Lengthscales, as multiples of a reference, of which the best is looked for in each component, the number of sweeps
-# over the components before the next search, and the least variance relative to the predictor's. The reference is
-# this multiple of the smallest lengthscale allowed, which makes it the first one of the terms, or that at the start.
-_SCANNED_LENGTHSCALES, _ABOVE_SMALLEST = tuple(0.1 * 1.5**power for power in range(13)), 25.0
+# over the components before the next search, and the least variance relative to the predictor's.
+_SCANNED_LENGTHSCALES = tuple(0.1 * 1.5**power for power in range(13))
 _MAX_SWEEPS, _LEAST_VARIANCE = 8, 1e-6
 
 _T = TypeVar("_T")
+_S = TypeVar("_S")
 
 
 def best_after_jumps(
@@ -48,8 +54,9 @@ def best_after_jumps(
 class ComponentJumps:
     """
     Changes of components' lengthscales and variances to better ones that are not uphill from where they are, such as
-    those of terms that are off. ``num_rows`` is the number of rows of the data, and ``variances`` are those of each
-    predictor between rows, if they are known, by which terms that are off are told.
+    those of terms that are off: better by the sum of bound and log prior. ``num_rows`` is the number of rows of the
+    data, and ``variances`` are those of each predictor between rows, if they are known, by which terms that are off are
+    told.
     """
 
     def __init__(self, predictor: AdditivePredictor, num_rows: float, variances: Sequence[float] | None = None) -> None:
@@ -57,6 +64,7 @@ class ComponentJumps:
         self._scales = list(scales_of_components(predictor))
         self._references = [[reference_lengthscale(part) for part in scale.lengthscales] for scale in self._scales]
         self._is_complete = _are_all(predictor, self._scales)
+        self._priors = ComponentPriors(self._scales)
 
     def jump(
         self, sums: ScanSums[_T], trial: Callable[[], _T], least_gain: float, kept: dict[float, _T] | None = None
@@ -69,9 +77,12 @@ class ComponentJumps:
         if not self._scales:
             return False
         present, units = trial(), [self._variance(scale) for scale in self._scales]
-        found = self._trials(trial, units, kept if self._is_complete and kept is not None else {})
+        found = kept if self._is_complete and kept else self._at_factors(_SCANNED_LENGTHSCALES, units, trial)
+        if self._is_complete and kept is not None:
+            kept.update(found)
         factors, trials = list(found), list(found.values())
-        values = self._better(sums, present, trials, units, least_gain)
+        priors = self._priors_of_trials(factors, units) if self._priors.exist() else None
+        values = self._better(sums, present, trials, units, priors, least_gain)
         for index, (number, variance) in values.items():
             variance = max(variance, _LEAST_VARIANCE * units[index])
             if number < 0:
@@ -80,28 +91,45 @@ class ComponentJumps:
                 self._set(index, factors[number], variance)
         return bool(values)
 
-    def _trials(self, trial: Callable[[], _T], units: Sequence[float], found: dict[float, _T]) -> dict[float, _T]:
-        """The components at each lengthscale, unless they have been found before; the hyperparameters stay."""
+    def _at_factors(
+        self, factors: Sequence[float], units: Sequence[float], evaluate: Callable[[], _S]
+    ) -> dict[float, _S]:
+        """What there is at each multiple of the lengthscales that can be had; the hyperparameters stay."""
         origin = [parameter.detach().clone() for parameter in self._predictor.parameters()]
+        found = {}
         try:
-            for factor in _SCANNED_LENGTHSCALES if not found else ():
+            for factor in factors:
                 for index, unit in enumerate(units):
                     self._set(index, factor, unit)
-                with suppress(torch.linalg.LinAlgError, NotPSDError, NanError):  # this lengthscale cannot be had
-                    found[factor] = trial()
+                with suppress(torch.linalg.LinAlgError, NotPSDError, NanError):
+                    found[factor] = evaluate()
         finally:
             with torch.no_grad():
                 for parameter, value in zip(self._predictor.parameters(), origin, strict=True):
                     parameter.copy_(value)
         return found
 
+    def _priors_of_trials(self, factors: Sequence[float], units: Sequence[float]) -> ScanPriors:
+        """The log priors at present and in the trials."""
+        of_trials = self._at_factors(factors, units, self._priors.of_lengthscales)
+        of_lengthscales = torch.stack([self._priors.of_lengthscales(), *of_trials.values()], dim=-1)
+        present, unit = of_lengthscales.new_tensor([[scale.value() for scale in self._scales], units])
+        return ScanPriors(self._priors, present, unit, _LEAST_VARIANCE * unit, of_lengthscales)
+
     def _better(
-        self, sums: ScanSums[_T], present: _T, trials: Sequence[_T], units: Sequence[float], least_gain: float
+        self,
+        sums: ScanSums[_T],
+        present: _T,
+        trials: Sequence[_T],
+        units: Sequence[float],
+        priors: ScanPriors | None,
+        least_gain: float,
     ) -> dict[int, tuple[int, float]]:
         """The trial, -1 for none, and the variance of each term that changes."""
         places = places_of_components(self._predictor)
-        scan = ComponentScan(sums, present, trials, [places[scale.name] for scale in self._scales])
         own = {places[scale.name].number: index for index, scale in enumerate(self._scales)}
+        log_priors = None if priors is None else lambda place: priors.table(own[place.number])
+        scan = ComponentScan(sums, present, trials, [places[scale.name] for scale in self._scales], log_priors)
         values: dict[int, tuple[int, float]] = {}
         for _ in range(_MAX_SWEEPS):
             taken = list(self._sweep(scan, least_gain))
@@ -110,6 +138,8 @@ class ComponentJumps:
                 before = values.get(index, (-1, self._scales[index].value()))
                 number, variance = before if change.trial < 0 else (change.trial, units[index])
                 values[index] = number, change.ratio * variance
+            if priors is not None:
+                priors.take({own[change.place.number]: change for change in taken})
             if not taken:
                 break
         return values
@@ -151,71 +181,3 @@ def _are_all(predictor: AdditivePredictor, scales: Sequence[Scale]) -> bool:
     names = {scale.name for scale in scales}
     groups = [group for group in predictor.groups if names.intersection(group.names)]
     return all(id(p) in known for group in groups for p in group.parameters() if p.requires_grad)
-
-
-class Scale(NamedTuple):
-    """The trained output scale of a component, with kernels below it that have trained lengthscales."""
-
-    name: str
-    predictor: int
-    kernel: ScaleKernel
-    entry: int  # in its raw output scale
-    lengthscales: list[Kernel]
-
-    @property
-    def raw(self) -> Tensor:
-        return self.kernel.raw_outputscale
-
-    def value(self) -> float:
-        return self.kernel.outputscale.detach().flatten()[self.entry].item()
-
-    @torch.no_grad()
-    def set(self, value: float) -> None:
-        constraint, raw = self.kernel.raw_outputscale_constraint, self.raw
-        floor = constraint.lower_bound.max().item()
-        number = torch.as_tensor(max(value, 1.001 * floor), dtype=torch.float64)
-        raw.view(-1)[self.entry] = constraint.inverse_transform(number)
-
-
-def places_of_components(predictor: AdditivePredictor) -> dict[str, Place]:
-    """The places of all components by name, in the order of the inducing vector."""
-    names = [(name, group.predictor_index) for group in predictor.groups for name in group.names]
-    return {name: Place(predictor.inducing_slices[name], owner, i) for i, (name, owner) in enumerate(names)}
-
-
-def scales_of_components(predictor: AdditivePredictor) -> Iterator[Scale]:
-    """The trained output scales, one a component, of kernels of the form that the terms have."""
-    for group in predictor.groups:
-        yield from scales_of_group(group)
-
-
-def scales_of_group(group: ComponentGroup) -> Iterator[Scale]:
-    """Those of one group."""
-    kernel = group.kernel
-    if not isinstance(kernel, ScaleKernel) or not kernel.raw_outputscale.requires_grad or not group.input_dim:
-        return
-    if kernel.raw_outputscale.numel() != group.num_components:
-        return
-    parts = [part for part in kernel.base_kernel.modules() if _has_own_lengthscale(part, group.num_components)]
-    for entry, name in enumerate(group.names):
-        yield Scale(name, group.predictor_index, kernel, entry, parts)
-
-
-def _has_own_lengthscale(kernel: torch.nn.Module, number: int) -> bool:
-    raw = getattr(kernel, "raw_lengthscale", None)
-    return raw is not None and raw.requires_grad and raw.dim() > 0 and len(raw) == number
-
-
-def reference_lengthscale(kernel: Kernel) -> Tensor:
-    """The lengthscale from which others are counted."""
-    lower = kernel.raw_lengthscale_constraint.lower_bound.expand_as(kernel.lengthscale)
-    return torch.where(lower > 0, _ABOVE_SMALLEST * lower, kernel.lengthscale.detach())
-
-
-@torch.no_grad()
-def set_lengthscale(kernel: Kernel, entry: int, values: Tensor) -> None:
-    """Set a component's lengthscale to that of ``values``, or as near as its constraint allows."""
-    constraint = kernel.raw_lengthscale_constraint
-    lower, upper = (bound.expand_as(values) for bound in (constraint.lower_bound, constraint.upper_bound))
-    wanted = torch.minimum(torch.maximum(values, 1.05 * lower), 0.95 * upper)
-    kernel.raw_lengthscale[entry] = constraint.inverse_transform(wanted)[entry]

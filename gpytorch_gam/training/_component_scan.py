@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 import torch
@@ -14,6 +14,7 @@ from gpytorch_gam.optim.processes import Processes
 
 # Variances that are tried, as multiples of those of a trial: none at all, and five in each order of magnitude.
 RATIOS = (0.0, *(10.0 ** (power / 5) for power in range(-30, 16)))
+_UNCHANGED = RATIOS.index(1.0)
 
 # What a backend knows of the components at some hyperparameters.
 _T = TypeVar("_T")
@@ -73,10 +74,20 @@ class ComponentScan(Generic[_T]):
     :param present: The hyperparameters at present.
     :param trials: Others, each for all components.
     :param places: The components that may change.
+    :param log_priors: Log densities of the hyperparameters of a component, at present and in each trial, at all of
+        :data:`RATIOS`, ``(T + 1, K)``, which count beside the bound. Default: they are uniform.
     """
 
-    def __init__(self, sums: ScanSums[_T], present: _T, trials: Sequence[_T], places: Sequence[Place]) -> None:
+    def __init__(
+        self,
+        sums: ScanSums[_T],
+        present: _T,
+        trials: Sequence[_T],
+        places: Sequence[Place],
+        log_priors: Callable[[Place], Tensor] | None = None,
+    ) -> None:
         self._sums, self._trials, self._places = sums, list(trials), list(places)
+        self._log_priors = log_priors
         sources = [present, *trials]  # the present one comes first, and changes
         # Products of the features of each source with the present ones, (Q, Q).
         self._crosses = sums.products(sources, present, slice(None))
@@ -110,8 +121,10 @@ class ComponentScan(Generic[_T]):
         explainable = torch.stack([each[number] for each in self._explainable])
         curves = Curves.of_schur_complements(gram, half, targets, explainable)
         table = curves(gram.new_tensor(RATIOS))
+        if self._log_priors is not None:
+            table = table + self._log_priors(place).to(table)
         trial, index = divmod(int(table.argmax()), len(RATIOS))
-        present = curves(gram.new_ones(1))[0, 0]
+        present = table[0, _UNCHANGED]
         return Change(place, trial - 1, RATIOS[index], (table[trial, index] - present).item())
 
     def take(self, change: Change) -> None:

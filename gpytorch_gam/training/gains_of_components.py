@@ -24,7 +24,7 @@ from gpytorch_gam.optim.rows.stream import Rows, checked_rows, concatenated
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 from gpytorch_gam.variational.model_check import inducing_strategy
 
-from ._component_jumps import Scale, reference_lengthscale, scales_of_group, set_lengthscale
+from ._component_scales import Scale, reference_lengthscale, scales_of_group, set_lengthscale
 from ._component_scan import RATIOS, Curves, SiteView
 from ._data_sources import as_batches
 from ._row_bound import RowBound

@@ -10,7 +10,7 @@ from torch import Tensor
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
 from gpytorch_gam.terms import constant, smooth, tensor
 from gpytorch_gam.training import fit
-from gpytorch_gam.training._component_jumps import places_of_components, scales_of_components
+from gpytorch_gam.training._component_scales import places_of_components, scales_of_components
 from gpytorch_gam.training._component_scan import SiteView, SumsAtRows, Trial
 from gpytorch_gam.training.discretized import ColumnBins
 from gpytorch_gam.training.discretized._data import DiscretizedData
