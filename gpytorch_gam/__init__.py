@@ -27,7 +27,7 @@ from . import (
     warnings,
 )
 from .components import AdditivePredictor, ComponentGroup
-from .models import AdditiveGP
+from .models import AdditiveGP, AdditiveModelMixin
 from .optim import NaturalGradient
 from .training import fit, polish
 from .variational import (
@@ -43,6 +43,7 @@ except _metadata.PackageNotFoundError:  # used from a source tree that is not in
 
 __all__ = [
     "AdditiveGP",
+    "AdditiveModelMixin",
     "AdditivePredictor",
     "AdditiveVariationalStrategy",
     "BlockLowRankPrecisionVariationalDistribution",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,23 +14,25 @@ from torch import Tensor
 from gpytorch_gam import _checks as checks
 from gpytorch_gam.components import AdditivePredictor
 from gpytorch_gam.components.reading import predictor_alone
-from gpytorch_gam.effects import ComponentPosterior, Prediction, SumPrediction, WeightedModels
 from gpytorch_gam.variational import (
     AdditiveVariationalStrategy,
     BlockLowRankPrecisionVariationalDistribution,
     LowRankPrecisionVariationalDistribution,
 )
 
+from .additive_model_mixin import AdditiveModelMixin
+
 FAMILIES = ("block_low_rank", "low_rank", "mean_field", "coupled", "delta")
 
 
-class AdditiveGP(ApproximateGP):
+class AdditiveGP(AdditiveModelMixin, ApproximateGP):
     r"""
     An additive Gaussian process :math:`\rho(\mathbf x) = m(\mathbf x) + \sum_c f_c(\mathbf x_c)` with a sparse
-    variational posterior, ready to use without a class of your own. Train it like any
-    :class:`~gpytorch.models.ApproximateGP`, but the first three families with natural gradients for the posterior
-    (:class:`~gpytorch_gam.optim.NaturalGradient`, or :func:`~gpytorch_gam.training.fit`): Adam alone takes thousands of
-    steps until their precision has grown to its size. Until then bands are too wide, and a warning says so.
+    variational posterior, ready to use without a class of your own; a class of your own gets its methods from
+    :class:`AdditiveModelMixin`. Train it like any :class:`~gpytorch.models.ApproximateGP`, but the first three families
+    with natural gradients for the posterior (:class:`~gpytorch_gam.optim.NaturalGradient`, or
+    :func:`~gpytorch_gam.training.fit`): Adam alone takes thousands of steps until their precision has grown to its
+    size. Until then bands are too wide, and a warning says so.
 
     :param predictor: The components and their prior.
     :param family: The posterior over the inducing variables of all components:
@@ -75,11 +76,6 @@ class AdditiveGP(ApproximateGP):
         distribution = _make_distribution(predictor, family, rank, batch_shape, rank_tolerance)
         super().__init__(AdditiveVariationalStrategy(self, predictor, distribution, jitter_val=jitter_val))
 
-    @property
-    def predictor(self) -> AdditivePredictor:
-        """The components and their prior."""
-        return self.variational_strategy.predictor
-
     def __call__(self, inputs: Tensor, prior: bool = False, **kwargs: Any) -> MultivariateNormal:
         """
         The posterior (or, with ``prior=True``, prior) of the predictor at the rows of ``inputs``.
@@ -101,71 +97,6 @@ class AdditiveGP(ApproximateGP):
         :param x: Inputs ``(*batch, n, D)``.
         """
         return self.predictor(x)
-
-    def components(
-        self,
-        x: Tensor,
-        names: Sequence[str] | str | None = None,
-        exclude: Sequence[str] | str | None = None,
-        hyperparameters: WeightedModels | None = None,
-        **kwargs: Any,
-    ) -> ComponentPosterior:
-        """
-        The joint posterior of the components, see :meth:`AdditiveVariationalStrategy.components`.
-
-        :param x: Inputs ``(*batch, n, D)``.
-        :param names: A list of components; default all. A single name gives results without the components' dimension.
-        :param exclude: Components to leave out, instead of ``names``.
-        :param hyperparameters: A :class:`~gpytorch_gam.diagnostics.HyperparameterUncertainty` of this model, whose
-            uncertainty the result then includes; by default they are taken as known.
-        :param kwargs: Further arguments of :meth:`forward`, for subclasses whose method has some.
-        """
-        x = x.unsqueeze(-1) if torch.is_tensor(x) and x.dim() == 1 else x
-        return self.variational_strategy.components(x, names, exclude, hyperparameters, **kwargs)
-
-    def predict(
-        self,
-        x: Tensor,
-        components: Sequence[str] | str | bool = True,
-        chunk_size: int | None = None,
-        exclude: Sequence[str] | str | None = None,
-        hyperparameters: WeightedModels | None = None,
-        **kwargs: Any,
-    ) -> Prediction:
-        """
-        Means and variances of the predictor and of its components at any number of rows, see
-        :meth:`AdditiveVariationalStrategy.predict`.
-
-        :param x: Inputs ``(*batch, n, D)``, or ``(n)`` for a single column; on any device.
-        :param components: Components whose moments to return: True for all, False for none, or names.
-        :param chunk_size: Number of rows whose projections are in memory at a time.
-        :param exclude: Components to leave out of the predictor, such as random effects.
-        :param hyperparameters: A :class:`~gpytorch_gam.diagnostics.HyperparameterUncertainty` of this model, whose
-            uncertainty the moments then include, at the cost of a prediction for each of its points.
-        :param kwargs: Further arguments of :meth:`forward`, for subclasses whose method has some.
-        """
-        x = x.unsqueeze(-1) if torch.is_tensor(x) and x.dim() == 1 else x
-        return self.variational_strategy.predict(x, components, chunk_size, exclude, hyperparameters, **kwargs)
-
-    def predict_sums(
-        self,
-        x: Tensor,
-        sums: Mapping[str, Sequence[str] | str],
-        hyperparameters: WeightedModels | None = None,
-        **kwargs: Any,
-    ) -> SumPrediction:
-        """
-        Means and variances of sums of components at any number of rows, such as that of the line and the curve of one
-        column, see :meth:`AdditiveVariationalStrategy.predict_sums`.
-
-        :param x: Inputs ``(*batch, n, D)``, or ``(n)`` for a single column; on any device.
-        :param sums: For the name of each sum its components.
-        :param hyperparameters: A :class:`~gpytorch_gam.diagnostics.HyperparameterUncertainty` of this model, whose
-            uncertainty the moments then include.
-        :param kwargs: Further arguments of :meth:`forward`, for subclasses whose method has some.
-        """
-        x = x.unsqueeze(-1) if torch.is_tensor(x) and x.dim() == 1 else x
-        return self.variational_strategy.predict_sums(x, sums, hyperparameters, **kwargs)
 
 
 def _make_distribution(

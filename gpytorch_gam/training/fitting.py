@@ -215,7 +215,8 @@ def fit(
             if by_rows is not None:
                 outcome = by_rows.finished(outcome)
         except BaseException:
-            strategy.has_arrived = False
+            if record.history:
+                strategy.has_arrived = False
             if by_rows is not None:
                 by_rows.leave()
             raise
