@@ -4,7 +4,8 @@ Generalized additive models of data frames, by the conventions of scikit-learn: 
 :class:`GAMRegressor` and :class:`GAMClassifier` take terms as a list, ``[s("age"), f("station")]``, as a formula, or
 ``"auto"``. ``terms`` are plain values that name columns, ``columns`` says how each column becomes numbers, ``design``
 makes components of both, ``families`` has the distributions of the response, and ``fitted`` is the model with all of
-these, which ``prediction``, ``draws``, ``summary``, ``pictures`` and ``files`` read.
+these, which ``prediction``, ``draws``, ``summary``, ``pictures``, ``scores`` and ``files`` read. :func:`compare` weighs
+fitted models against each other.
 
 They need further packages: ``pip install gpytorch-gam[gam]``.
 """
@@ -17,11 +18,12 @@ from typing import TYPE_CHECKING, Any
 from .terms import f, fs, linear, re, s, sz, te, ti
 
 if TYPE_CHECKING:
+    from .comparison import compare
     from .estimators import GAMClassifier, GAMRegressor
 
-_NEEDS_EXTRA = {"GAMRegressor": ".estimators", "GAMClassifier": ".estimators"}
+_NEEDS_EXTRA = {"GAMRegressor": ".estimators", "GAMClassifier": ".estimators", "compare": ".comparison"}
 
-__all__ = ["GAMClassifier", "GAMRegressor", "f", "fs", "linear", "re", "s", "sz", "te", "ti"]
+__all__ = ["GAMClassifier", "GAMRegressor", "compare", "f", "fs", "linear", "re", "s", "sz", "te", "ti"]
 
 
 def __getattr__(name: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,7 @@ from sklearn.utils.validation import (
 
 from gpytorch_gam import _checks as checks
 from gpytorch_gam._caught_warnings import warnings_at_caller
+from gpytorch_gam.diagnostics import LeaveOneOut
 from gpytorch_gam.training import FitResult
 
 from . import files, pictures
@@ -46,6 +48,7 @@ from .prediction import (
     term_table,
 )
 from .residuals import quantile_residuals, working_residuals
+from .scores import Seen, left_out, log_densities
 from .specification import columns_of_terms, read_specification
 from .stream_fit import Rows, fit_stream, with_weight
 from .streams import Stream, in_parts, stream_of
@@ -71,6 +74,7 @@ class _GAM(BaseEstimator):
     deviance_explained_: float
     interactions_: pd.DataFrame | None
     n_rows_: int
+    _seen: Seen  # the responses of the fit
     family_: Family
     classes_: np.ndarray
     n_features_in_: int
@@ -155,7 +159,7 @@ class _GAM(BaseEstimator):
             given.pop("sample_weight"), frame.to_numpy(), dtype=np.float64, ensure_non_negative=True
         )
         rows = self._rows(frame, y, weights, family, given)
-        self._note_rows(len(rows.y))
+        self._note_rows(Seen.of(rows.y, rows.weights))
         return fit_design(self._design(family, rows.frame), family, *rows, self._options(), self._limits())
 
     def _fit_stream(
@@ -186,7 +190,7 @@ class _GAM(BaseEstimator):
 
         frame = found.frame.drop(columns=named) if features is None else found.frame[features]
         as_frame(self, frame if stream.array is None else stream.array[:2], reset=True)
-        self._note_rows(found.num_rows)
+        self._note_rows(Seen.joined(Seen.of(*reader(part)[1:3]) for part in stream.frames(named)))
         return fit_stream(self._design(family, frame), family, stream, columns, found, reader, options)
 
     def _rows(
@@ -201,10 +205,10 @@ class _GAM(BaseEstimator):
         family.check(y, rows.get("trials"))
         return Rows(frame, y, weights, rows)
 
-    def _note_rows(self, num_rows: int) -> None:
-        if num_rows < 2:
-            raise ValueError(f"n_samples={num_rows} with a positive weight, but a fit needs at least 2")
-        self.n_rows_ = num_rows
+    def _note_rows(self, seen: Seen) -> None:
+        if seen.num_rows < 2:
+            raise ValueError(f"n_samples={seen.num_rows} with a positive weight, but a fit needs at least 2")
+        self.n_rows_, self._seen = seen.num_rows, seen
 
     def _design(self, family: Family, frame: pd.DataFrame) -> Design:
         """The terms for some data."""
@@ -287,6 +291,17 @@ class _GAM(BaseEstimator):
         return self._checked().likelihood
 
     @property
+    def bound_(self) -> float:
+        """
+        The evidence lower bound in nats, of responses in their units (that of :attr:`result_` is of scaled ones): the
+        larger the better among models of the same responses, see :func:`~gpytorch_gam.gam.compare`.
+        """
+        fitted = self._checked()
+        if self.result_ is None:
+            return float("nan")
+        return self.result_.bound - self._seen.weight * math.log(fitted.units.scale)
+
+    @property
     def hyperparameters_(self) -> str:
         """Whether hyperparameters are integrated out or point estimates, and why."""
         return self._checked().hyperparameters
@@ -332,7 +347,7 @@ class _GAM(BaseEstimator):
 
     def summary(self) -> Summary:
         """The terms one by one and the fit as a whole: a :class:`~gpytorch_gam.gam.summary.Summary`, which prints."""
-        return summarise(self._checked(), self.result_, self.n_rows_, self.deviance_explained_)
+        return summarise(self._checked(), self.result_, self.n_rows_, self.deviance_explained_, self.bound_)
 
     def draw_functions(self, num: int = 100, random_state: Any = None) -> FunctionDraws:
         """
@@ -473,6 +488,101 @@ class _GAM(BaseEstimator):
         means = predictor_moments(fitted, x, rows, fitted.parts)[0, 0]
         return pictures.plot_residuals(fitted, scores, means, frame[fitted.design.columns])
 
+    def log_density(
+        self, X: Any, y: Any = None, *, offset: Any = None, exposure: Any = None, trials: Any = None
+    ) -> Any:
+        """
+        The log predictive density of each of some rows, of counts and classes the log probability, in nats: the larger
+        the better. Rows of the fit are predicted too well: :meth:`leave_one_out` is for them.
+
+        :param X: A table of the columns of the fit.
+        :param y: The responses, or the name of their column; None if a formula names it.
+        :param offset: As for the fit.
+        :param exposure: As for the fit.
+        :param trials: As for the fit.
+        :return: Numbers ``(n,)``.
+        """
+        fitted, x, values, _, rows = self._observed(
+            X, y, None, {"offset": offset, "exposure": exposure, "trials": trials}
+        )
+        return log_densities(fitted, x, values, rows)
+
+    def log_score(
+        self,
+        X: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        *,
+        offset: Any = None,
+        exposure: Any = None,
+        trials: Any = None,
+    ) -> float:
+        """
+        The mean of :meth:`log_density` over rows: the log score, the negative of the log loss.
+
+        :param X: A table of the columns of the fit.
+        :param y: The responses, or the name of their column; None if a formula names it.
+        :param sample_weight: Weights of the rows, or the name of their column.
+        :param offset: As for the fit.
+        :param exposure: As for the fit.
+        :param trials: As for the fit.
+        """
+        arguments = {"offset": offset, "exposure": exposure, "trials": trials}
+        fitted, x, values, weights, rows = self._observed(X, y, sample_weight, arguments)
+        return float(np.average(log_densities(fitted, x, values, rows), weights=weights))
+
+    def leave_one_out(
+        self,
+        X: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        *,
+        offset: Any = None,
+        exposure: Any = None,
+        trials: Any = None,
+    ) -> LeaveOneOut:
+        """
+        The log predictive density of each row of the fit given all others, without refits: see
+        :func:`~gpytorch_gam.diagnostics.leave_one_out` for what this is and is not. Rows of weight zero are left out.
+
+        :param X: The data of the fit, which the estimator does not keep.
+        :param y: Its responses, or the name of their column; None if a formula names it.
+        :param sample_weight: As for the fit.
+        :param offset: As for the fit.
+        :param exposure: As for the fit.
+        :param trials: As for the fit.
+        :raises ValueError: If the responses or weights are not those of the fit.
+        """
+        arguments = {"offset": offset, "exposure": exposure, "trials": trials}
+        fitted, x, values, weights, rows = self._observed(X, y, sample_weight, arguments)
+        used = weights > 0
+        observed = values[used] * fitted.units.scale + fitted.units.centre
+        if not self._seen.is_like(Seen.of(observed, weights[used])):
+            raise ValueError(
+                f"X, y and sample_weight ({used.sum()} rows) are not those of the fit ({self.n_rows_} rows): "
+                "leave_one_out takes its data; log_density and log_score are for further rows"
+            )
+        rows = {name: value[used] for name, value in rows.items()}
+        return left_out(fitted, x[used], values[used], weights[used], rows)
+
+    def _observed(
+        self, X: Any, y: Any, sample_weight: Any, arguments: Mapping[str, Any]
+    ) -> tuple[Fitted, Any, np.ndarray, np.ndarray, dict[str, Any]]:
+        """The fitted model, inputs, responses in units of the fit, weights and row-wise arguments of some rows."""
+        y = self._response_name() if y is None else y
+        if y is None:
+            raise ValueError("y is None, and no formula names the response: pass the responses, or their column")
+        X, given = take_columns(X, {"y": y, "sample_weight": sample_weight})
+        fitted, frame, x, rows = self._read(X, arguments)
+        values = self._responses(given["y"])
+        check_consistent_length(frame, values)
+        fitted.family.check(values, rows["trials"].numpy() if "trials" in rows else None)
+        weights = as_rows("sample_weight", given["sample_weight"], len(values))
+        weights = np.ones(len(values)) if weights is None else weights
+        if (weights < 0).any():
+            raise ValueError(f"sample_weight must not be negative, but is in {int((weights < 0).sum())} rows")
+        return fitted, x, (values - fitted.units.centre) / fitted.units.scale, weights, rows
+
     @abstractmethod
     def _responses(self, y: Any) -> np.ndarray:
         """Responses of further rows as numbers."""
@@ -500,6 +610,7 @@ class _GAM(BaseEstimator):
             found = cls(**{name: files.from_plain(value) for name, value in description["parameters"].items()})
             found._fitted, found.family_ = fitted, fitted.family
             found.result_ = files.result_of_description(description["result"])
+            found._seen = Seen(**description["seen"])
             found.n_rows_, found.deviance_explained_ = description["n_rows"], description["deviance_explained"]
             found.interactions_ = interactions_of_description(description["interactions"])
             found.n_features_in_ = description["n_features_in"]
@@ -621,6 +732,7 @@ class GAMRegressor(RegressorMixin, _GAM):
     :ivar result_: What the fit has found, a :class:`~gpytorch_gam.training.FitResult`; None if it was interrupted.
     :ivar hyperparameters_: Whether hyperparameters are integrated out or point estimates, and why.
     :ivar terms_: The labels of the terms.
+    :ivar bound_: The evidence lower bound of responses in their units, in nats.
     :ivar interactions_: The interactions that were screened, those first that promise most, or None: a data frame of
         the nats that screening ``estimated``, the ``nats`` in a fit (of the best, see
         :func:`~gpytorch_gam.diagnostics.component_evidence`), and which are ``kept``.

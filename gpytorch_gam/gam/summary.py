@@ -86,7 +86,9 @@ def _shown_probability(value: float) -> str:
     return "<1e-6" if value < 1e-6 else f"{value:.3g}"
 
 
-def summarise(fitted: Fitted, result: FitResult | None, num_rows: int, deviance_explained: float) -> Summary:
+def summarise(
+    fitted: Fitted, result: FitResult | None, num_rows: int, deviance_explained: float, bound: float
+) -> Summary:
     """
     Summarise a fitted model.
 
@@ -94,6 +96,7 @@ def summarise(fitted: Fitted, result: FitResult | None, num_rows: int, deviance_
     :param result: What the fit has found; None if it was interrupted.
     :param num_rows: The number of rows of the fit.
     :param deviance_explained: The share of the deviance that is explained.
+    :param bound: The evidence lower bound of responses in their units.
     """
     with torch.no_grad():
         rows = _complete(fitted.reference)
@@ -103,7 +106,7 @@ def summarise(fitted: Fitted, result: FitResult | None, num_rows: int, deviance_
         terms.index = pd.Index([part.label for part in fitted.parts], name="term")
         order = ["edf", "prior_sd", "lengthscale", "share", "share_lower", "share_upper", "p"]
         warnings = (*(() if result is None else result.messages), *_concurvity_warnings(fitted, rows))
-    return Summary(terms[order], _facts(fitted, result, num_rows, deviance_explained), warnings)
+    return Summary(terms[order], _facts(fitted, result, num_rows, deviance_explained, bound), warnings)
 
 
 def _complete(x: Tensor) -> Tensor:
@@ -112,7 +115,9 @@ def _complete(x: Tensor) -> Tensor:
     return x[is_complete] if int(is_complete.sum()) > 1 else x.nan_to_num()
 
 
-def _facts(fitted: Fitted, result: FitResult | None, num_rows: int, deviance_explained: float) -> dict[str, Any]:
+def _facts(
+    fitted: Fitted, result: FitResult | None, num_rows: int, deviance_explained: float, bound: float
+) -> dict[str, Any]:
     facts: dict[str, Any] = {"family": fitted.family.name, "link": fitted.family.link, "rows": num_rows}
     facts |= _likelihood_parameters(fitted)
     facts["hyperparameters"] = fitted.hyperparameters
@@ -122,7 +127,7 @@ def _facts(fitted: Fitted, result: FitResult | None, num_rows: int, deviance_exp
     converged = "yes" if result.converged else f"NO: {result.stopped}"
     return {
         **facts,
-        "bound": result.bound,
+        "bound": bound,
         "nats open": result.open,
         "converged": converged,
         "method": result.method,
