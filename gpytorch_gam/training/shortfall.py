@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import gpytorch
@@ -13,6 +13,7 @@ from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 
 from gpytorch_gam.components import ComponentGroup
+from gpytorch_gam.components.joined_groups import by_group, joined_groups
 from gpytorch_gam.likelihoods.expected_gradients import expected_gradients, joint_expected_gradients
 from gpytorch_gam.numerics.grad_mode import gradients_on
 from gpytorch_gam.numerics.triangular import solve_in_blocks
@@ -136,9 +137,15 @@ def _shortfall_of_rows(
 
 def _shortfall(strategy: AdditiveVariationalStrategy, x: Tensor, weights: Tensor) -> Tensor:
     """The shortfall of each component, ``(C,)``, at rows ``(n, D)`` with weighted curvatures ``(n, P)``."""
-    inputs = strategy.read(x).inputs.double()
-    groups = strategy.predictor.groups
-    return torch.cat([group_shortfall(group, inputs, weights[..., group.predictor_index]) for group in groups])
+    inputs, groups = strategy.read(x).inputs.double(), list(strategy.predictor.groups)
+    joined = joined_groups(groups, within_predictors=True)
+    found = [
+        group_shortfall(
+            each.group, inputs, weights[..., each.group.predictor_index], [groups[place] for place in each.places]
+        )
+        for each in joined
+    ]
+    return torch.cat(by_group(joined, found, 0))
 
 
 def _curvatures(strategy: AdditiveVariationalStrategy, likelihood: Likelihood, rows: Rows) -> Tensor:
@@ -154,8 +161,13 @@ def _curvatures(strategy: AdditiveVariationalStrategy, likelihood: Likelihood, r
     return found.curvatures.diagonal(dim1=-2, dim2=-1).clamp_min(0.0)
 
 
-def group_shortfall(group: ComponentGroup, x: Tensor, weights: Tensor) -> Tensor:
-    """The shortfall of each component of a group, ``(C_g,)``, for inputs ``(n, D)`` and their curvatures ``(n,)``."""
+def group_shortfall(
+    group: ComponentGroup, x: Tensor, weights: Tensor, members: Sequence[ComponentGroup] | None = None
+) -> Tensor:
+    """
+    The shortfall of each component of a group, ``(C_g,)``, for inputs ``(n, D)`` and their curvatures ``(n,)``. A
+    joined group has the parameters of its ``members``.
+    """
     if group.exact:
         return x.new_zeros(group.num_components)
     with torch.no_grad():
@@ -163,7 +175,8 @@ def group_shortfall(group: ComponentGroup, x: Tensor, weights: Tensor) -> Tensor
     if bool((payment < _NEGLIGIBLE).all()):
         return payment
     payment = _payment(group, x, weights)
-    return payment.detach() + _pull(group, payment)
+    pulls = [_pull(member, payment) for member in ([group] if members is None else members)]
+    return payment.detach() + torch.cat(pulls)
 
 
 def _payment(group: ComponentGroup, x: Tensor, weights: Tensor) -> Tensor:
@@ -177,8 +190,8 @@ def _payment(group: ComponentGroup, x: Tensor, weights: Tensor) -> Tensor:
 
 
 def _pull(group: ComponentGroup, payment: Tensor) -> Tensor:
-    """Minus the derivative of the payment in the logarithms of the trained lengthscales, ``(C_g,)``."""
-    pull = torch.zeros_like(payment)
+    """Minus the derivative of payments in the logarithms of the trained lengthscales of a group, ``(C_g,)``."""
+    pull = payment.new_zeros(group.num_components)
     for part in group.kernel.modules():
         raw = getattr(part, "raw_lengthscale", None)
         if raw is None or not raw.requires_grad:
