@@ -72,17 +72,20 @@ class Ascent:
         """Number of evaluations so far."""
         return self._newton.evaluations
 
-    def run(self, tolerance: float, max_steps: int, callback: Callable[[float], Any] | None = None) -> Arrival:
+    def run(
+        self, tolerance: float, max_steps: int, callback: Callable[[float], Any] | None = None, jumps: bool = True
+    ) -> Arrival:
         """
-        Climb until a further step is predicted to gain less than a share of ``tolerance`` nats, and so is a change of
-        the lengthscales or the variance of one component. If this is interrupted, :meth:`restore_best` goes to the best
-        point seen. Another run, of an objective that has changed a little, begins with the curvatures of this one.
+        Climb until a further step is predicted to gain less than a share of ``tolerance`` nats, and if it ``jumps``, so
+        is a change of the lengthscales or the variance of one component. If this is interrupted, :meth:`restore_best`
+        goes to the best point seen. Another run, of an objective that has changed a little, begins with the curvatures
+        of this one.
         """
         self._begin()
         gain = _SHARE_OF_TOLERANCE * tolerance
 
         def jump_and_climb() -> Arrival | None:
-            if not self._jump(gain):
+            if not (jumps and self._jump(gain)):
                 return None
             self._has_curvatures = False
             return self._climb(tolerance, max_steps, callback)

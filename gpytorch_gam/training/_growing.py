@@ -23,7 +23,7 @@ _MOST_INDUCING = 1024
 
 def grow(
     strategy: AdditiveVariationalStrategy,
-    run: Callable[[float], Outcome],
+    run: Callable[[float, bool], Outcome],
     shortfalls: Callable[[Outcome], Mapping[str, float]],
     tolerance: float,
     *,
@@ -34,7 +34,8 @@ def grow(
     double these and fit again: loosely at first, and to the tolerance once there are points enough.
 
     :param strategy: The strategy of the model.
-    :param run: Fits the model from its present hyperparameters to a tolerance in nats.
+    :param run: Fits the model from its present hyperparameters to a tolerance in nats, and if asked to, looks for other
+        maxima in the end. That takes long with many points: loose fits that go on from another one leave it out.
     :param shortfalls: Nats that more points would bring to each component, by name, see :func:`.inducing_shortfall`.
     :param tolerance: The tolerance of the last fit in nats.
     :param keeps_posterior: Whether a fit starts from the posterior of the one before.
@@ -47,7 +48,7 @@ def grow(
     for each in tolerances:
         before, promised = -math.inf, 0.0
         while True:
-            outcomes.append(run(each))
+            outcomes.append(run(each, each <= tolerance or not outcomes))
             found = shortfalls(outcomes[-1])
             pays = pays and outcomes[-1].bound - before >= min(WORTH, _KEPT_PROMISE * promised)
             needy = _needy(strategy, found) if pays else []

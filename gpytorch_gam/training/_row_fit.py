@@ -90,16 +90,19 @@ class RowFit:
             start_from_first(processes, strategy, [model, likelihood])
         return cls(model, likelihood, rows, processes, null)
 
-    def run(self, tolerance: float, record: Recorder) -> Outcome:
+    def run(self, tolerance: float, record: Recorder, jumps: bool = True) -> Outcome:
         """
-        Move the hyperparameters to the maximum of the bound. After an interruption they are at the best point so far.
-        The posterior is written by :meth:`finished`, because another run may follow.
+        Move the hyperparameters to the maximum of the bound, and from there, if that ``jumps``, to another one that is
+        higher. After an interruption they are at the best point so far. The posterior is written by :meth:`finished`,
+        because another run may follow.
         """
         with self._training():
             self._read_model()
             passes, evaluations = self._bound.passes, self._ascent.evaluations
             try:
-                arrival = self._ascent.run(tolerance, _MAX_STEPS, lambda value: record(value - self._log_prior()))
+                arrival = self._ascent.run(
+                    tolerance, _MAX_STEPS, lambda value: record(value - self._log_prior()), jumps
+                )
             except BaseException:
                 self._ascent.restore_best()
                 raise

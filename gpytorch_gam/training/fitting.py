@@ -172,11 +172,11 @@ def fit(
         record = Recorder(callback)
         by_rows: RowFit | None = None
 
-        def run(tolerance: float) -> Outcome:
+        def run(tolerance: float, jumps: bool = True) -> Outcome:
             nonlocal by_rows
             if choice.method == "rows":
                 by_rows = by_rows or RowFit.of_batches(model, likelihood, every_row(batches), processes, warm_start)
-                return by_rows.run(tolerance, record)
+                return by_rows.run(tolerance, record, jumps)
             if choice.method == "bins":
                 return run_bins(model, likelihood, batches, max_bins, bins, tolerance, record, processes)
             return fit_minibatches(

@@ -92,7 +92,7 @@ def grown(gains: list[float], shortfalls: list[dict[str, float]], *groups: Compo
     model, left = model_of(*groups), iter(shortfalls)
     bounds = iter(torch.tensor([0.0, *gains]).cumsum(0).tolist())
     strategy = model.variational_strategy
-    grow(strategy, lambda _: outcome(next(bounds)), lambda _: next(left), tolerance=1.0)
+    grow(strategy, lambda *_: outcome(next(bounds)), lambda _: next(left), tolerance=1.0)
     assert next(left, None) is None and next(bounds, None) is None
     return [group.num_inducing for group in groups]
 
@@ -112,15 +112,17 @@ def test_growth_stops(gains: list[float], shortfalls: list[dict[str, float]], ex
 
 
 def test_fits_are_loose_until_there_are_points_enough() -> None:
-    model, tolerances = model_of(smooth(0, **RANGE)), []
+    model, tolerances, looked = model_of(smooth(0, **RANGE)), [], []
     left = iter([{"x0": 5.0}, {}, {"x0": 3.0}, {}])  # the last fit finds that it needs some, too
 
-    def run(tolerance: float) -> Outcome:
+    def run(tolerance: float, looks: bool) -> Outcome:
         tolerances.append(tolerance)
+        looked.append(looks)
         return outcome(9.0 * len(tolerances))
 
     found, shortfalls = grow(model.variational_strategy, run, lambda _: next(left), tolerance=0.05)
     assert tolerances == [1.0, 1.0, 0.05, 0.05] and shortfalls == {}
+    assert looked == [True, False, True, True]  # whether there are other maxima
     assert model.predictor.groups[0].num_inducing == 64
     assert (found.bound, found.passes, found.evaluations) == (36.0, 4, 8)
     tolerances.clear()
