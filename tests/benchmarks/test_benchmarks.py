@@ -22,6 +22,7 @@ MODULES = (
     "rank",
     "polish",
     "prediction",
+    "gam_calibration",
     "gam_prediction",
     "null_effects",
     "projection",
@@ -404,6 +405,18 @@ def test_gam_prediction_measures_every_call(run):
     calls = run("gam_prediction")["calls"]
     assert len(calls) == 4 and {record["rows"] for record in calls} == {5000}
     assert_finite_positive([record["seconds"] for record in calls[1:]] + [record["gib"] for record in calls])
+
+
+def test_gam_calibration_compares_with_targets(load, tmp_path, capsys):
+    path, sections = tmp_path / "results.json", ["curve", "levels", "mgcv"]
+    load("gam_calibration").main(
+        ["--quick", "--sections", *sections, "--data", str(tmp_path), "--json", str(path)]  # which has no tables
+    )
+    findings = json.loads(path.read_text())["findings"]
+    assert [len(findings[section]) for section in sections] == [10, 3, 0]
+    for each in findings["curve"] + findings["levels"]:
+        assert each["holds"] == (each["low"] <= each["value"] <= each["high"]) and 0 <= each["value"] <= 1
+    assert "mgcv: there is no" in capsys.readouterr().out
 
 
 def test_null_effects_counts_rejections(load, tmp_path):

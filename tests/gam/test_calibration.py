@@ -1,0 +1,90 @@
+"""
+Intervals hold what they should as often as they say, and units do not matter: small forms of
+``benchmarks/gam_calibration.py``. Bounds are three standard errors of what is counted, wider where that was a few fits.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from gpytorch_gam.gam import GAMRegressor, re, s
+
+
+def _inside(values: np.ndarray, intervals: np.ndarray) -> np.ndarray:
+    return (intervals[:, 0] <= values) & (values <= intervals[:, 1])
+
+
+def test_intervals_of_observations_and_bands_of_functions_hold_what_they_say() -> None:
+    new, function, whole = {0.8: [], 0.95: []}, [], []
+    for seed in range(4):
+        random = np.random.default_rng(seed)
+        x, fresh = (pd.DataFrame({"x": random.random(300)}) for _ in range(2))
+        y, y_fresh = (np.sin(6 * each.x) + 0.25 * random.standard_normal(300) for each in (x, fresh))
+        gam = GAMRegressor([s("x", k=8)], hyperparameters="point").fit(x, y)
+        for level, found in new.items():
+            found.append(_inside(y_fresh, gam.observation_interval(fresh, level)).mean())
+        effect = gam.effect("s(x)", num=30, simultaneous=True)
+        truth = np.sin(6 * effect.x) - np.sin(6 * x.x).mean()
+        function.append(_inside(truth, effect[["lower", "upper"]].to_numpy()).mean())
+        whole.append(_inside(truth, effect[["lower_all", "upper_all"]].to_numpy()).all())
+    assert abs(np.mean(new[0.8]) - 0.8) < 3 * np.sqrt(0.16 / 1200) + 0.01  # that of the noise estimates
+    assert abs(np.mean(new[0.95]) - 0.95) < 3 * np.sqrt(0.0475 / 1200) + 0.01
+    assert np.mean(function) > 0.85 and sum(whole) >= 3  # a sine is smoother than the kernel: bands are wide
+
+
+def test_columns_without_effects_get_no_share_and_effective_ones_are_found() -> None:
+    random = np.random.default_rng(0)
+    x = pd.DataFrame(random.random((200, 6)), columns=[f"x{index}" for index in range(6)])
+    y = np.sin(6 * x.x0) + 6 * (x.x1 - 0.5) ** 2 + 0.5 * random.standard_normal(200)
+    gam = GAMRegressor(num_inducing=8, hyperparameters="point").fit(x, y)
+    terms = gam.summary().terms
+    assert (terms.p.iloc[:2] < 1e-3).all()
+    assert terms.share.iloc[2:].sum() < 0.02 and (terms.p.iloc[2:] <= 0.05).sum() <= 1
+
+
+_UNITS = {
+    "millions": (lambda x: 1e6 * x, lambda y: 1e6 * y + 1e7),
+    "thousandths": (lambda x: 1e-3 * x, lambda y: 1e-3 * y),
+    "shifted": (lambda x: 1e6 + 1e3 * x, lambda y: y - 1e4),
+    "unix seconds": (lambda x: 1.7e9 + 3e7 * x, lambda y: y),
+}
+
+
+@pytest.mark.parametrize("name", _UNITS)
+def test_other_units_give_the_same_standardised_fit(name: str) -> None:
+    of_x, of_y = _UNITS[name]
+    random = np.random.default_rng(0)
+    x = random.random(100)
+    y = np.sin(6 * x) + 0.25 * random.standard_normal(100)
+    mean, std = _standardised(x, y)
+    other_mean, other_std = _standardised(of_x(x), of_y(y))
+    assert np.abs((other_mean - mean) / std).max() < 0.01
+    assert np.abs(other_std / std - 1).max() < 0.01
+
+
+def _standardised(x: np.ndarray, y: np.ndarray) -> tuple[pd.Series, pd.Series]:
+    table = pd.DataFrame({"x": x})
+    gam = GAMRegressor([s("x", k=8)], hyperparameters="point").fit(table, y)
+    effects = gam.predict_terms(table)["s(x)"] / y.std()
+    return effects["mean"], effects["std"]
+
+
+def test_unseen_levels_have_the_spread_of_those_that_were_seen() -> None:
+    names = np.array([f"site {number}" for number in range(80)])
+    held = []
+    for seed in range(3):
+        random = np.random.default_rng(seed)
+        level = np.repeat(np.arange(80), 4)
+        effect = 0.5 * random.standard_normal(80)
+        table = pd.DataFrame({"site": names[level]})
+        y = effect[level] + 0.25 * random.standard_normal(len(level))
+        gam = GAMRegressor([re("site")], hyperparameters="point").fit(table[level < 60], y[level < 60])
+        intervals = gam.mean_interval(pd.DataFrame({"site": names}))
+        assert np.isfinite(intervals).all()
+        width = np.diff(intervals, axis=1)[:, 0]
+        assert 2 * 1.96 * 0.5 * 0.7 < width[60:].min() <= width[60:].max() < 2 * 1.96 * 0.5 * 1.4
+        assert width[:60].max() < 0.6 * width[60:].min()  # four rows tell most of a level
+        held.append(_inside(effect, intervals)[60:])
+    assert np.mean(held) > 0.95 - 3 * np.sqrt(0.0475 / 60)
