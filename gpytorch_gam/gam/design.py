@@ -50,6 +50,9 @@ MOST_FIXED_LEVELS, _FEW_VALUES = 10, 2
 #: The name of the constant in each predictor.
 INTERCEPT = "intercept"
 
+# Prior variance of the intercept, in units of the fit, as that of levels of f.
+_INTERCEPT_VARIANCE = 25.0
+
 # A column of the data frame, and how it is read.
 Key = tuple[str, str]
 
@@ -272,7 +275,7 @@ class Design:
         with default_dtype(torch.float64):
             for index, terms in enumerate(self.terms):
                 if self.has_intercepts[index]:
-                    groups.append(factories.constant(name=self.labelled(INTERCEPT, index), predictor=index))
+                    groups.append(self._intercept(index))
                 for term in terms:
                     label = self.labelled(term.label, index)
                     made = [] if self._has_no_effect(term, x) else self.groups(term, x, index)
@@ -286,7 +289,16 @@ class Design:
         """A predictor without any component gets a constant."""
         for index in range(len(self.terms)):
             if all(group.predictor_index != index for group in groups):
-                groups.append(factories.constant(name=self.labelled(INTERCEPT, index), predictor=index))
+                groups.append(self._intercept(index))
+
+    def _intercept(self, index: int) -> ComponentGroup:
+        """
+        The constant of a predictor. Its wide prior is fixed: responses are centred, so that a variance that is trained
+        goes to zero, and the uncertainty of the mean level with it.
+        """
+        group = factories.constant(_INTERCEPT_VARIANCE, name=self.labelled(INTERCEPT, index), predictor=index)
+        group.kernel.requires_grad_(False)
+        return group
 
     def labelled(self, label: str, index: int) -> str:
         """

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
+from sklearn.base import clone
 from sklearn.metrics import log_loss
 
 from gpytorch_gam.gam import GAMClassifier, GAMRegressor, compare, linear, s
@@ -78,11 +79,10 @@ def test_rows_are_left_out_as_by_a_fit_to_the_others() -> None:
 
 def test_weights_count_rows_that_often_when_they_are_left_out() -> None:
     x, y, weights = table(), responses(table()), np.arange(len(table())) % 3
-    gam = GAMRegressor([s("age", k=6)], hyperparameters="point").fit(x, y, weights)
-    again = GAMRegressor([s("age", k=6)], hyperparameters="point").fit(
-        x.loc[x.index.repeat(weights)], y.repeat(weights)
-    )
-    expected = again.leave_one_out(x.loc[x.index.repeat(weights)], y.repeat(weights))
+    repeated = x.loc[x.index.repeat(weights)], y.repeat(weights)
+    gam = GAMRegressor([s("age", k=6)], hyperparameters="point", tolerance=1e-4)
+    expected = clone(gam).fit(*repeated).leave_one_out(*repeated)
+    gam.fit(x, y, weights)
     found = gam.leave_one_out(x, y, weights)
     assert len(found.weights) == (weights > 0).sum()
     assert found.total == pytest.approx(expected.total, abs=0.1)
@@ -129,8 +129,8 @@ def test_models_of_several_predictors_are_compared() -> None:
     same = GAMRegressor(formulas[0]).fit(data)
     found = compare(same, varying, X=data, names=["same", "varying"]).table
     assert found.index[0] == "varying"
-    # The bound counts all that the prior leaves open, which is some nats for each parameter.
-    assert found.elpd_diff["same"] == pytest.approx(found.bound_diff["same"], abs=8)
+    # The bound counts what the prior leaves open as well, which is some nats for each parameter.
+    assert -40 < found.elpd_diff["same"] < found.bound_diff["same"] < -15
 
 
 def test_what_does_not_compare_is_refused() -> None:

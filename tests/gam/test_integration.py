@@ -70,7 +70,7 @@ def test_effects_and_their_bands_are_wider_and_the_same_everywhere() -> None:
 def test_probabilities_of_classes_are_those_of_the_mixture() -> None:
     x = table()[["age", "site"]].head(60)
     y = np.where(x.age < 45, "low", np.where(x.site == "Oslo", "mid", "high"))
-    gam = GAMClassifier([s("age", k=5), f("site")]).fit(x, y)
+    gam = GAMClassifier([s("age", k=5), f("site")], hyperparameters="integrated").fit(x, y)
     inner: Fitted = gam._fitted
     assert len(inner.mixture) > 1
     mixture, inputs = inner.mixture, inner.design.inputs(x.head(5))
