@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-import torch
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.metrics import r2_score
 from sklearn.utils import Tags, check_random_state
@@ -29,7 +28,7 @@ from gpytorch_gam.diagnostics import LeaveOneOut
 from gpytorch_gam.training import FitResult
 
 from . import files, pictures
-from .design import INTERCEPT, Design, Part
+from .design import Design, Part
 from .draws import FunctionDraws, draw_functions
 from .effects import effect_table, grid_of, period_in_units
 from .families import Binomial, Family, Ordinal, Softmax, regression_family
@@ -52,7 +51,7 @@ from .scores import Seen, left_out, log_densities
 from .specification import columns_of_terms, read_specification
 from .stream_fit import Rows, fit_stream, with_weight
 from .streams import Stream, in_parts, stream_of
-from .summary import Summary, summarise
+from .summary import Summary, intercept_table, summarise
 from .survey import survey
 from .terms import KERNELS, MISSING
 from .terms import Tensor as TensorTerm
@@ -650,17 +649,16 @@ class _GAM(BaseEstimator):
         fitted, frame, x, _ = self._read(X, {})
         return term_table(fitted, x, fitted.chosen(only, exclude), level, frame.index)
 
-    def intercepts(self) -> pd.Series:
-        """The posterior mean of the intercept of each predictor, in its units."""
-        fitted = self._checked()
-        found = {}
-        with torch.no_grad():
-            posterior = fitted.components(fitted.reference[:1])
-        for index, name in enumerate(fitted.design.parameters):
-            label = fitted.design.labelled(INTERCEPT, index)
-            mean = posterior[label].mean.item() if label in posterior.names else 0.0
-            found[name] = fitted.scale_of(index) * mean + fitted.centre_of(index)
-        return pd.Series(found, name="intercept")
+    def intercepts(self, return_std: bool = False) -> Any:
+        """
+        The posterior mean of the intercept of each predictor, in its units: the predictor where all effects are zero,
+        which is about its mean over the data, as effects are centred (see :meth:`predict_terms`).
+
+        :param return_std: Whether to return posterior standard deviations as well.
+        :return: A series by the names of the predictors; with ``return_std`` a pair.
+        """
+        found = intercept_table(self._checked())
+        return (found["mean"], found["std"]) if checks.flag("return_std", return_std) else found["mean"]
 
     @in_parts
     def predict_link(

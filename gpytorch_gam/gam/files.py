@@ -182,6 +182,7 @@ def _description(estimator: Any, fitted: Fitted) -> dict[str, Any]:
         "design": _described_design(fitted.design),
         "posterior": _posterior_of(fitted),
         "hyperparameters": fitted.hyperparameters,
+        "intervals": fitted.intervals,
         "result": _described_result(estimator.result_),
         "deviance_explained": estimator.deviance_explained_,
         "n_rows": estimator.n_rows_,
@@ -335,7 +336,8 @@ def _fitted(description: dict[str, Any], tensors: Mapping[str, Tensor]) -> Fitte
     if members:
         mixture = ModelMixture([each for each, _ in members], [each for _, each in members], weights)
     units, note = Units(*description["units"]), description["hyperparameters"]
-    return Fitted(model, likelihood, design, family, units, reference, mixture, note)
+    intervals = {name: (float(low), float(high)) for name, (low, high) in description["intervals"].items()}
+    return Fitted(model, likelihood, design, family, units, reference, mixture, note, intervals)
 
 
 def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

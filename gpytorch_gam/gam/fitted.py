@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from gpytorch.likelihoods import Likelihood
@@ -35,6 +35,8 @@ class Fitted:
     :ivar mixture: Models at several values of the hyperparameters, whose uncertainty predictions and effects include;
         the model alone if they are point estimates.
     :ivar hyperparameters: Which of the two, in words.
+    :ivar intervals: Central 95% intervals of hyperparameters by their names, see
+        :meth:`~gpytorch_gam.diagnostics.HyperparameterUncertainty.intervals`, of those that are known.
     """
 
     model: AdditiveGP
@@ -45,6 +47,7 @@ class Fitted:
     reference: Tensor
     mixture: ModelMixture
     hyperparameters: str
+    intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def components(self, x: Tensor) -> ComponentPosterior:
         """

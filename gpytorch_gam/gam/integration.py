@@ -45,6 +45,7 @@ def integrated(fitted: Fitted, data: Any, num_data: int, result: FitResult | Non
             return replace(fitted, hyperparameters=f"point estimates: {error}")
         except KeyboardInterrupt:
             return replace(fitted, hyperparameters="point estimates: their uncertainty was interrupted")
+    fitted = replace(fitted, intervals=found.intervals())
     note = f"integrated over {len(found)} models"
     if any(issubclass(each.category, ConvergenceWarning) for each in given):
         note += ", at some of which the bound is higher than at the estimates"

@@ -19,9 +19,9 @@ from gpytorch_gam.diagnostics.evidence_of_components import whitened_posterior
 from gpytorch_gam.training import FitResult
 
 from .columns import NumberEncoding
-from .design import Part
+from .design import INTERCEPT, Part
 from .fitted import Fitted
-from .terms import PERIODS, Factor, RandomCurves, Smooth
+from .terms import PERIODS, Factor, RandomCurves, RandomEffect, Smooth
 from .terms import Tensor as TensorTerm
 
 # Rows over which variances are taken, and draws for their intervals.
@@ -55,22 +55,32 @@ class Summary:
     their bounds.
 
     :ivar terms: One row a term.
+    :ivar intercepts: Posterior ``mean`` and standard deviation ``std`` of the intercept of each predictor.
+    :ivar random_effects: The standard deviation ``sd`` of each random effect (``re``, ``fs``, ``sz``), in units of the
+        predictor, and of the noise, with the ends ``lower`` and ``upper`` of 95% intervals from the curvature of the
+        bound in their logarithms. Ends are missing where hyperparameters count as known (``hyperparameters="point"``),
+        or the fit has switched the effect off.
     :ivar facts: The fit as a whole.
     :ivar warnings: What to look at.
     """
 
     terms: pd.DataFrame
+    intercepts: pd.DataFrame
+    random_effects: pd.DataFrame
     facts: dict[str, Any]
     warnings: tuple[str, ...]
 
     def __str__(self) -> str:
-        """The table, the facts and the warnings."""
-        facts = [f"{name}: {_shown(value)}" for name, value in self.facts.items()]
-        with pd.option_context("display.width", 200, "display.max_columns", 20):
-            table = self.terms.to_string(
-                float_format=lambda value: f"{value:.3g}", na_rep="", formatters={"p": _shown_probability}
-            )
-        return "\n".join([*facts, "", table, *(f"warning: {each}" for each in self.warnings)])
+        """The facts, the tables and the warnings."""
+        lines = [f"{name}: {_shown(value)}" for name, value in self.facts.items()]
+        for name, row in self.intercepts.iterrows():
+            of = f" of {name}" if len(self.intercepts) > 1 else ""
+            lines.append(f"intercept{of}: {_shown(row['mean'])} (standard error {row['std']:.3g})")
+        if len(self.terms):
+            lines += ["", _shown_table(self.terms)]
+        if len(self.random_effects):
+            lines += ["", _shown_table(self.random_effects)]
+        return "\n".join([*lines, *(f"warning: {each}" for each in self.warnings)])
 
     def __repr__(self) -> str:
         return str(self)
@@ -82,8 +92,27 @@ def _shown(value: Any) -> str:
     return f"{value:.2f}" if abs(value) >= 1000 else f"{value:.4g}"  # differences of bounds count, not their size
 
 
+def _shown_table(table: pd.DataFrame) -> str:
+    shown = pd.DataFrame(
+        {name: [_SHOWN.get(name, _shown_cell)(value) for value in table[name]] for name in table},
+        index=list(table.index),
+    )
+    with pd.option_context("display.width", 200, "display.max_columns", 20):
+        return shown.to_string()
+
+
+def _shown_cell(value: Any) -> str:
+    if value is None or value != value:  # NaN
+        return ""
+    return value if isinstance(value, str) else f"{value:.3g}"
+
+
 def _shown_probability(value: float) -> str:
     return "<1e-6" if value < 1e-6 else f"{value:.3g}"
+
+
+# How the cells of some columns are shown.
+_SHOWN = {"p": _shown_probability}
 
 
 def summarise(
@@ -106,7 +135,28 @@ def summarise(
         terms.index = pd.Index([part.label for part in fitted.parts], name="term")
         order = ["edf", "prior_sd", "lengthscale", "share", "share_lower", "share_upper", "p"]
         warnings = (*(() if result is None else result.messages), *_concurvity_warnings(fitted, rows))
-    return Summary(terms[order], _facts(fitted, result, num_rows, deviance_explained, bound), warnings)
+        intercepts, random = intercept_table(fitted), _random_effects(fitted)
+    facts = _facts(fitted, result, num_rows, deviance_explained, bound)
+    return Summary(terms[order], intercepts, random, facts, warnings)
+
+
+@torch.no_grad()
+def intercept_table(fitted: Fitted) -> pd.DataFrame:
+    """
+    Posterior ``mean`` and standard deviation ``std`` of the intercept of each predictor, in its units.
+
+    :param fitted: The fitted model.
+    """
+    posterior = fitted.components(fitted.reference[:1])
+    found = {}
+    for index, name in enumerate(fitted.design.parameters):
+        label = fitted.design.labelled(INTERCEPT, index)
+        mean, deviation = 0.0, 0.0
+        if label in posterior.names:
+            mean, deviation = posterior[label].mean.item(), posterior[label].stddev.item()
+        scale = fitted.scale_of(index)
+        found[name] = {"mean": scale * mean + fitted.centre_of(index), "std": scale * deviation}
+    return pd.DataFrame.from_dict(found, orient="index")
 
 
 def _complete(x: Tensor) -> Tensor:
@@ -145,6 +195,40 @@ def _likelihood_parameters(fitted: Fitted) -> dict[str, float]:
             value = value.item() * fitted.units.scale**power
             found["noise sd" if name == "noise" else name] = math.sqrt(value) if name == "noise" else value
     return found
+
+
+# ------------------------------------------------------------------ random effects
+
+
+def _random_effects(fitted: Fitted) -> pd.DataFrame:
+    """The standard deviations of random effects and of the noise, with intervals."""
+    groups = list(fitted.model.predictor.groups)
+    found = {}
+    for part in fitted.parts:
+        if isinstance(part.term, RandomEffect | RandomCurves) and part.components:
+            group = fitted.model.predictor.group_of(part.components[0])
+            entry = group.names.index(part.components[0])
+            name = f"model.variational_strategy.predictor.groups.{groups.index(group)}.kernel.raw_outputscale[{entry}]"
+            variance, scale = _variance(group, part.components[0]), fitted.scale_of(part.predictor)
+            found[part.label] = _deviation(fitted, name, variance, scale)
+    noise = _noise(fitted)
+    if found and noise is not None:
+        found["noise"] = _deviation(fitted, *noise, fitted.units.scale)
+    return pd.DataFrame.from_dict(found, orient="index", columns=["sd", "lower", "upper"])
+
+
+def _noise(fitted: Fitted) -> tuple[str, float] | None:
+    """Name and value of the noise variance of a normal response, in units of the fit; None for other families."""
+    for name, _ in fitted.likelihood.named_parameters():
+        if name.endswith("raw_noise"):
+            return f"likelihood.{name}[0]", getattr(fitted.likelihood, "likelihood", fitted.likelihood).noise.item()
+    return None
+
+
+def _deviation(fitted: Fitted, name: str, variance: float, scale: float) -> tuple[float, float, float]:
+    """A standard deviation and the ends of its interval, from those of the variance."""
+    ends = fitted.intervals.get(name, (math.nan, math.nan))
+    return scale * math.sqrt(variance), scale * math.sqrt(ends[0]), scale * math.sqrt(ends[1])
 
 
 # ------------------------------------------------------------------ degrees of freedom and evidence

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -9,7 +11,7 @@ import pytest
 import torch
 from scipy import stats
 
-from gpytorch_gam.gam import GAMClassifier, GAMRegressor, f, fs, re, s, te
+from gpytorch_gam.gam import GAMClassifier, GAMRegressor, f, fs, linear, re, s, te
 
 from .data import NUM_ROWS, fitted, responses, table
 
@@ -145,3 +147,43 @@ def test_random_numbers_of_the_session_are_left_alone() -> None:
     fitted().draw_functions(2, 0)
     fitted().effect("s(age)", simultaneous=True)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_the_intercept_has_the_standard_error_of_a_mean() -> None:
+    random = np.random.default_rng(0)
+    x = pd.DataFrame({"a": random.uniform(size=200)})
+    y = 40 + 10 * x.a + 3 * random.normal(size=200)
+    gam = GAMRegressor([linear("a")]).fit(x, y)
+    intercepts = gam.summary().intercepts
+    noise = gam.summary().facts["noise sd"]
+    assert intercepts.loc["mean", "mean"] == pytest.approx(y.mean(), abs=0.02)
+    assert intercepts.loc["mean", "std"] == pytest.approx(noise / np.sqrt(200), rel=0.02)
+    mean, deviation = gam.intercepts(return_std=True)
+    assert (mean["mean"], deviation["mean"]) == tuple(intercepts.loc["mean"])
+    assert f"intercept: {mean['mean']:.4g} (standard error {deviation['mean']:.3g})" in str(gam.summary())
+    # The mean function is that uncertain in the middle, too.
+    low, high = gam.mean_interval(pd.DataFrame({"a": [x.a.mean()]}))[0]
+    assert (high - low) / 3.92 == pytest.approx(noise / np.sqrt(200), rel=0.03)
+
+
+def test_random_effects_have_the_intervals_of_a_profile() -> None:
+    """Against a balanced random intercept, whose mean squares have scaled chi-squared distributions."""
+    random = np.random.default_rng(0)
+    x = pd.DataFrame({"g": np.repeat([f"g{number:02d}" for number in range(20)], 15)})
+    y = 2 * random.normal(size=20).repeat(15) + random.normal(size=300)
+    gam = GAMRegressor([re("g")]).fit(x, y)
+    found = gam.summary().random_effects
+    means = y.reshape(20, 15).mean(1)
+    variance = means.var() - y.reshape(20, 15).var(1, ddof=1).mean() / 15
+    assert found.index.tolist() == ["re(g)", "noise"]
+    assert found.sd["re(g)"] == pytest.approx(np.sqrt(variance), rel=0.05)
+    assert np.log(found.upper["re(g)"] / found.lower["re(g)"]) / 3.92 == pytest.approx(1 / np.sqrt(2 * 20), rel=0.15)
+    assert np.log(found.upper["noise"] / found.lower["noise"]) / 3.92 == pytest.approx(1 / np.sqrt(2 * 280), rel=0.1)
+    assert "re(g)" in str(gam.summary()).splitlines()[-2]
+    point = GAMRegressor([re("g")], hyperparameters="point").fit(x, y).summary().random_effects
+    assert point.lower.isna().all()
+
+
+def test_summaries_of_files_say_the_same(tmp_path: Path) -> None:
+    fitted().save(tmp_path / "gam")
+    assert str(GAMRegressor.load(tmp_path / "gam").summary()) == str(fitted().summary())
