@@ -31,7 +31,7 @@ from .columns import (
     numbers_of,
 )
 from .priors import register_priors
-from .terms import PERIODS, DeviatingCurves, Factor, Linear, RandomCurves, RandomEffect, Smooth, Term
+from .terms import PERIODS, DeviatingCurves, Factor, Linear, Place, RandomCurves, RandomEffect, Smooth, Term
 from .terms import Tensor as TensorTerm
 
 # Atoms of the distribution over which smooth effects have mean zero.
@@ -40,6 +40,9 @@ _NUM_ATOMS = 64
 # The cycles for which dates have to last so that a period is a term, up to what calendars differ; parts of a
 # period, and in how many of these they have to lie; the share of steps from a date to the next that have to be short.
 _CYCLES, _PLACES, _FEWEST_PLACES, _OFTEN = 1.98, 20, 5, 0.05
+
+# The ratio of the ranges of coordinates above which they can hardly have the same unit.
+_MOST_ELONGATED = 30.0
 
 # The number of inducing points with which fits begin.
 _DEFAULT_POINTS = 16
@@ -138,6 +141,8 @@ class Design:
             self.encodings[key] = MultiplierEncoding.of(values)
         elif role.startswith("cycle"):
             self.encodings[key] = CycleEncoding(name, kind_of(values).name, float(role.removeprefix("cycle ")))
+        elif role == "coordinate":
+            self.encodings[key] = replace(NumberEncoding.of(values, weights, draws_in=False), scale=1.0)
         else:
             encoding = NumberEncoding.of(values, weights, draws_in=role == "number")
             other = self.encodings.get((name, "line" if role == "number" else "number"))
@@ -150,6 +155,9 @@ class Design:
         """The columns that a term reads, and how; errors if it cannot read them so."""
         if isinstance(term, Smooth) and term.period is not None:
             yield _numeric(frame, term.column, term), f"cycle {_days(term.period):.17g}"
+        elif isinstance(term, Place):
+            for name in term.names:
+                yield _numeric(frame, name, term), "coordinate"
         elif isinstance(term, Smooth | TensorTerm):
             has_lines = term.has_main_effects if isinstance(term, TensorTerm) else _has_line(term)
             for name in term.arguments:
@@ -271,6 +279,7 @@ class Design:
         :param x: The inputs ``(n, D)``.
         """
         self.parts = []
+        self._warn_of_units()
         groups: list[ComponentGroup] = []
         with default_dtype(torch.float64):
             for index, terms in enumerate(self.terms):
@@ -284,6 +293,21 @@ class Design:
                     self.parts.append(Part(label, term, index, components))
             self._with_a_component_each(groups)
             return AdditivePredictor(*groups)
+
+    def _warn_of_units(self) -> None:
+        """Warn of places whose coordinates can hardly have the same unit."""
+        for term in dict.fromkeys(self._all_terms):
+            if not isinstance(term, Place):
+                continue
+            widths = [each.high - each.low for each in (self.encoding(name, "coordinate") for name in term.names)]
+            if 0.0 < _MOST_ELONGATED * min(widths) < max(widths):
+                warnings.warn(
+                    f"{term.label} varies over the same distance in all directions, but the ranges of its columns are "
+                    f"{', '.join(f'{width:.3g}' for width in widths)}: if they have units of their own, write "
+                    f"te({', '.join(term.names)})",
+                    ColumnKindWarning,
+                    stacklevel=2,
+                )
 
     def _with_a_component_each(self, groups: list[ComponentGroup]) -> None:
         """A predictor without any component gets a constant."""
@@ -346,6 +370,7 @@ class Design:
             Smooth: self._smooth,
             Linear: self._linear,
             TensorTerm: self._tensor,
+            Place: self._place,
             Factor: self._factor,
             RandomEffect: self._random_effect,
             RandomCurves: self._random_curves,
@@ -408,6 +433,15 @@ class Design:
             mains.append(self._curve(name, term, x, {"names": f"{label}.{name}"}, options))
             mains.append(self._line(name, x, f"{label}.{name}.line", options))
         return [*mains, joint]
+
+    def _place(self, term: Place, x: Tensor, label: str, options: dict[str, Any]) -> list[ComponentGroup]:
+        columns = [self.position(name, "coordinate") for name in term.names]
+        points: dict[str, Any] = {} if (term.k or self.k) is None else {"num_inducing": term.k or self.k}
+        parts = [factories.spatial(columns, x, kernel=self._kernel(term), name=label, **points, **options)]
+        if term.linear:
+            names = [f"{label}.{name}.line" for name in term.names]
+            parts.append(factories.linear(columns, x, names=names, **options))
+        return parts
 
     def _factor(self, term: Factor, x: Tensor, label: str, options: dict[str, Any]) -> list[ComponentGroup]:
         encoding = self.encoding(term.column, "levels")
@@ -547,6 +581,8 @@ def _roles_of_arguments(term: Term, name: str) -> tuple[str, ...]:
         return ("levels",)
     if isinstance(term, Smooth) and term.period is not None:
         return (f"cycle {_days(term.period):.17g}",)
+    if isinstance(term, Place):
+        return ("coordinate",)
     return ("line",) if isinstance(term, Linear) else ("number",)
 
 

@@ -21,7 +21,7 @@ from gpytorch_gam.training import FitResult
 from .columns import NumberEncoding
 from .design import INTERCEPT, Part
 from .fitted import Fitted
-from .terms import PERIODS, Factor, RandomCurves, RandomEffect, Smooth
+from .terms import PERIODS, Factor, Place, RandomCurves, RandomEffect, Smooth
 from .terms import Tensor as TensorTerm
 
 # Rows over which variances are taken, and draws for their intervals.
@@ -308,6 +308,8 @@ def _lengthscale(fitted: Fitted, part: Part, groups: Sequence[tuple[ComponentGro
                 found.append(math.sqrt(value) / (2 * math.pi) * _period(part.term))
             else:
                 found.append(value)
+    if isinstance(part.term, Place):
+        return found[0]
     if isinstance(part.term, TensorTerm):
         units = [fitted.design.encoding(name, "number") for name in part.term.names]
         last = found[-len(units) :]

@@ -156,6 +156,19 @@ class Tensor(Term):
 
 
 @dataclass(frozen=True, repr=False)
+class Place(Tensor):
+    """A smooth effect of a place, the same in all directions, see :func:`s`."""
+
+    call: ClassVar[str] = "s"
+
+    linear: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.flag("linear of s", self.linear)
+
+
+@dataclass(frozen=True, repr=False)
 class Factor(Term):
     """The effect of a category, see :func:`f`."""
 
@@ -242,24 +255,29 @@ class DeviatingCurves(RandomCurves):
 
 
 def s(
-    column: str,
-    *,
+    *columns: str,
     by: str | None = None,
     period: float | str | None = None,
     k: int | None = None,
     kernel: str | None = None,
     linear: bool = True,
     missing: str | None = None,
-) -> Smooth:
+) -> Smooth | Place:
     """
     A smooth effect of a numeric column or of a date: ``s(age)`` of mgcv. It is the sum of a line and a smooth function
     with mean zero over the data, which are shown and summarised as one effect.
 
-    :param column: The name of the column.
+    Of two or three columns it is the effect of a place, ``s(east, north)`` of mgcv: the sum of a plane and a smooth
+    function that varies over the same distance in all directions, and contains the effects of its columns. As in mgcv
+    the columns are not rescaled, and have to be coordinates in the same unit, such as kilometres; multiply longitudes
+    by the cosine of the mean latitude. Columns with units of their own belong in :func:`te`.
+
+    :param columns: The name of the column, or of two or three coordinates.
     :param by: A numeric column that multiplies the effect (a varying coefficient), or one of categories, each of which
-        gets an effect of its own. As in mgcv the effects of categories leave out their levels: add ``f(by)``.
+        gets an effect of its own. As in mgcv the effects of categories leave out their levels: add ``f(by)``. Not of a
+        place.
     :param period: The period of a periodic effect, in units of the column; of a date ``"day"``, ``"week"``, ``"year"``
-        or a number of days.
+        or a number of days. Not of a place.
     :param k: Number of inducing points. Default: chosen by the fit.
     :param kernel: ``"matern52"``, ``"matern32"``, ``"matern12"`` or ``"rbf"``. Default: that of the estimator.
     :param linear: Whether the effect has a linear part of its own, whose slope the smooth part need not bend to. It has
@@ -268,9 +286,16 @@ def s(
         these rows and has its prior distribution there. Default: what the estimator says.
 
     Example:
-        >>> [s("age"), s("hour", period=24), s("dose", by="sex")]
+        >>> [s("age"), s("hour", period=24), s("dose", by="sex"), s("east", "north")]
     """
-    return Smooth(missing, column, by, period, k, kernel, linear)
+    if not columns:
+        raise TypeError("s takes names of columns, got none")
+    if len(columns) == 1:
+        return Smooth(missing, columns[0], by, period, k, kernel, linear)
+    for name, value in (("by", by), ("period", period)):
+        if value is not None:
+            raise ValueError(f"s of several columns takes no {name}: ti, te and s of one column are for other effects")
+    return Place(missing, True, columns, k, kernel, linear)
 
 
 def linear(column: str, *, by: str | None = None, missing: str | None = None) -> Linear:
@@ -371,7 +396,9 @@ def sz(
 #: The functions that make terms, by their names in formulas.
 FUNCTIONS: dict[str, Callable[..., Term]] = {each.__name__: each for each in (s, linear, te, ti, f, re, fs, sz)}
 
-_KINDS = {kind.__name__: kind for kind in (Smooth, Linear, Tensor, Factor, RandomEffect, RandomCurves, DeviatingCurves)}
+_KINDS = {
+    kind.__name__: kind for kind in (Smooth, Linear, Tensor, Place, Factor, RandomEffect, RandomCurves, DeviatingCurves)
+}
 
 
 def described(term: Term) -> dict[str, Any]:
@@ -432,7 +459,7 @@ def _refuse_repeated_effects(terms: list[Term] | tuple[Term, ...]) -> None:
             if column in owners:
                 raise ValueError(
                     f"terms has the effect of {column!r} twice, in {owners[column]} and {term.label}: s has a linear "
-                    "part, and te the effects of its columns; ti is the interaction alone"
+                    "part, and s and te of several columns their effects; ti is the interaction alone"
                 )
             owners[column] = term.label
 

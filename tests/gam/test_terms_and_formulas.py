@@ -20,6 +20,7 @@ FRAME = pd.DataFrame({"age": [1.0], "sex": ["m"], "body mass": [2.0], "x": [0.0]
         (s("hour", period=24), "s(hour, period=24)"),
         (s("day", period="year", missing="marginal"), "s(day, period='year', missing='marginal')"),
         (te("lon", "lat"), "te(lon, lat)"),
+        (s("east", "north", k=30), "s(east, north, k=30)"),
         (ti("lon", "lat", k=5), "ti(lon, lat, k=5)"),
         (re("subject", by="time"), "re(subject, by=time)"),
         (fs("time", "subject"), "fs(time, subject)"),
@@ -34,7 +35,17 @@ def test_a_formula_gives_the_terms_of_the_calls_in_it(term: object, text: str) -
 
 
 @pytest.mark.parametrize(
-    "term", [s("a", by="b"), te("a", "b", k=4), f("a"), re("a"), fs("a", "b"), sz("a", "b"), linear("a")]
+    "term",
+    [
+        s("a", by="b"),
+        te("a", "b", k=4),
+        s("a", "b", linear=False),
+        f("a"),
+        re("a"),
+        fs("a", "b"),
+        sz("a", "b"),
+        linear("a"),
+    ],
 )
 def test_terms_survive_a_description_in_plain_values(term: object) -> None:
     assert from_description(described(term)) == term
@@ -84,6 +95,11 @@ def test_a_formula_is_not_evaluated() -> None:
         (lambda: s("a", period=-1), ValueError, "period of s"),
         (lambda: s("a", period="month"), ValueError, "'day', 'week', 'year'"),
         (lambda: s("a", missing="level"), ValueError, "missing of s"),
+        (lambda: s("a", "b", by="c"), ValueError, "takes no by"),
+        (lambda: s("a", "b", period=24), ValueError, "takes no period"),
+        (lambda: s("a", "a"), ValueError, "two or three different columns"),
+        (lambda: s(), TypeError, "names of columns"),
+        (lambda: check_terms([s("a"), s("a", "b")]), ValueError, "effect of 'a' twice"),
         (lambda: te("a"), ValueError, "two or three different columns"),
         (lambda: fs("a", "a"), ValueError, "twice"),
         (lambda: check_terms(["age"]), TypeError, r"write s\('age'\)"),
