@@ -22,7 +22,7 @@ from _common import add_common_arguments, prepare, print_table, write_json
 
 from gpytorch_gam.gam import GAMRegressor, f, re, s, te
 
-NUM_CURVES, NUM_FITTED = 8, 2000
+NUM_CURVES, NUM_FITTED, QUICK_FITTED = 8, 2000, 200
 GIB_IN_KIB = 2**20
 
 
@@ -43,9 +43,9 @@ def make_table(num_rows: int, seed: int) -> pd.DataFrame:
     )
 
 
-def make_estimator() -> GAMRegressor:
+def make_estimator(num_rows: int) -> GAMRegressor:
     """Fitted to some rows."""
-    table = make_table(NUM_FITTED, 0)
+    table = make_table(num_rows, 0)
     y = np.sin(table.x0) + np.cos(2 * np.pi * table.hour / 24) + table.lon * table.lat
     y += 0.3 * np.random.default_rng(1).normal(size=len(table))
     curves = [s(f"x{index}", k=12) for index in range(NUM_CURVES)]
@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     _, environment = prepare(arguments)
     num_rows = 5000 if arguments.quick else arguments.rows
-    gam, rows = make_estimator(), make_table(num_rows, 2)
+    gam, rows = make_estimator(QUICK_FITTED if arguments.quick else NUM_FITTED), make_table(num_rows, 2)
     calls = {
         "fit and table": lambda: None,
         "predict_link, means and deviations": lambda: gam.predict_link(rows, return_std=True),

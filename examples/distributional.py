@@ -44,7 +44,6 @@ from _style import (
 from matplotlib.axes import Axes
 from torch import Tensor
 from torch.distributions import Normal
-from torch.utils.data import DataLoader, TensorDataset
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
 from gpytorch_gam.distributions import predictive_quantiles
@@ -58,7 +57,6 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 INTERVAL = (0.1, 0.9)
 COVERAGE = INTERVAL[1] - INTERVAL[0]
 NUM_BINS = 10
-NUM_STEPS = 120
 Z95 = 1.9600
 DASHED, DOTTED = (0, (4, 2)), (0, (1, 1.2))
 
@@ -166,7 +164,7 @@ class Fitted(NamedTuple):
 
 def effects(x: Tensor, name: str, predictor: int) -> list[ComponentGroup]:
     """A smooth effect, which has mean zero over the range of x, and a constant."""
-    return [smooth(0, x, num_inducing=20, names=name, predictor=predictor), constant(predictor=predictor)]
+    return [smooth(0, x, names=name, predictor=predictor), constant(predictor=predictor)]
 
 
 def build(kind: str, x: Tensor) -> tuple[AdditiveGP, gpytorch.likelihoods.Likelihood]:
@@ -177,16 +175,12 @@ def build(kind: str, x: Tensor) -> tuple[AdditiveGP, gpytorch.likelihoods.Likeli
     return AdditiveGP(AdditivePredictor(*groups)), GaussianLocationScaleLikelihood()
 
 
-def train(kind: str, data: DataSet, num_steps: int) -> Fitted:
-    """Learn all hyperparameters on minibatches, with the best posterior for them."""
-    torch.manual_seed(0)
+def train(kind: str, data: DataSet) -> Fitted:
+    """Learn all hyperparameters, with the best posterior for them."""
     start = time.perf_counter()
     x = data.inputs(data.x)
     model, likelihood = build(kind, x)
-    rows = TensorDataset(x, (data.y - data.y.mean()) / data.y.std())
-    num_batches = max(4, round(len(rows) / 500))
-    loader = DataLoader(rows, batch_size=math.ceil(len(rows) / num_batches), shuffle=True)
-    fit(model, likelihood, loader, num_epochs=math.ceil(num_steps / num_batches), polish_passes=20)
+    fit(model, likelihood, (x, (data.y - data.y.mean()) / data.y.std()))
     return Fitted(model, likelihood, data, time.perf_counter() - start)
 
 
@@ -209,13 +203,13 @@ def hold_against(fits: dict[str, Fitted], data: DataSet) -> HeldOut:
     return HeldOut(data.x, log_density, is_inside)
 
 
-def cross_validate(data: DataSet, num_folds: int, num_steps: int) -> HeldOut:
+def cross_validate(data: DataSet, num_folds: int) -> HeldOut:
     """Each row is predicted by models of the other folds."""
     order = torch.from_numpy(np.random.RandomState(4).permutation(len(data.y)))
     parts = []
     for fold in order.tensor_split(num_folds):
         others = torch.ones(len(order), dtype=torch.bool).index_fill(0, fold, False)
-        fits = {kind: train(kind, data.rows(others), num_steps) for kind in MODELS}
+        fits = {kind: train(kind, data.rows(others)) for kind in MODELS}
         parts.append(hold_against(fits, data.rows(fold)))
     return HeldOut(
         torch.cat([part.x for part in parts]),
@@ -380,10 +374,10 @@ def print_results(data: DataSet, results: dict[str, Any]) -> None:
         )
 
 
-def study_simulated(num_rows: int, num_steps: int) -> tuple[Story, dict[str, Any]]:
+def study_simulated(num_rows: int) -> tuple[Story, dict[str, Any]]:
     generator = torch.Generator().manual_seed(0)
     data, fresh = simulate(num_rows, generator), simulate(10000, generator)
-    fits = {kind: train(kind, data, num_steps) for kind in MODELS}
+    fits = {kind: train(kind, data) for kind in MODELS}
     held_out = hold_against(fits, fresh)
     results = {
         "rows": num_rows,
@@ -395,9 +389,9 @@ def study_simulated(num_rows: int, num_steps: int) -> tuple[Story, dict[str, Any
     return Story(data, fits, held_out), results
 
 
-def study_real(data: DataSet, num_folds: int, num_steps: int) -> tuple[Story, dict[str, Any]]:
-    held_out = cross_validate(data, num_folds, num_steps)
-    fits = {kind: train(kind, data, num_steps) for kind in MODELS}
+def study_real(data: DataSet, num_folds: int) -> tuple[Story, dict[str, Any]]:
+    held_out = cross_validate(data, num_folds)
+    fits = {kind: train(kind, data) for kind in MODELS}
     results = {"rows": len(data.y), "folds": num_folds, **summarise(held_out)}
     return Story(data, fits, held_out), results
 
@@ -411,9 +405,9 @@ def main() -> None:
     real = [] if arguments.data is None else load(arguments.data)
 
     if arguments.quick:
-        studies = [study_simulated(600, num_steps=40)] + [study_real(data, 2, num_steps=12) for data in real]
+        studies = [study_simulated(600)] + [study_real(data, 2) for data in real]
     else:
-        studies = [study_simulated(2000, NUM_STEPS)] + [study_real(data, 5, NUM_STEPS) for data in real]
+        studies = [study_simulated(2000)] + [study_real(data, 5) for data in real]
     print("NLPD: mean negative log predictive density of held-out rows, in nats; the simulated data are sin(x) +")
     print("exp(cos(x)) eps, x uniform on [-pi, pi]")
     for story, results in studies:

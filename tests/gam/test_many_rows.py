@@ -21,7 +21,8 @@ random = np.random.default_rng(0)
 def table(n):
     return pd.DataFrame({"a": random.normal(size=n), "b": random.normal(size=n), "c": random.integers(9, size=n)})
 x = table(100)
-gam = GAMRegressor([s("a", k=5), s("b", k=5), f("c")]).fit(x, np.sin(x.a) + 0.1 * random.normal(size=100))
+y = np.sin(x.a) + 0.1 * random.normal(size=100)
+gam = GAMRegressor([s("a", k=5), s("b", k=5), f("c")], hyperparameters="point").fit(x, y)
 rows = table(400_000)
 gam.predict_terms(rows[:150_000]), gam.predict_link(rows[:150_000])
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
