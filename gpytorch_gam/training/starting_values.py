@@ -89,7 +89,7 @@ def start_from_responses(model: gpytorch.models.ApproximateGP, likelihood: Likel
 
     Example:
         >>> start_from_responses(model, likelihood, loader)
-        >>> adam = torch.optim.Adam([*model.hyperparameters(), *likelihood.parameters()], lr=0.03)
+        >>> adam = torch.optim.Adam([*model.hyperparameters(), *likelihood.parameters()], lr=0.1)
     """
     strategy = additive_strategy(model)
     check_number_of_predictors(strategy, likelihood)

@@ -29,6 +29,7 @@ from gpytorch_gam.effects.component_sums import SumPrediction, columns_of, group
 from gpytorch_gam.effects.prediction import Prediction, joined
 from gpytorch_gam.effects.weighted_models import WeightedModels, checked_models
 from gpytorch_gam.numerics.autocast import without_autocast
+from gpytorch_gam.numerics.compiler import without_compiler
 from gpytorch_gam.numerics.transforms import is_transformed
 from gpytorch_gam.operators.deferred_linear_operator import DeferredLinearOperator
 from gpytorch_gam.operators.posterior_covariance import PosteriorCovariance, posterior_covariance
@@ -478,6 +479,7 @@ class AdditiveStrategy(_FollowedStrategy):
 
     # ------------------------------------------------------------------ calls
 
+    @without_compiler
     def __call__(self, x: Tensor, prior: bool = False, diag: bool = True, **kwargs: Any) -> MultivariateNormal:
         """
         The posterior (or, with ``prior=True``, the prior that the model's ``forward`` returns) of the predictor at the

@@ -23,6 +23,7 @@ from gpytorch_gam.components.levels import listed
 from gpytorch_gam.effects.drawing import draw_given_inducing
 from gpytorch_gam.numerics.autocast import without_autocast
 from gpytorch_gam.numerics.blocks import split_groups
+from gpytorch_gam.numerics.compiler import without_compiler
 from gpytorch_gam.numerics.precision import CovarianceFactors
 from gpytorch_gam.numerics.precision_fit import inverse_cholesky
 from gpytorch_gam.numerics.triangular import safe_cholesky
@@ -185,6 +186,7 @@ class AdditiveVariationalStrategy(AdditiveStrategy):
             root = distribution.lazy_covariance_matrix.cholesky().to_dense().double()
         return CovarianceFactors(mean, prior, root, shared_sign=1)
 
+    @without_compiler
     def kl_divergence(self) -> Tensor:
         """
         Kullback-Leibler divergence from the variational distribution to the prior, over all components at once,

@@ -37,9 +37,8 @@ class BlockLowRankPrecisionVariationalDistribution(_PrecisionVariationalDistribu
     noise, to tens and hundreds, while Adam moves an entry by its rate in a step: with rates such as .01, hundreds of
     steps leave the precision far too small and bands too wide (600 rows, 50 epochs of batches of 50 by Adam at .01: 54
     nats below the optimum at the same hyperparameters). A :class:`~gpytorch_gam.warnings.TrainingLoopWarning` says so
-    when the model is used after a hundred such steps or more. If Adam has to train it, start with
-    :func:`~gpytorch_gam.training.initialize_posterior`, and give these parameters a group of their own with a rate some
-    thirty times as large (7 nats).
+    when the model is used after a hundred such steps or more. If Adam has to train it, see the guide,
+    :doc:`/guide/training`.
 
     :param group_shapes: Number and size ``(C_g, M_g)`` of the equal blocks of each group: ``predictor.group_shapes``.
     :param rank: Number of columns R of B, between 0 and the sum of the block sizes; None for 32, or that sum if it is

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gpytorch_gam.components import AdditivePredictor
 from gpytorch_gam.numerics.capacitance import add_identity, capacitance_log_determinant
+from gpytorch_gam.numerics.compiler import without_compiler
 from gpytorch_gam.operators import LowRankPrecisionLinearOperator
 
 from ._data_projection import DataProjection
@@ -125,6 +126,7 @@ class FullAdditiveVariationalStrategy(_SiteVariationalStrategy):
         scaled = _scale_both_sides(covariance, self._sites()[1])
         return covariance, scaled, psd_safe_cholesky(add_identity(scaled))
 
+    @without_compiler
     def kl_divergence(self) -> Tensor:
         """Kullback-Leibler divergence from the posterior to the prior, over all components at once, ``(*batch)``."""
         weights, _ = self._sites()

@@ -7,6 +7,7 @@ from gpytorch.distributions import MultivariateNormal
 from linear_operator.operators import IdentityLinearOperator
 from torch import Tensor
 
+from gpytorch_gam.numerics.compiler import without_compiler
 from gpytorch_gam.numerics.precision import CovarianceFactors, kl_from_standard_normal, precision_covariance_factors
 from gpytorch_gam.operators import LowRankPrecisionLinearOperator
 
@@ -82,6 +83,7 @@ class TiedAdditiveVariationalStrategy(_SiteVariationalStrategy, AdditiveVariatio
         """The posterior of the whitened inducing variables as mean and factors of its covariance, in float64."""
         return self._factors()[0]
 
+    @without_compiler
     def kl_divergence(self) -> Tensor:
         """Kullback-Leibler divergence from the posterior to the prior, over all components at once, ``(*batch)``."""
         return kl_from_standard_normal(*self._factors()).to(self._variational_distribution.dtype)
