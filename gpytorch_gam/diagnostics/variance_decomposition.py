@@ -206,13 +206,14 @@ def _columns_of(predictor: AdditivePredictor) -> tuple[tuple[int, ...], Tensor, 
         for columns, multiplier in zip(group.columns.tolist(), group.multiplier_columns, strict=True)
     ]
     columns = tuple(sorted(set().union(*reads)))
-    among = torch.zeros(predictor.num_predictors, len(columns), len(reads), dtype=torch.float64)
+    shape = predictor.num_predictors, len(columns), len(reads)
+    among = torch.zeros(shape, dtype=torch.float64, device=predictor.device)
     alone = torch.zeros_like(among)
     for index, (owner, own) in enumerate(zip(predictor.predictor_of, reads, strict=True)):
         for place, column in enumerate(columns):
             among[owner, place, index] = column in own
             alone[owner, place, index] = own == {column}
-    return columns, alone.to(predictor.device), among.to(predictor.device)
+    return columns, alone, among
 
 
 def _of_columns(
