@@ -315,7 +315,7 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
         "gpytorch": gpytorch.__version__,
         "gpytorch_gam": __version__,
         "threads": torch.get_num_threads(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else processor(),
     }
     print(", ".join(f"{key} {value}" for key, value in environment.items()))
     return environment
@@ -332,7 +332,8 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def _processor() -> str:
+def processor() -> str:
+    """The name of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

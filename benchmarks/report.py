@@ -1,33 +1,49 @@
 """
-Runs benchmarks and keeps what they print in RESULTS.md, one section a benchmark, so that every number there has the
-command, the date, the versions and the hardware with it.
+Runs benchmarks and keeps what they find in `results/NAME.json`: their numbers and what they print, with the command,
+the date, the commit, the versions, the hardware and the seconds. RESULTS.md, which is a page of the site, and the
+README's table of numbers are written from these files.
 
-    python benchmarks/report.py [NAME ...] [--list] [--quick]
+    python benchmarks/report.py [NAME ...] [--list] [--write] [--quick]
 
-Without names it runs everything that needs no GPU. A section is replaced when its benchmark is run again; the others
-stay.
+Without names it runs everything that needs no GPU. A file is replaced when its benchmark is run again; the others stay.
+With `--write` nothing is run, and the texts are written from the files that there are.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
+import json
+import os
+import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-HERE = Path(__file__).parent
-RESULTS = HERE / "RESULTS.md"
+from _common import processor, write_json
 
-HEADER = """# Results
+ROOT = Path(__file__).parents[1]
+README = "README.md"
+RESULTS = "benchmarks/RESULTS.md"
+FILES = "benchmarks/results"
 
-Printed by the scripts in this folder and put here by `python benchmarks/report.py`. Times are of the machine that each
-section names, often a busy one: compare ratios, which come from one process in which all candidates take turns.
+PACKAGES = ("torch", "gpytorch", "linear_operator", "numpy", "scikit-learn", "pandas")
+
+HEADER = f"""# Results
+
+Written by `python benchmarks/report.py` from the files of `{FILES}`, which hold all numbers. Times
+are of the machine that each section names, often a busy one: compare ratios, which come from one process in which all
+candidates take turns.
 """
 
-NOT_RUN = "Has not been run yet: the code that it measures is tested on a CPU only."
+NOT_RUN = "has not been run yet."
+NOT_RUN_ON_GPU = "has not been run yet: the code that it measures is tested on a CPU only."
 
 
 class Section(NamedTuple):
@@ -35,11 +51,13 @@ class Section(NamedTuple):
     :ivar title: heading.
     :ivar command: what is run, from the repository's root.
     :ivar needs_gpu: whether it is left out by default.
+    :ivar takes_folder: whether it takes a folder for several files of numbers, instead of ``--json FILE``.
     """
 
     title: str
     command: str
     needs_gpu: bool = False
+    takes_folder: bool = False
 
 
 SECTIONS = {
@@ -63,50 +81,129 @@ SECTIONS = {
         "Held-out scores of small tables", "python benchmarks/small_data.py --sets autompg concrete --repeats 1"
     ),
     "real_data": Section("Data frames and defaults, against peers", "python benchmarks/real_data.py"),
+    "null_effects": Section("Tests of effects that are not there", "python benchmarks/null_effects.py"),
+    "gam_calibration": Section("Coverage of bands and intervals", "python benchmarks/gam_calibration.py"),
     "starts": Section(
         "Small tables, from random hyperparameters",
         "python benchmarks/small_data.py --starts 10 --sets autompg mcycle breast pima",
     ),
-    "gpu": Section("On a GPU", "bash benchmarks/gpu_report.sh", needs_gpu=True),
+    "gpu": Section("On a GPU", "bash benchmarks/gpu_report.sh", needs_gpu=True, takes_folder=True),
 }
 
 
-def run(section: Section, extra: Sequence[str]) -> str:
-    """What the command prints; its progress is shown as well."""
+def run(section: Section, quick: bool) -> dict[str, Any]:
+    """What the command finds, with all that is needed to find it again; its progress is shown."""
     words = [sys.executable if word == "python" else word for word in shlex.split(section.command)]
+    started, date = time.perf_counter(), datetime.datetime.now(datetime.timezone.utc)
+    with tempfile.TemporaryDirectory() as folder:
+        where = [folder] if section.takes_folder else ["--json", str(Path(folder) / "numbers.json")]
+        printed = _output([*words, *(["--quick"] if quick else []), *where], section.command)
+        numbers = {path.stem: json.loads(path.read_text()) for path in sorted(Path(folder).glob("*.json"))}
+    return {
+        "command": section.command,
+        "date": date.strftime("%Y-%m-%d %H:%M UTC"),
+        "commit": _commit(),
+        "seconds": round(time.perf_counter() - started, 1),
+        "hardware": f"{processor()}, {os.cpu_count()} cores",
+        "versions": {"python": platform.python_version(), **{name: metadata.version(name) for name in PACKAGES}},
+        "numbers": numbers if section.takes_folder else numbers.get("numbers"),
+        "printed": printed,
+    }
+
+
+def _output(words: Sequence[str], command: str) -> list[str]:
+    """The lines that a command prints, shown as they come."""
     lines = []
-    with subprocess.Popen([*words, *extra], cwd=HERE.parent, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
             print(line, end="", flush=True)
-            lines.append(line)
+            lines.append(line.rstrip("\n"))
     if process.returncode != 0:
-        raise SystemExit(f"{section.command} failed with exit status {process.returncode}")
-    return "".join(lines)
+        raise SystemExit(f"{command} failed with exit status {process.returncode}")
+    return lines
 
 
-def read_sections(path: Path) -> dict[str, str]:
-    """Texts by title of a file written before."""
-    if not path.exists():
-        return {}
-    parts = path.read_text().split("\n## ")[1:]
-    return {title: text.strip() for title, _, text in (part.partition("\n") for part in parts)}
+def _commit() -> str | None:
+    """The commit of the working tree, marked if there are changes; None outside of a repository."""
+    found = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
+    return found.stdout.strip() or None
 
 
-def write_sections(path: Path, texts: dict[str, str]) -> None:
-    blocks = [
-        f"## {section.title}\n\n{texts.get(section.title, f'`{section.command}`: {NOT_RUN}')}\n"
-        for section in SECTIONS.values()
-    ]
-    path.write_text("\n".join([HEADER, *blocks]))
+# ------------------------------------------------------------------ texts from the files
+
+
+def read_records(folder: Path) -> dict[str, dict[str, Any]]:
+    """What has been found, by the names of the benchmarks."""
+    return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+
+
+def results_text(records: Mapping[str, Mapping[str, Any]]) -> str:
+    """The text of RESULTS.md: a section a benchmark."""
+    blocks = []
+    for name, section in SECTIONS.items():
+        found = records.get(name)
+        unknown = f"`{section.command}` {NOT_RUN_ON_GPU if section.needs_gpu else NOT_RUN}"
+        text = unknown if found is None else _section_text(name, found)
+        blocks.append(f"## {section.title}\n\n{text}\n")
+    return "\n".join([HEADER, *blocks])
+
+
+def _section_text(name: str, found: Mapping[str, Any]) -> str:
+    facts = [found["date"], found["hardware"]]
+    facts += [f"{package} {version}" for package, version in found["versions"].items()]
+    facts += [f"commit {found['commit']}"] if found["commit"] else []
+    facts += [f"{found['seconds']:.0f} s"] if found["seconds"] else []
+    printed = "\n".join(found["printed"]).strip()
+    return f"`{found['command']}`\n\n{', '.join(facts)}; `{FILES}/{name}.json`.\n\n```text\n{printed}\n```"
+
+
+README_HEADER = "| | seconds | RMSE of the predictor | coverage of 95% bands |\n|---|---|---|---|\n"
+README_ROWS = {
+    "Gaussian: ours, by bins": ("gaussian", "fit by bins, 2 thread(s)"),
+    "`bam`, default bases": ("gaussian", "bam, default bases"),
+    "labels (probit): ours, by bins": ("labels", "fit by bins, 2 thread(s)"),
+    "`bam`, default bases ": ("labels", "bam, default bases"),
+}
+
+
+def readme_table(numbers: Mapping[str, Any], num_rows: int = 1_000_000) -> str:
+    """The README's table of numbers, from those of ``vs_bam``."""
+    summaries = {each["response"]: each["summary"] for each in numbers["results"] if each["num_rows"] == num_rows}
+    lines = []
+    for label, (response, peer) in README_ROWS.items():
+        found = summaries[response][peer]
+        rmse, coverage = f"{found['rmse']:.4f}".lstrip("0"), f"{found['coverage']:.3f}".lstrip("0")
+        lines.append(f"| {label.strip()} | {found['seconds']:.1f} | {rmse} | {coverage} |\n")
+    return README_HEADER + "".join(lines)
+
+
+def with_table(text: str, table: str) -> str:
+    """A text with another table of numbers."""
+    before, header, rest = text.partition(README_HEADER)
+    if not header:
+        raise SystemExit(f"{README} has no table that begins with\n{README_HEADER}")
+    rows = rest.split("\n")
+    length = next(place for place, row in enumerate(rows) if not row.startswith("|"))
+    return before + table + "\n".join(rows[length:])
+
+
+def write_texts(root: Path) -> None:
+    """Write RESULTS.md and the README's table from the files."""
+    records = read_records(root / FILES)
+    (root / RESULTS).write_text(results_text(records))
+    if records.get("vs_bam", {}).get("numbers"):
+        readme = root / README
+        readme.write_text(with_table(readme.read_text(), readme_table(records["vs_bam"]["numbers"])))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(SECTIONS)}")
     parser.add_argument("--list", action="store_true", help="print the commands and run nothing")
-    parser.add_argument("--quick", action="store_true", help="small sizes: checks that everything runs")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="file to write")
+    parser.add_argument("--write", action="store_true", help="run nothing, write the texts from the files")
+    parser.add_argument("--quick", action="store_true", help="small sizes: checks that everything runs, keeps nothing")
+    parser.add_argument("--root", type=Path, default=ROOT, help="where the files and texts are (default: here)")
     arguments = parser.parse_args(argv)
     unknown = [name for name in arguments.names if name not in SECTIONS]
     if unknown:
@@ -115,13 +212,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     if arguments.list:
         print("\n".join(f"{name}: {SECTIONS[name].command}" for name in chosen))
         return
-    texts = read_sections(arguments.results)
-    for name in chosen:
-        section, extra = SECTIONS[name], ["--quick"] if arguments.quick else []
-        printed = run(section, extra)
-        texts[section.title] = f"`{section.command}`\n\n```text\n{printed.strip()}\n```"
-        write_sections(arguments.results, texts)  # after each, so that a failure later loses nothing
-    print(f"wrote {arguments.results}")
+    for name in [] if arguments.write else chosen:
+        found = run(SECTIONS[name], arguments.quick)
+        if not arguments.quick:
+            (arguments.root / FILES).mkdir(parents=True, exist_ok=True)
+            write_json(arguments.root / FILES / f"{name}.json", found)
+            write_texts(arguments.root)  # after each, so that a failure later loses nothing
+    if arguments.write:
+        write_texts(arguments.root)
 
 
 if __name__ == "__main__":

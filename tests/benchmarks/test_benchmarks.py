@@ -28,7 +28,6 @@ MODULES = (
     "projection",
     "epochs",
     "gpu_table",
-    "report",
     "scaling",
     "streaming",
     "vs_bam",
@@ -449,26 +448,6 @@ def test_the_gpu_table_has_a_line_for_every_target(load, tmp_path, capsys):
     table.main([str(tmp_path)])
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[-1] for line in lines[2:]] == ["NO", "yes", "NO", "yes", "-", "yes", "yes"]
-
-
-def test_the_report_replaces_one_section_and_keeps_the_others(load, tmp_path, monkeypatch, capsys):
-    report, path = load("report"), tmp_path / "RESULTS.md"
-    sections = {
-        "one": report.Section("First", "python -c \"print('found 1')\""),
-        "two": report.Section("Second", "python -c \"print('found 2')\"", needs_gpu=True),
-    }
-    monkeypatch.setattr(report, "SECTIONS", sections)
-    report.main(["--results", str(path)])
-    assert "found 1" in path.read_text() and "Has not been run yet" in path.read_text()
-    report.main(["two", "--results", str(path)])
-    assert "found 1" in path.read_text() and "found 2" in path.read_text()
-    assert path.read_text().count("## ") == 2
-    with pytest.raises(SystemExit):
-        report.main(["three"])
-    sections["one"] = report.Section("First", "python -c 1/0")
-    with pytest.raises(SystemExit, match="failed with exit status 1"):
-        report.main(["one", "--results", str(path)])
-    assert "found 1" in path.read_text()
 
 
 def test_discretised_fits_are_compared_with_bam(load, tmp_path):
