@@ -302,7 +302,7 @@ class LevelEncoding(Encoding):
     @property
     def labels(self) -> tuple[str, ...]:
         """The names of the levels."""
-        named = tuple(f"{level:g}" if isinstance(level, float) else str(level) for level in self.levels)
+        named = tuple(map(_name, self.levels))
         return (*named, "missing") if self.has_missing_level else named
 
     def encode(self, values: pd.Series) -> np.ndarray:
@@ -320,6 +320,15 @@ class LevelEncoding(Encoding):
         if self.has_missing_level:
             codes[missing] = len(self.levels)
         return codes
+
+    def names(self, values: pd.Series) -> tuple[str, ...]:
+        """
+        The names of the levels and, behind them, of other values in the order of the codes of :meth:`encode`.
+
+        :param values: The column.
+        """
+        others = dict.fromkeys(_plain(value, self.kind) for value in self.unseen(values))
+        return (*self.labels, *map(_name, others))
 
     def unseen(self, values: pd.Series) -> Sequence[Any]:
         """
@@ -344,6 +353,11 @@ class LevelEncoding(Encoding):
                 f"column {self.column!r} has {listed(tuple(map(str, unseen)))}, which the fit has not seen: "
                 f"{label} has no effect of them. Levels are {listed(self.labels)}; re({self.column!r}) allows others"
             )
+
+
+def _name(level: Any) -> str:
+    """The name of a plain level."""
+    return f"{level:g}" if isinstance(level, float) else str(level)
 
 
 def _plain(level: Any, kind: str) -> Any:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
+import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,34 +15,86 @@ from torch import Tensor
 
 from gpytorch_gam._checks import choice
 from gpytorch_gam.components import ComponentGroup
+from gpytorch_gam.effects.prior_functions import PriorFeatures
 from gpytorch_gam.numerics.blocks import split_groups
 from gpytorch_gam.numerics.triangular import solve_in_blocks
 
 from .design import INTERCEPT, Part
 from .fitted import Fitted
-from .terms import RandomCurves, RandomEffect, Smooth
+from .terms import RandomCurves, RandomEffect
 
-# The number of points of a component, or of a level, among which functions are interpolated.
-_MOST_POINTS = 600
+_ROWS_AT_A_TIME = 1024
 
-_ROWS_AT_A_TIME = 4096
+# GPyTorch's kernels change themselves while they are called, so that one thread at a time may do it.
+_KERNELS = threading.Lock()
+
+
+@dataclass(frozen=True)
+class _PriorDraws:
+    """
+    Functions from the prior of a group. Those of independent levels are drawn by the names of these, and so the same
+    for each level whenever it is asked for.
+    """
+
+    features: PriorFeatures
+    seed: tuple[int, ...]
+    number: int  # of draws S
+
+    def at(self, inputs: Tensor, level: str = "") -> Tensor:
+        """Values ``(S, C, n)`` at inputs of the components ``(C, n, d)``, all of one level."""
+        features = self.features.at(inputs)
+        random = np.random.default_rng([*self.seed, zlib.crc32(level.encode())])
+        amplitudes = random.standard_normal((self.number, len(features), self.features.number))
+        return torch.einsum("cnf,scf->scn", features, torch.from_numpy(amplitudes).to(features))
+
+    def at_levels(self, inputs: Tensor, names: Sequence[str]) -> Tensor:
+        """Values ``(S, C, n)`` at inputs whose column of levels holds places of names, if there is such a column."""
+        column = self.features.level_column
+        if column is None:
+            return self.at(inputs)
+        found = inputs.new_empty(self.number, *inputs.shape[:-1])
+        codes = inputs[0, :, column]
+        for code in codes.unique().tolist():
+            rows = (codes == code).nonzero().flatten()
+            found[..., rows] = self.at(inputs[:, rows], names[int(code)])
+        return found
 
 
 @dataclass(frozen=True)
 class _GroupDraws:
-    """Draws of the components of a group, as weights of its kernel at inducing points and points between."""
+    """
+    Draws of the components of a group by Matheron's rule: functions from the prior, and what brings these at the
+    inducing points to draws from the posterior.
+    """
 
     group: ComponentGroup
-    weights: Tensor  # (S, C, M)
+    weights: Tensor  # of the kernel at inducing points, (S, C, M)
+    prior: _PriorDraws | None  # None where inducing variables determine all
 
     @torch.no_grad()
-    def at(self, x: Tensor) -> Tensor:
-        """Values ``(S, C, n)`` in float64."""
-        return torch.einsum("cmn,scm->scn", self.group.cross_covariance(x), self.weights)
+    def at(self, x: Tensor, names: Sequence[str], place: Tensor) -> Tensor:
+        """
+        Values ``(S, C, n)`` in float64 of some of the draws.
 
-    def chosen(self, index: Any) -> _GroupDraws:
-        """Some of the draws."""
-        return replace(self, weights=self.weights[index])
+        :param x: Inputs ``(n, D)``.
+        :param names: Those of levels, if the group has independent ones; levels of the fit come first.
+        :param place: Which draws, ``(S,)``.
+        """
+        x = x.to(self.group.inducing_points.device)
+        with _KERNELS:
+            covariance = self.group.cross_covariance(x)
+        values = torch.einsum("cmn,scm->scn", covariance, self.weights[place])
+        if self.prior is None:
+            return values.cpu()
+        inputs, multiplier = self.group.select(x), self.group.multiplier(x)
+        if not self.group.exact:
+            free = torch.ones(len(x), dtype=torch.bool, device=x.device)
+        else:  # levels of the fit are determined
+            free = inputs[0, :, 0] >= self.group.num_inducing
+        if free.any():
+            prior = self.prior.at_levels(inputs[:, free], names)[place]
+            values[..., free] += prior if multiplier is None else prior * multiplier[:, free]
+        return values.cpu()
 
 
 class _Origin(NamedTuple):
@@ -68,10 +120,11 @@ class FunctionDraws:
     table; the same draw has the same value in the same row, whatever else the table holds, so that maxima, crossings of
     thresholds and contrasts can be looked for in as many calls as it takes.
 
-    If hyperparameters are integrated out, each function is one of a model with other values of them. It is drawn at
-    inducing points, which the posterior describes, at further points between and around them from the prior given
-    these, and interpolated beyond. Levels that the fit has not seen get an effect by their name. Far outside the range
-    of the data, functions return to what these points make likely, and vary less than the bands of ``predict`` say.
+    A function is one from the prior, a sum of waves, plus what brings it at the inducing points to a draw of the values
+    that the posterior has there (Matheron's rule). So it varies as bands of ``predict`` say, between these points and
+    outside of the data, too. Many ranges of the data apart, functions repeat themselves; surfaces with the kernel
+    ``"matern12"`` are rougher than waves can be. If hyperparameters are integrated out, each function is one of a model
+    with other values of them. Levels that the fit has not seen get effects by their names.
 
     Example:
         >>> draws = gam.draw_functions(1000, random_state=0)
@@ -85,22 +138,20 @@ class FunctionDraws:
         read: Callable[[Any], pd.DataFrame],
         groups: Mapping[int, Sequence[_GroupDraws]],
         origin: _Origin,
-        seeds: np.ndarray,
     ) -> None:
-        self._fitted, self._read, self._groups, self._origin, self._seeds = fitted, read, groups, origin, seeds
+        self._fitted, self._read, self._groups, self._origin = fitted, read, groups, origin
         self._is_single = False
 
     def __len__(self) -> int:
         """The number of functions."""
-        return len(self._seeds)
+        return len(self._origin.model)
 
     def __getitem__(self, index: int | slice) -> FunctionDraws:
         """One function, whose values have no dimension for draws, or several."""
         chosen = slice(index, index + 1 or None) if isinstance(index, int) else index
         if isinstance(index, int) and not -len(self) <= index < len(self):
             raise IndexError(f"there are {len(self)} functions, got index {index}")
-        origin = self._origin.chosen(chosen)
-        found = FunctionDraws(self._fitted, self._read, self._groups, origin, self._seeds[chosen])
+        found = FunctionDraws(self._fitted, self._read, self._groups, self._origin.chosen(chosen))
         found._is_single = isinstance(index, int)
         return found
 
@@ -111,9 +162,12 @@ class FunctionDraws:
         :param X: A table of the columns of the fit.
         :param parameter: The name of the predictor; default the first.
         """
-        index = self._index_of(parameter)
-        total = sum(self._terms(X, index).values(), self._intercept(index))
-        return self._given(np.broadcast_to(total, (len(self), len(self._frame(X)))).copy())
+        index, frame = self._index_of(parameter), self._read(X)
+        total = np.repeat(self._intercept(index), len(frame), axis=1)
+        for rows, parts in self._terms(frame, index):
+            for values in parts.values():
+                total[:, rows] += values
+        return self._given(total)
 
     def terms(self, X: Any, parameter: str | None = None) -> dict[str, np.ndarray]:
         """
@@ -122,7 +176,12 @@ class FunctionDraws:
         :param X: A table of the columns of the fit.
         :param parameter: The name of the predictor; default the first.
         """
-        return {label: self._given(values) for label, values in self._terms(X, self._index_of(parameter)).items()}
+        index, frame = self._index_of(parameter), self._read(X)
+        found = {part.label: np.zeros((len(self), len(frame))) for part in self._parts(index)}
+        for rows, parts in self._terms(frame, index):
+            for label, values in parts.items():
+                found[label][:, rows] = values
+        return {label: self._given(values) for label, values in found.items()}
 
     def intercept(self, parameter: str | None = None) -> Any:
         """
@@ -154,78 +213,57 @@ class FunctionDraws:
         names = self._fitted.design.parameters
         return 0 if parameter is None else names.index(choice("parameter", parameter, names))
 
-    def _frame(self, X: Any) -> pd.DataFrame:
-        return self._read(X)
+    def _parts(self, index: int) -> list[Part]:
+        """The terms of a predictor."""
+        return [part for part in self._fitted.parts if part.predictor == index]
 
     def _intercept(self, index: int) -> np.ndarray:
         """Values ``(S, 1)``."""
         label = self._fitted.design.labelled(INTERCEPT, index)
         found = np.full((len(self), 1), self._fitted.centre_of(index))
         if label in self._fitted.model.predictor.names:
-            values = self._components(self._fitted.reference[:1], {label})[label]
+            values = self._components(self._fitted.reference[:1], {label: ()})[label]
             found = found + self._fitted.scale_of(index) * values
         return found
 
-    @torch.no_grad()
-    def _terms(self, X: Any, index: int) -> dict[str, np.ndarray]:
-        frame = self._frame(X)
+    def _terms(self, frame: pd.DataFrame, index: int) -> Iterator[tuple[slice, dict[str, np.ndarray]]]:
+        """Values ``(S, rows)`` of the terms of a predictor, for some rows after the other."""
+        parts = self._parts(index)
         x = self._fitted.design.inputs(frame)
-        parts = [part for part in self._fitted.parts if part.predictor == index]
         _refuse_missing(x, parts, self._fitted)
-        components = self._components(x, {name for part in parts for name in part.components})
         scale = self._fitted.scale_of(index)
-        found = {}
-        for part in parts:
-            total = np.zeros((len(self), len(frame)))
-            for name in part.components:
-                total += scale * components[name]
-            if isinstance(part.term, RandomEffect | RandomCurves) and part.components:
-                total = self._with_unseen(part, frame, total, scale)
-            found[part.label] = total
+        names = {name: self._names_of_levels(part, frame) for part in parts for name in part.components}
+        for start in range(0, len(x), _ROWS_AT_A_TIME):
+            rows = slice(start, min(start + _ROWS_AT_A_TIME, len(x)))
+            components = self._components(x[rows], names)
+            yield rows, {part.label: scale * _sum_of(components, part, (len(self), len(x[rows]))) for part in parts}
+
+    def _names_of_levels(self, part: Part, frame: pd.DataFrame) -> tuple[str, ...]:
+        """The names of the levels of a random term in a table, in the order of their codes."""
+        if not isinstance(part.term, RandomEffect | RandomCurves):
+            return ()
+        column = part.term.arguments[-1]
+        found: tuple[str, ...] = self._fitted.design.encoding(column, "levels").names(frame[column])
         return found
 
-    def _components(self, x: Tensor, names: set[str]) -> dict[str, np.ndarray]:
+    def _components(self, x: Tensor, names: Mapping[str, Sequence[str]]) -> dict[str, np.ndarray]:
+        """Values ``(S, n)`` of some components, each with the names of its levels."""
         found = {name: np.empty((len(self), len(x))) for name in names}
-        for draws, group in self._own_groups():
-            wanted = [name for name in group.group.names if name in names]
-            for start in range(0, len(x) if wanted else 0, _ROWS_AT_A_TIME):
-                rows = slice(start, start + _ROWS_AT_A_TIME)
-                values = group.at(x[rows])
-                for name in wanted:
-                    found[name][draws, rows] = values[:, group.group.names.index(name)].numpy()
-        return found
-
-    def _own_groups(self) -> Iterator[tuple[np.ndarray, _GroupDraws]]:
-        """The groups of each model, for the draws that are its own."""
         for number in self._origin.model.unique().tolist():
             is_own = self._origin.model == number
-            for group in self._groups[number]:
-                yield is_own.numpy(), group.chosen(self._origin.place[is_own])
+            for draws in self._groups[number]:
+                wanted = [name for name in draws.group.names if name in names]
+                if not wanted:
+                    continue
+                values = draws.at(x, names[wanted[0]], self._origin.place[is_own])
+                for name in wanted:
+                    found[name][is_own.numpy()] = values[:, draws.group.names.index(name)].numpy()
+        return found
 
-    def _with_unseen(self, part: Part, frame: pd.DataFrame, total: np.ndarray, scale: float) -> np.ndarray:
-        """Effects of levels that the fit has not seen: from the prior, by the name of the level and the draw."""
-        design, column = self._fitted.design, part.term.arguments[-1]
-        encoding = design.encoding(column, "levels")
-        unseen = encoding.unseen(frame[column])
-        if len(unseen) == 0:
-            return total
-        if isinstance(part.term, RandomCurves):
-            raise ValueError(f"{part.label} has no curves for levels that the fit has not seen: {list(unseen)[:10]}")
-        deviation = scale * self._prior_deviations(part.components[0])
-        multiplier = self._fitted.model.predictor.group_of(part.components[0]).multiplier(design.inputs(frame))
-        by = 1.0 if multiplier is None else multiplier[0].numpy()
-        for level in unseen:
-            name = zlib.crc32(f"{part.label} {level}".encode())
-            values = np.array([np.random.default_rng([int(seed), name]).standard_normal() for seed in self._seeds])
-            is_level = (frame[column] == level).to_numpy()
-            total[:, is_level] = ((deviation * values)[:, None] * by * np.ones((1, len(frame))))[:, is_level]
-        return total
 
-    def _prior_deviations(self, component: str) -> np.ndarray:
-        """The prior standard deviation of a component's first level under the model of each draw, ``(S,)``."""
-        groups = [model.predictor.group_of(component) for model in self._fitted.mixture.models]
-        found = [group.mean_prior_variance().sqrt().flatten()[0].item() for group in groups]
-        return np.array(found)[self._origin.model.numpy()]
+def _sum_of(components: Mapping[str, np.ndarray], part: Part, shape: tuple[int, int]) -> np.ndarray:
+    """The sum of the components of a term."""
+    return sum((components[name] for name in part.components), np.zeros(shape))
 
 
 def draw_functions(fitted: Fitted, read: Callable[[Any], pd.DataFrame], num: int, seed: int) -> FunctionDraws:
@@ -242,95 +280,41 @@ def draw_functions(fitted: Fitted, read: Callable[[Any], pd.DataFrame], num: int
         models = torch.multinomial(fitted.mixture.weights, num, replacement=True)
         counts = torch.bincount(models, minlength=len(fitted.mixture)).tolist()
         groups = {
-            number: _drawn_groups(fitted, fitted.mixture.models[number].variational_strategy, count)
+            number: _drawn_groups(fitted.mixture.models[number].variational_strategy, count, (seed, number))
             for number, count in enumerate(counts)
             if count
         }
-    seeds = np.random.default_rng(seed).integers(2**31, size=num)
-    return FunctionDraws(fitted, read, groups, _Origin.of(models), seeds)
+    return FunctionDraws(fitted, read, groups, _Origin.of(models))
 
 
-def _drawn_groups(fitted: Fitted, strategy: Any, num: int) -> list[_GroupDraws]:
+def _drawn_groups(strategy: Any, num: int, seed: tuple[int, ...]) -> list[_GroupDraws]:
     """Draws of all components from the posterior of one model."""
     whitened = strategy.variational_distribution.sample(torch.Size([num])).double()
     columns = split_groups(whitened.unsqueeze(-1), strategy.predictor.group_shapes)
-    cyclic = {name for part in fitted.parts if _is_cyclic(part) for name in part.components}
     return [
-        _extended(strategy, group, values, is_cyclic=bool(cyclic & set(group.names)))
-        for group, values in zip(strategy.predictor.groups, columns, strict=True)
+        _conditioned(strategy, group, values.movedim(0, -1).squeeze(-2), (*seed, number))
+        for number, (group, values) in enumerate(zip(strategy.predictor.groups, columns, strict=True))
     ]
 
 
-def _is_cyclic(part: Part) -> bool:
-    return isinstance(part.term, Smooth) and part.term.period is not None
+def _conditioned(strategy: Any, group: ComponentGroup, whitened: Tensor, seed: tuple[int, ...]) -> _GroupDraws:
+    """Draws of a group from whitened inducing variables ``(blocks, size, S)``."""
+    num = whitened.shape[-1]
+    cholesky = strategy.inducing_cholesky(group)
+    prior = None
+    if not group.exact or any(levels.allows_unseen for levels in group.levels.values()):
+        prior = _PriorDraws(PriorFeatures(group), seed, num)
+    if prior is not None and not group.exact:
+        points = group.inducing_points.detach().double()
+        at_points = prior.at_levels(points, _labels(group)).movedim(0, -1)  # (C, M, S)
+        whitened = whitened - solve_in_blocks(cholesky, at_points).reshape(whitened.shape)
+    weights = solve_in_blocks(cholesky, whitened, transpose=True)
+    return _GroupDraws(group, weights.reshape(group.num_components, -1, num).movedim(-1, 0), prior)
 
 
-def _extended(strategy: Any, group: ComponentGroup, whitened: Tensor, is_cyclic: bool) -> _GroupDraws:
-    """
-    Draws of a group from whitened variables ``(S, blocks, size, 1)``. If these leave something to draw, further
-    points follow those of each block, and their whitened variables have the prior: the Cholesky factor of all points
-    begins with that of the inducing points.
-    """
-    blocks, size = group.block_shape
-    points = group.inducing_points.double().reshape(blocks, size, -1)
-    between = None if group.exact else _points_between(points, is_cyclic)
-    if between is not None:
-        every = torch.cat([points, between], dim=-2).reshape(group.num_components, -1, points.shape[-1])
-        group = _with_points(group, every)
-        more = torch.randn(*whitened.shape[:-2], between.shape[-2], 1, dtype=torch.float64)
-        whitened = torch.cat([whitened, more], dim=-2)
-    weights = solve_in_blocks(strategy.inducing_cholesky(group), whitened.movedim(0, -1).squeeze(-2), transpose=True)
-    return _GroupDraws(group, weights.reshape(group.num_components, -1, len(whitened)).movedim(-1, 0))
-
-
-def _with_points(group: ComponentGroup, points: Tensor) -> ComponentGroup:
-    """The components of a group with other inducing points."""
-    return ComponentGroup(
-        group.kernel,
-        columns=group.columns.tolist(),
-        inducing_points=points,
-        names=group.names,
-        by=group.multiplier_columns,
-        by_levels=group.multiplier_levels if any(each is not None for each in group.multiplier_levels) else None,
-        levels=group.levels,
-        missing=group.missing,  # type: ignore[arg-type]
-        predictor=group.predictor_index,
-    )
-
-
-def _points_between(points: Tensor, is_cyclic: bool) -> Tensor | None:
-    """Points between and around those of each block ``(B, M, d)``, equally many; None if there cannot be any."""
-    found = [_between_of_one(each, is_cyclic) for each in points]
-    return None if any(each is None for each in found) else torch.stack([each for each in found if each is not None])
-
-
-def _between_of_one(points: Tensor, is_cyclic: bool) -> Tensor | None:
-    axes = [column.unique() for column in points.mT]
-    if math.prod(len(axis) for axis in axes) != len(points):
-        return None  # no grid
-    num_varying = sum(len(axis) > 1 for axis in axes)
-    parts = max(1, int((_MOST_POINTS / len(points)) ** (1 / num_varying)))
-    if parts == 1:
-        return None
-    finer = [axis if len(axis) == 1 else _finer(axis, parts, is_cyclic, num_varying) for axis in axes]
-    grid = torch.cartesian_prod(*finer).reshape(-1, len(axes))
-    is_new = (torch.cdist(grid, points) > 1e-9 * (points.amax() - points.amin())).all(-1)
-    return grid[is_new]
-
-
-def _finer(axis: Tensor, parts: int, is_cyclic: bool, num_varying: int) -> Tensor:
-    """An axis with its gaps divided; that of a single column goes on at half gaps for its length on both sides."""
-    ends = torch.cat([axis, axis[:1] + 1.0]) if is_cyclic else axis
-    steps = torch.linspace(0, 1, parts + 1, dtype=axis.dtype)[:-1]
-    inside = (ends[:-1, None] + (ends[1:] - ends[:-1])[:, None] * steps).flatten()
-    if is_cyclic:
-        return inside
-    inside = torch.cat([inside, axis[-1:]])
-    if num_varying > 1:
-        return inside
-    width, num = axis[-1] - axis[0], 2 * (len(axis) - 1)
-    away = width * torch.linspace(0, 1, num + 1, dtype=axis.dtype)[1:]
-    return torch.cat([axis[0] - away.flip(0), inside, axis[-1] + away])
+def _labels(group: ComponentGroup) -> tuple[str, ...]:
+    """The names of the levels of a group that has one column of them; codes of estimators are their places."""
+    return next((levels.labels for levels in group.levels.values()), ())
 
 
 def _refuse_missing(x: Tensor, parts: Sequence[Part], fitted: Fitted) -> None:

@@ -323,6 +323,10 @@ class _GAM(BaseEstimator):
         rows = self._row_arguments(fitted.family, arguments, len(frame))
         return fitted, frame, x, fit_arguments(fitted.family, fitted.units.scale, rows)
 
+    def _frame(self, X: Any) -> pd.DataFrame:
+        """A table as a data frame of the columns that predictions read."""
+        return self._columns_of(take_columns(X, {})[0])
+
     def _checked_columns(self) -> list[str] | None:
         """The columns that predictions read; None for all."""
         self._checked()
@@ -358,7 +362,7 @@ class _GAM(BaseEstimator):
         """
         checks.integer("num", num, least=1)
         seed = int(check_random_state(random_state).randint(2**31 - 1))
-        return draw_functions(self._checked(), lambda X: self._read(X, {})[1], num, seed)
+        return draw_functions(self._checked(), self._frame, num, seed)
 
     def effect(self, term: str, *, num: int = 100, level: float = 0.95, simultaneous: bool = False) -> pd.DataFrame:
         """
