@@ -30,7 +30,7 @@ from gpytorch_gam.training import FitResult
 from . import files, pictures
 from .design import Design, Part
 from .draws import FunctionDraws, draw_functions
-from .effects import effect_table, grid_of, period_in_units
+from .effects import grid_of, period_in_units
 from .families import Binomial, Family, Ordinal, Softmax, regression_family
 from .fitted import Fitted
 from .fitting import FitOfDesign, Options, fit_arguments, fit_design
@@ -47,6 +47,7 @@ from .prediction import (
     term_table,
 )
 from .residuals import quantile_residuals, working_residuals
+from .response_scale import SCALES, scaled_effect_table
 from .scores import Seen, left_out, log_densities
 from .specification import columns_of_terms, read_specification
 from .stream_fit import Rows, fit_stream, with_weight
@@ -364,35 +365,63 @@ class _GAM(BaseEstimator):
         seed = int(check_random_state(random_state).randint(2**31 - 1))
         return draw_functions(self._checked(), self._frame, num, seed)
 
-    def effect(self, term: str, *, num: int = 100, level: float = 0.95, simultaneous: bool = False) -> pd.DataFrame:
+    def effect(
+        self,
+        term: str,
+        *,
+        num: int = 100,
+        level: float = 0.95,
+        simultaneous: bool = False,
+        scale: str = "link",
+    ) -> pd.DataFrame:
         """
-        The effect of a term on a grid of its columns, on the scale of its predictor: what pictures show.
+        The effect of a term on a grid of its columns: what pictures show.
 
         :param term: Its label, such as ``"s(age)"``.
         :param num: Number of values of a numeric column.
         :param level: The probability of the bands.
         :param simultaneous: Whether to add the ends ``lower_all`` and ``upper_all`` of a band that holds the whole
             function with that probability.
-        :return: The columns of the term, ``mean``, ``std``, ``lower`` and ``upper``.
+        :param scale: ``"link"``, the effect on its predictor; or ``"response"``, the mean of the response (the
+            probability of the second class; of further predictors such as ``log_scale``, their exponential) if all
+            other effects are zero, with the uncertainty of the intercept.
+        :return: The columns of the term, ``mean``, ``lower`` and ``upper``, and on the link scale ``std``.
         """
         checks.integer("num", num, least=2)
+        checks.choice("scale", scale, SCALES)
         fitted, part = self._part(term)
-        return effect_table(fitted, part, grid_of(fitted, part, num), _tails(level)[1] * 2 - 1, simultaneous)
+        level = _tails(level)[1] * 2 - 1
+        return scaled_effect_table(fitted, part, grid_of(fitted, part, num), level, simultaneous, scale)
 
     def _part(self, term: str) -> tuple[Fitted, Part]:
         fitted = self._checked()
         if not isinstance(term, str):
             raise TypeError(f"term must be the label of a term, got {checks.shown(term)}")
-        return fitted, fitted.chosen(term, None)[0]
+        return fitted, fitted.part(term)
 
-    def plot(self, *, level: float = 0.95) -> Figure:
+    def plot(self, *, level: float = 0.95, scale: str = "link", sharey: bool = True) -> Figure:
         """
-        Draw all effects, one panel each.
+        Draw all effects, one panel each: see :meth:`plot_term`.
 
         :param level: The probability of the bands.
+        :param scale: See :meth:`effect`.
+        :param sharey: Whether effects on the same predictor are shown in the same range, so that their sizes compare;
+            False shows each in its own. Surfaces have a bar of colours each.
         :return: The figure of matplotlib.
         """
-        return pictures.overview(self._checked(), _tails(level)[1] * 2 - 1)
+        fitted, look = self._checked(), self._look(level, scale)
+        return pictures.overview(fitted, look, checks.flag("sharey", sharey))
+
+    def _look(self, level: float, scale: str = "link", simultaneous: bool = True) -> pictures.Look:
+        checks.choice("scale", scale, SCALES)
+        checks.flag("simultaneous", simultaneous)
+        return pictures.Look(_tails(level)[1] * 2 - 1, simultaneous, scale, self._shown_response())
+
+    def _shown_response(self) -> str:
+        """What pictures call the response."""
+        if self.family_.name == "binomial":
+            return f"class {self.classes_[1]}" if hasattr(self, "classes_") else "success"
+        return self._response_name() or "the response"
 
     def plot_term(
         self,
@@ -403,6 +432,7 @@ class _GAM(BaseEstimator):
         ax: Axes | None = None,
         level: float = 0.95,
         simultaneous: bool = True,
+        scale: str = "link",
     ) -> Axes:
         """
         Draw the effect of a term: a curve with a band at each point, and a lighter one that holds the whole curve; a
@@ -414,9 +444,12 @@ class _GAM(BaseEstimator):
         :param ax: Axes to draw on; default new ones.
         :param level: The probability of the bands.
         :param simultaneous: Whether to draw the lighter band.
+        :param scale: See :meth:`effect`. Partial residuals are on the link scale.
         """
         fitted, part = self._part(term)
-        residuals = None
+        look, residuals = self._look(level, scale, simultaneous), None
+        if y is not None and scale == "response":
+            raise ValueError("y is given with scale='response', but partial residuals are on the link scale")
         if y is not None and not isinstance(part.term, TensorTerm) and part.predictor == 0:
             _, frame, x, arguments = self._read(X, {})
             (effect,), _ = term_moments(fitted, x, [part])
@@ -424,8 +457,7 @@ class _GAM(BaseEstimator):
             period = period_in_units(part)
             values = values if period is None else np.mod(values, period)
             residuals = values, effect + working_residuals(fitted, x, self._responses(y), arguments)
-        level = _tails(level)[1] * 2 - 1
-        return pictures.plot_term(fitted, part, ax, level=level, simultaneous=simultaneous, residuals=residuals)
+        return pictures.plot_term(fitted, part, ax, look, residuals)
 
     def plot_difference(
         self, term: str, first: Any, second: Any, *, ax: Axes | None = None, level: float = 0.95
@@ -447,7 +479,7 @@ class _GAM(BaseEstimator):
         for value in (first, second):
             if value not in known:
                 raise ValueError(f"{value!r} is no level of {by!r}; levels are {list(known)}")
-        return pictures.plot_difference(fitted, part, by, (first, second), ax, level=_tails(level)[1] * 2 - 1)
+        return pictures.plot_difference(fitted, part, by, (first, second), ax, self._look(level))
 
     def quantile_residuals(
         self,

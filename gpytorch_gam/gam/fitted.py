@@ -111,6 +111,16 @@ class Fitted:
         labels = self._known("exclude", () if exclude is None else exclude)
         return [part for part in self.parts if part.label not in labels and part.term.label not in labels]
 
+    def part(self, label: str) -> Part:
+        """
+        The (first) term with a label.
+
+        :param label: The label, such as ``"s(age)"``.
+        :raises ValueError: If there is none.
+        """
+        self._known("term", label)
+        return next(part for part in self.parts if label in (part.label, part.term.label))
+
     def _known(self, argument: str, labels: Sequence[str] | str) -> list[str]:
         labels = [labels] if isinstance(labels, str) else list(labels)
         known = list(dict.fromkeys(name for part in self.parts for name in (part.label, part.term.label)))

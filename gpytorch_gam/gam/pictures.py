@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -12,32 +13,55 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.dates import ConciseDateFormatter
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from scipy import stats
 from scipy.spatial import cKDTree
 
 from .design import Part
-from .effects import difference_table, effect_table, grid_of, is_curve, values_in_data
+from .effects import difference_table, grid_of, is_curve, values_in_data
 from .fitted import Fitted
+from .response_scale import name_on_scale, scaled_effect_table
 from .terms import Factor, RandomEffect
 from .terms import Tensor as TensorTerm
 
 _LINE, _REST = "#1f5a9d", "#8a8a8a"
 _NUM_CURVE, _NUM_SURFACE = 150, 1600
 
+# Sizes of the text of legends and of the names of levels, beside axes of matplotlib's 10.
+_SMALL = 8
+
 # Levels up to which curves have bands and names, and effects of levels have names.
-_MOST_CURVES, _MOST_NAMES = 6, 25
+_MOST_CURVES, _MOST_COLOURS, _MOST_NAMES = 6, 10, 25
+
+# Characters of the name of a level.
+_LONGEST_NAME = 22
 
 # The distance from the data, as a share of the ranges, beyond which a surface is left blank.
 _FAR = 0.1
+
+
+@dataclass(frozen=True)
+class Look:
+    """
+    How effects are shown.
+
+    :ivar level: The probability of the bands.
+    :ivar simultaneous: Whether curves get a lighter band that holds the whole curve.
+    :ivar scale: ``"link"``, effects; or ``"response"``, the mean of the response with all other effects zero.
+    :ivar response: What the response is called.
+    """
+
+    level: float = 0.95
+    simultaneous: bool = True
+    scale: str = "link"
+    response: str = "the response"
 
 
 def plot_term(
     fitted: Fitted,
     part: Part,
     ax: Axes | None = None,
-    *,
-    level: float = 0.95,
-    simultaneous: bool = True,
+    look: Look | None = None,
     residuals: tuple[Any, np.ndarray] | None = None,
 ) -> Axes:
     """
@@ -46,108 +70,162 @@ def plot_term(
     :param fitted: The fitted model.
     :param part: The term.
     :param ax: Axes to draw on; default new ones.
-    :param level: The probability of the bands.
-    :param simultaneous: Whether to draw a lighter band that holds the whole curve.
+    :param look: How.
     :param residuals: Values of the column and the partial residuals there, to draw as points.
     """
-    ax = plt.subplots(figsize=(5, 3.6), layout="constrained")[1] if ax is None else ax
-    if isinstance(part.term, TensorTerm):
-        _surface(fitted, part, ax)
-    elif isinstance(part.term, Factor | RandomEffect):
-        _levels(fitted, part, ax, level)
-    elif is_curve(part):
-        _curves(fitted, part, ax, level, simultaneous, residuals)
-    ax.set_title(part.label, fontsize=10)
+    look = Look() if look is None else look
+    ax = _new_axes() if ax is None else ax
+    _draw(fitted, part, ax, look, residuals)
+    if is_curve(part):
+        _legend(ax)
     return ax
 
 
-def _curves(
-    fitted: Fitted,
-    part: Part,
-    ax: Axes,
-    level: float,
-    simultaneous: bool,
-    residuals: tuple[Any, np.ndarray] | None,
-) -> None:
+def _new_axes() -> Axes:
+    return plt.subplots(figsize=(5, 3.6), layout="constrained")[1]
+
+
+def _draw(fitted: Fitted, part: Part, ax: Axes, look: Look, residuals: tuple[Any, np.ndarray] | None = None) -> None:
+    """Draw a term, without a legend of its bands."""
+    if isinstance(part.term, TensorTerm):
+        _surface(fitted, part, ax, look)
+    elif isinstance(part.term, Factor | RandomEffect):
+        _levels(fitted, part, ax, look)
+    elif is_curve(part):
+        _curves(fitted, part, ax, look, residuals)
+    ax.set_title(part.label, fontsize=10)
+
+
+def _legend(ax: Axes) -> None:
+    if ax.get_legend() is None and ax.get_legend_handles_labels()[0]:
+        ax.legend(fontsize=_SMALL, frameon=False)
+
+
+def _baseline(ax: Axes, look: Look, draw: Any) -> None:
+    """A line where there is no effect."""
+    if look.scale == "link":
+        draw(0.0, color=_REST, linewidth=0.8, linestyle=":")
+
+
+def _curves(fitted: Fitted, part: Part, ax: Axes, look: Look, residuals: tuple[Any, np.ndarray] | None) -> None:
     column = part.term.arguments[0]
     by = [name for name in grid_of(fitted, part, 2).columns if name != column]
     grid = grid_of(fitted, part, _NUM_CURVE)
-    ax.axhline(0.0, color=_REST, linewidth=0.8, linestyle=":")
+    _baseline(ax, look, ax.axhline)
     if residuals is not None:
         ax.plot(*residuals, ".", color=_REST, markersize=2, alpha=0.6, zorder=1, label="partial residuals")
     if not by:
-        _curve(ax, column, effect_table(fitted, part, grid, level, simultaneous), _LINE, level)
-        ax.legend(fontsize=7, frameon=False)
+        table = scaled_effect_table(fitted, part, grid, look.level, look.simultaneous, look.scale)
+        _curve(ax, column, table, look.level)
     else:
-        _curves_of_levels(fitted, part, ax, grid, column, by[0], level)
+        _curves_of_levels(fitted, part, ax, grid, (column, by[0]), look)
     _rug(ax, values_in_data(fitted, part, column))
-    if pd.api.types.is_datetime64_any_dtype(grid[column].dtype):
-        ax.xaxis.set_major_formatter(ConciseDateFormatter(ax.xaxis.get_major_locator()))
+    _dates(ax, grid[column])
     ax.set_xlabel(column)
-    ax.set_ylabel(_effect_name(fitted, part))
+    ax.set_ylabel(_effect_name(fitted, part, look))
 
 
-def _curve(ax: Axes, column: str, table: pd.DataFrame, colour: Any, level: float) -> None:
+def _dates(ax: Axes, values: pd.Series) -> None:
+    if pd.api.types.is_datetime64_any_dtype(values.dtype):
+        ax.xaxis.set_major_formatter(ConciseDateFormatter(ax.xaxis.get_major_locator()))
+
+
+def _effect_name(fitted: Fitted, part: Part, look: Look) -> str:
+    name = name_on_scale(fitted, part, look.response, look.scale)
+    by = part.term.multiplier
+    return f"{name} for each unit of {by}" if by is not None and (by, "levels") not in fitted.design.encodings else name
+
+
+def _curve(ax: Axes, column: str, table: pd.DataFrame, level: float) -> None:
     if "lower_all" in table:
-        label = f"{level:.0%} of whole curves"
         ax.fill_between(
-            table[column], table.lower_all, table.upper_all, color=colour, alpha=0.12, linewidth=0, label=label
+            table[column], table.lower_all, table.upper_all, label=f"{level:.0%} band of the whole curve", **_WIDE
         )
-    label = f"{level:.0%} at each point"
-    ax.fill_between(table[column], table.lower, table.upper, color=colour, alpha=0.3, linewidth=0, label=label)
-    ax.plot(table[column], table["mean"], color=colour, linewidth=1.6)
+    ax.fill_between(table[column], table.lower, table.upper, label=f"{level:.0%} band at each point", **_NARROW)
+    ax.plot(table[column], table["mean"], color=_LINE, linewidth=1.6)
+
+
+# The band of whole curves is lighter, and has an edge that sets it apart in grey, too.
+_WIDE: Mapping[str, Any] = {"facecolor": "#dbe6f4", "edgecolor": "#7fa3cf", "linewidth": 0.6, "linestyle": "--"}
+_NARROW: Mapping[str, Any] = {"facecolor": "#9dbbe0", "linewidth": 0}
 
 
 def _curves_of_levels(
-    fitted: Fitted, part: Part, ax: Axes, grid: pd.DataFrame, column: str, by: str, level: float
+    fitted: Fitted, part: Part, ax: Axes, grid: pd.DataFrame, columns: tuple[str, str], look: Look
 ) -> None:
-    table = effect_table(fitted, part, grid, level)
+    column, by = columns
+    table = scaled_effect_table(fitted, part, grid, look.level, scale=look.scale)
     levels = list(dict.fromkeys(grid[by]))
-    colours = plt.get_cmap("tab10" if len(levels) <= 10 else "viridis")
+    is_named = len(levels) <= _MOST_COLOURS
+    colours = plt.get_cmap("tab10" if is_named else "viridis")
     for index, value in enumerate(levels):
         own = table[table[by] == value]
-        colour = colours(index if len(levels) <= 10 else index / len(levels))
-        ax.plot(own[column], own["mean"], color=colour, linewidth=1.4, label=str(value))
+        colour = colours(index if is_named else index / len(levels))
+        ax.plot(own[column], own["mean"], color=colour, linewidth=1.4, label=_short(value) if is_named else None)
         if len(levels) <= _MOST_CURVES:
             ax.fill_between(own[column], own.lower, own.upper, color=colour, alpha=0.15, linewidth=0)
-    if len(levels) <= 10:
-        ax.legend(fontsize=7, frameon=False, title=by, title_fontsize=7)
+    if is_named:
+        title = f"{by}, {look.level:.0%} bands at each point" if len(levels) <= _MOST_CURVES else by
+        ax.legend(fontsize=_SMALL, frameon=False, title=title, title_fontsize=_SMALL, alignment="left")
+    else:
+        behind = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1.0}
+        note = f"{len(levels)} levels of {by}"
+        ax.text(0.02, 0.97, note, transform=ax.transAxes, va="top", fontsize=_SMALL, bbox=behind)
 
 
-def _levels(fitted: Fitted, part: Part, ax: Axes, level: float) -> None:
-    table = effect_table(fitted, part, grid_of(fitted, part, 2), level)
+def _short(value: Any) -> str:
+    """The name of a level; of a long one beginning and end."""
+    name, half = "missing" if pd.isna(value) else str(value), _LONGEST_NAME // 2
+    return name if len(name) <= _LONGEST_NAME else f"{name[:half]}...{name[-half + 3 :]}"
+
+
+def _levels(fitted: Fitted, part: Part, ax: Axes, look: Look) -> None:
+    """Levels from top to bottom in their order; those of random effects by their size."""
+    table = scaled_effect_table(fitted, part, grid_of(fitted, part, 2), look.level, scale=look.scale)
     column = part.term.arguments[0]
-    table["label"] = ["missing" if pd.isna(value) else str(value) for value in table[column]]
+    table["label"] = table[column].map(_short)
     if isinstance(part.term, RandomEffect):
-        table = table.sort_values("mean", ignore_index=True)
+        table = table.sort_values("mean", ascending=False, ignore_index=True)
     place = np.arange(len(table))
     errors = np.stack([table["mean"] - table.lower, table.upper - table["mean"]])
-    ax.axvline(0.0, color=_REST, linewidth=0.8, linestyle=":")
-    ax.errorbar(table["mean"], place, xerr=errors, fmt="o", color=_LINE, markersize=4, linewidth=1.2)
-    if len(table) <= _MOST_NAMES:
-        ax.set_yticks(place, table.label, fontsize=7)
+    _baseline(ax, look, ax.axvline)
+    is_named = len(table) <= _MOST_NAMES
+    ax.errorbar(table["mean"], place, xerr=errors, fmt="o", color=_LINE, markersize=4 if is_named else 2, linewidth=1.2)
+    ax.set_ylim(len(table) - 0.5, -0.5)
+    if is_named:
+        ax.set_yticks(place, table.label, fontsize=_SMALL)
     else:
         ax.set_yticks([])
         ax.set_ylabel(f"{len(table)} levels of {column}, in order")
-    ax.set_xlabel(_effect_name(fitted, part))
+    ax.set_xlabel(_effect_name(fitted, part, look))
 
 
-def _surface(fitted: Fitted, part: Part, ax: Axes) -> None:
+def _surface(fitted: Fitted, part: Part, ax: Axes, look: Look) -> None:
     names = part.term.arguments[:2]
     grid = grid_of(fitted, part, _NUM_SURFACE)
-    table = effect_table(fitted, part, grid, 0.95)
-    first, second = (np.unique(table[name]) for name in names)
+    table = scaled_effect_table(fitted, part, grid, 0.95, scale=look.scale)
+    first, second = (table[name].unique() for name in names)
     shape = len(first), len(second)
     mean = np.ma.masked_where(_is_far(fitted, part, table).reshape(shape), table["mean"].to_numpy().reshape(shape))
-    most = float(np.abs(mean).max()) or 1.0
-    levels = np.linspace(-most, most, 17)
-    filled = ax.contourf(first, second, mean.T, levels=levels, cmap="RdBu_r")
+    levels, colours = _contours(mean, look)
+    filled = ax.contourf(first, second, mean.T, levels=levels, cmap=colours)
     if np.ptp(mean) > 0:
-        ax.contour(first, second, mean.T, levels=levels[::2], colors="black", linewidths=0.4)
-    ax.figure.colorbar(filled, ax=ax, label=_effect_name(fitted, part), format="%.2g")
+        lines = ax.contour(first, second, mean.T, levels=levels[::2], colors="black", linewidths=0.4)
+        ax.clabel(lines, fontsize=_SMALL - 1, fmt="%.3g")
+    bar = ax.figure.colorbar(filled, ax=ax, label=_effect_name(fitted, part, look), format="%.3g", ticks=levels[::2])
+    bar.ax.tick_params(labelsize=_SMALL)
     ax.plot(*(values_in_data(fitted, part, name) for name in names), ".", color="black", markersize=1.5, alpha=0.35)
     ax.set_xlabel(names[0])
     ax.set_ylabel(names[1])
+    _dates(ax, table[names[0]])
+
+
+def _contours(mean: np.ma.MaskedArray, look: Look) -> tuple[np.ndarray, str]:
+    """Round levels and a map of colours; those of effects have white at zero."""
+    if look.scale == "response":
+        return np.asarray(MaxNLocator(14).tick_values(float(mean.min()), float(mean.max()) + 1e-12)), "viridis"
+    most = float(np.abs(mean).max()) or 1.0
+    return np.asarray(MaxNLocator(14, symmetric=True).tick_values(-most, most)), "RdBu_r"
 
 
 def _is_far(fitted: Fitted, part: Part, table: pd.DataFrame) -> np.ndarray:
@@ -164,21 +242,14 @@ def _is_far(fitted: Fitted, part: Part, table: pd.DataFrame) -> np.ndarray:
 
 
 def _rug(ax: Axes, values: Any) -> None:
-    ax.plot(
-        values, np.zeros(len(values)), "|", color="black", markersize=5, alpha=0.25, transform=ax.get_xaxis_transform()
-    )
-
-
-def _effect_name(fitted: Fitted, part: Part) -> str:
-    names = fitted.design.parameters
-    if fitted.has_identity_link and part.predictor == 0:
-        return "effect on the response"
-    what = fitted.family.link if part.predictor == 0 and fitted.family.link != "identity" else names[part.predictor]
-    return f"effect on the {what}" + ("" if what in names else " scale")
+    """A mark for each value in the data."""
+    values = pd.unique(pd.Series(values).dropna())
+    style: dict[str, Any] = {"color": "black", "markersize": 5, "markeredgewidth": 0.6}
+    ax.plot(values, np.zeros(len(values)), "|", alpha=0.4, transform=ax.get_xaxis_transform(), **style)
 
 
 def plot_difference(
-    fitted: Fitted, part: Part, by: str, pair: Sequence[Any], ax: Axes | None = None, *, level: float = 0.95
+    fitted: Fitted, part: Part, by: str, pair: Sequence[Any], ax: Axes | None = None, look: Look | None = None
 ) -> Axes:
     """
     Draw the difference of the curves of two levels.
@@ -188,34 +259,69 @@ def plot_difference(
     :param by: The column of the levels.
     :param pair: The two levels; the curve of the second is subtracted.
     :param ax: Axes to draw on; default new ones.
-    :param level: The probability of the band.
+    :param look: How; differences are on the scale of the predictor.
     """
-    ax = plt.subplots(figsize=(5, 3.6), layout="constrained")[1] if ax is None else ax
+    look = Look() if look is None else look
+    ax = _new_axes() if ax is None else ax
     column = part.term.arguments[0]
     grid = grid_of(fitted, part, _NUM_CURVE)
     values = grid[column][grid[by] == grid[by].iloc[0]]
-    table = difference_table(fitted, part, {column: values.to_numpy()}, pair, by, level)
-    ax.axhline(0.0, color=_REST, linewidth=0.8, linestyle=":")
-    _curve(ax, column, table, _LINE, level)
+    table = difference_table(fitted, part, {column: values.to_numpy()}, pair, by, look.level)
+    _baseline(ax, look, ax.axhline)
+    _curve(ax, column, table, look.level)
     _rug(ax, values_in_data(fitted, part, column))
+    _dates(ax, values)
     ax.set_xlabel(column)
-    ax.set_ylabel(f"{pair[0]} - {pair[1]}")
-    ax.set_title(f"{part.label}: difference", fontsize=10)
+    ax.set_ylabel(name_on_scale(fitted, part, look.response, "link").replace("effect", "difference of effects"))
+    ax.set_title(f"{part.label}: {_short(pair[0])} - {_short(pair[1])}", fontsize=10)
+    _legend(ax)
     return ax
 
 
-def overview(fitted: Fitted, level: float = 0.95) -> Figure:
+def overview(fitted: Fitted, look: Look | None = None, sharey: bool = True) -> Figure:
     """
     Draw all terms, one panel each.
 
     :param fitted: The fitted model.
-    :param level: The probability of the bands.
+    :param look: How.
+    :param sharey: Whether panels of the same predictor show effects in the same range.
     """
+    look = Look() if look is None else look
     parts = [part for part in fitted.parts if part.components]
     figure, axes = panels(max(len(parts), 1))
     for part, ax in zip(parts, axes, strict=False):
-        plot_term(fitted, part, ax, level=level)
+        _draw(fitted, part, ax, look)
+    if sharey:
+        for predictor in range(len(fitted.design.parameters)):
+            _share([pair for pair in zip(parts, axes, strict=False) if pair[0].predictor == predictor])
+    _legend_of_bands(figure, axes)
     return figure
+
+
+def _share(panels_of_terms: Sequence[tuple[Part, Axes]]) -> None:
+    """Give the axes of effects the same range; surfaces have a colour bar instead."""
+    ends: dict[str, tuple[tuple[float, float], Callable[..., Any]]] = {}
+    for part, ax in panels_of_terms:
+        if isinstance(part.term, Factor | RandomEffect):
+            ends[part.label] = ax.get_xlim(), ax.set_xlim
+        elif is_curve(part):
+            ends[part.label] = ax.get_ylim(), ax.set_ylim
+    if ends:
+        low, high = min(found[0] for found, _ in ends.values()), max(found[1] for found, _ in ends.values())
+        for _, change in ends.values():
+            change(low, high)
+
+
+def _legend_of_bands(figure: Figure, axes: Sequence[Axes]) -> None:
+    """One legend for the bands of all curves."""
+    found: dict[Any, Any] = {}
+    for ax in axes:
+        if ax.get_legend() is None:
+            handles, labels = ax.get_legend_handles_labels()
+            found |= dict(zip(labels, handles, strict=True))
+    if found:
+        place: Any = "outside lower center"
+        figure.legend(found.values(), found.keys(), loc=place, ncols=len(found), fontsize=_SMALL, frameon=False)
 
 
 def panels(num: int) -> tuple[Figure, list[Axes]]:
@@ -224,7 +330,7 @@ def panels(num: int) -> tuple[Figure, list[Axes]]:
 
     :param num: How many.
     """
-    columns = min(3, num)
+    columns = 2 if num == 4 else min(3, num)
     rows = math.ceil(num / columns)
     figure, axes = plt.subplots(rows, columns, figsize=(4.2 * columns, 3.2 * rows), layout="constrained", squeeze=False)
     for ax in axes.flat[num:]:
@@ -244,16 +350,10 @@ def plot_residuals(fitted: Fitted, scores: np.ndarray, predictors: np.ndarray, c
     """
     figure, axes = panels(3 + columns.shape[1])
     _quantiles_of(axes[0], scores)
-    axes[1].hist(stats.norm.cdf(scores), bins=20, range=(0, 1), density=True, color=_LINE, alpha=0.6)
-    axes[1].axhline(1.0, color=_REST, linestyle=":")
-    axes[1].set_xlabel("probability integral transform")
+    _histogram_of(axes[1], stats.norm.cdf(scores))
     link = fitted.family.link
-    name = (
-        "predicted mean"
-        if fitted.has_identity_link
-        else "predictor" + (f", {link} scale" if link != "identity" else "")
-    )
-    _against(axes[2], predictors, scores, name)
+    name = "predictor" + (f", {link} scale" if link != "identity" else "")
+    _against(axes[2], predictors, scores, "predicted mean" if fitted.has_identity_link else name)
     for ax, name in zip(axes[3:], columns, strict=True):
         _against(ax, columns[name], scores, str(name))
     return figure
@@ -269,7 +369,17 @@ def _quantiles_of(ax: Axes, scores: np.ndarray) -> None:
     ax.axline((0, 0), slope=1, color=_REST, linewidth=0.8)
     ax.set_xlabel("normal quantile")
     ax.set_ylabel("quantile residual")
-    ax.legend(fontsize=7, frameon=False)
+    _legend(ax)
+
+
+def _histogram_of(ax: Axes, probabilities: np.ndarray, num_bins: int = 20) -> None:
+    """A histogram of what is uniform if the model holds, and the range in which 95% of its bars should end."""
+    half = 1.96 * math.sqrt((num_bins - 1) / len(probabilities))
+    ax.axhspan(max(1 - half, 0), 1 + half, color=_REST, alpha=0.25, linewidth=0)
+    ax.hist(probabilities, bins=num_bins, range=(0, 1), density=True, color=_LINE, alpha=0.6)
+    ax.axhline(1.0, color=_REST, linestyle=":")
+    ax.set_xlabel("probability integral transform")
+    ax.set_ylabel("density")
 
 
 def _against(ax: Axes, values: Any, scores: np.ndarray, name: str) -> None:
@@ -280,20 +390,30 @@ def _against(ax: Axes, values: Any, scores: np.ndarray, name: str) -> None:
         _running_mean(ax, values.to_numpy(dtype=np.float64), scores)
     elif pd.api.types.is_datetime64_any_dtype(values.dtype):
         ax.plot(values, scores, ".", color=_LINE, markersize=2, alpha=0.4)
+        _dates(ax, values)
     else:
-        levels = values.astype(str)
-        names = sorted(levels.unique())[:_MOST_NAMES]
-        ax.boxplot([scores[levels == each] for each in names], tick_labels=names, showfliers=False)
-        ax.tick_params(axis="x", labelrotation=45, labelsize=7)
+        _boxes(ax, values, scores)
     ax.set_xlabel(name)
     ax.set_ylabel("quantile residual")
 
 
+def _boxes(ax: Axes, values: pd.Series, scores: np.ndarray) -> None:
+    """A box for each level, in the order of a categorical; of the most frequent ones if there are many."""
+    frequent = values.value_counts().index[:_MOST_NAMES]
+    levels = [level for level in values.astype("category").cat.categories if level in frequent]
+    boxes = [scores[(values == level).to_numpy()] for level in levels]
+    style: dict[str, Any] = {"showfliers": False, "medianprops": {"color": "#b3261e"}}
+    ax.boxplot(boxes, tick_labels=[_short(level) for level in levels], **style)
+    plt.setp(ax.get_xticklabels(), rotation=30, ha="right", rotation_mode="anchor", fontsize=_SMALL)
+
+
 def _running_mean(ax: Axes, values: np.ndarray, scores: np.ndarray, num_bins: int = 12) -> None:
-    """Means over bins of equally many rows, with two standard errors."""
+    """Means over bins of equally many rows, or over the distinct values if these are few, with two standard errors."""
     order = np.argsort(values)
     order = order[np.isfinite(values[order])]
-    bins = [part for part in np.array_split(order, num_bins) if len(part) > 1]
+    distinct, first = np.unique(values[order], return_index=True)
+    parts = np.split(order, first[1:]) if len(distinct) <= num_bins else np.array_split(order, num_bins)
+    bins = [part for part in parts if len(part) > 1]
     centres = [values[part].mean() for part in bins]
     means = [scores[part].mean() for part in bins]
     errors = [2 * scores[part].std() / math.sqrt(len(part)) for part in bins]
