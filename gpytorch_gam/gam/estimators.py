@@ -759,8 +759,9 @@ class GAMRegressor(RegressorMixin, _GAM):
     :param interactions: The most interactions of two columns that are added to the terms: those of columns that have
         effects of their own, ``ti(x, z)`` of numbers and ``sz(x, g)`` of a number and a category, which are screened
         after a fit without them. Default 0; ``"auto"`` takes those that pay, five at most.
-    :param interaction_nats: The nats by which an interaction has to raise the bound, as the screening estimates it and
-        in a fit. Among 190 pairs of noise columns, the largest promise is some three.
+    :param interaction_nats: The evidence for an interaction that is kept, in nats: it has to raise the bound by these,
+        and by the logarithm of the number of candidates, of which one is expected. The default are posterior odds of
+        twenty to one.
     :ivar model_: The fitted model of the package.
     :ivar likelihood_: Its likelihood.
     :ivar result_: What the fit has found, a :class:`~gpytorch_gam.training.FitResult`; None if it was interrupted.
@@ -796,7 +797,7 @@ class GAMRegressor(RegressorMixin, _GAM):
         progress: bool = False,
         random_state: Any = None,
         interactions: str | int = 0,
-        interaction_nats: float = 5.0,
+        interaction_nats: float = 3.0,
     ) -> None:
         super().__init__(
             terms,
@@ -1019,7 +1020,7 @@ class GAMClassifier(ClassifierMixin, _GAM):
         progress: bool = False,
         random_state: Any = None,
         interactions: str | int = 0,
-        interaction_nats: float = 5.0,
+        interaction_nats: float = 3.0,
     ) -> None:
         super().__init__(
             terms,

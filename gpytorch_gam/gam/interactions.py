@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -29,11 +30,19 @@ class Limits(NamedTuple):
     Which interactions are kept.
 
     :ivar most: Their largest number; None for as many as pay.
-    :ivar least_nats: The nats by which each must raise the bound.
+    :ivar least_nats: The logarithm of the posterior odds that each must have, if one of all candidates is expected.
     """
 
     most: int | None
     least_nats: float
+
+    def nats(self, num_candidates: int) -> float:
+        """
+        The nats by which an interaction must raise the bound: its prior odds are one to the number of candidates.
+
+        :param num_candidates: The number of candidates.
+        """
+        return self.least_nats + math.log(max(num_candidates, 1))
 
 
 class Start(NamedTuple):
@@ -90,7 +99,8 @@ def search(
     refit: Callable[[Design, Start], tuple[Fitted, FitResult | None]],
 ) -> Search:
     """
-    Add the interactions to a model of main effects that raise its bound by more than some nats.
+    Add the interactions to a model of main effects that raise its bound by more than some nats. Candidates can stand
+    for each other, so that the weakest is left out, and the others fitted again, until all of them pay.
 
     :param fitted: The model of main effects.
     :param result: What its fit has found.
@@ -104,6 +114,7 @@ def search(
     most = _MOST if limits.most is None else limits.most
     chosen = [each for each in candidates if each.nats > limits.least_nats][:most]
     tried: dict[str, float] = {}
+    least = limits.nats(len(candidates))
     while chosen and result is not None:
         terms = [
             [each.term for each in chosen if each.predictor == index] for index in range(len(fitted.design.parameters))
@@ -115,10 +126,10 @@ def search(
         if its_result is None:
             break
         tried |= _evidence(found, [each.label for each in chosen])
-        kept = [each for each in chosen if tried[each.label] > limits.least_nats]
-        if len(kept) == len(chosen):
-            return Search(found, its_result, _table(candidates, tried, kept))
-        chosen = kept
+        weakest = min(tried[each.label] for each in chosen)
+        if weakest > least:
+            return Search(found, its_result, _table(candidates, tried, chosen))
+        chosen = [each for each in chosen if tried[each.label] > max(weakest, 0.0)]
     return Search(fitted, result, _table(candidates, tried, []))
 
 

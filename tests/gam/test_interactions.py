@@ -11,7 +11,7 @@ import pytest
 from gpytorch_gam.diagnostics import component_evidence
 from gpytorch_gam.gam import GAMClassifier, GAMRegressor, f, s, sz, te
 from gpytorch_gam.gam.design import Part
-from gpytorch_gam.gam.interactions import candidate_terms
+from gpytorch_gam.gam.interactions import Limits, candidate_terms
 
 
 def friedman(num_rows: int = 150) -> tuple[pd.DataFrame, np.ndarray]:
@@ -30,6 +30,7 @@ def test_friedmans_function_has_one_interaction(tmp_path: Path) -> None:
     assert len(found) == 15 and found.estimated.is_monotonic_decreasing
     assert found.nats["ti(x0, x1)"] == pytest.approx(component_evidence(gam.model_, "ti(x0, x1)"))
     assert found.nats.isna().sum() == 14
+    assert found.nats["ti(x0, x1)"] > Limits(None, 3.0).nats(15)
     assert "ti(x0, x1)" in gam.terms_ and "ti(x0, x1)" in gam.summary().terms.index
     additive = GAMRegressor(num_inducing=6, tolerance=0.5).fit(x, y)
     assert additive.interactions_ is None
@@ -38,6 +39,11 @@ def test_friedmans_function_has_one_interaction(tmp_path: Path) -> None:
     loaded = GAMRegressor.load(tmp_path / "gam")
     pd.testing.assert_frame_equal(loaded.interactions_, found)
     np.testing.assert_allclose(loaded.predict(x), gam.predict(x), rtol=1e-9)
+
+
+def test_many_candidates_need_more_evidence() -> None:
+    assert Limits(None, 3.0).nats(20) == pytest.approx(np.log(20) + 3.0)
+    assert Limits(None, 3.0).nats(0) == 3.0
 
 
 def test_columns_of_noise_have_none() -> None:
