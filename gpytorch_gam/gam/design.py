@@ -30,7 +30,7 @@ from .columns import (
     kind_of,
     numbers_of,
 )
-from .priors import register_priors
+from .priors import register_priors, set_level_variance
 from .terms import PERIODS, DeviatingCurves, Factor, Linear, Place, RandomCurves, RandomEffect, Smooth, Term
 from .terms import Tensor as TensorTerm
 
@@ -53,7 +53,7 @@ MOST_FIXED_LEVELS, _FEW_VALUES = 10, 2
 #: The name of the constant in each predictor.
 INTERCEPT = "intercept"
 
-# Prior variance of the intercept, in units of the fit, as that of levels of f.
+# Prior variance of the intercept, in units of the fit.
 _INTERCEPT_VARIANCE = 25.0
 
 # A column of the data frame, and how it is read.
@@ -447,7 +447,10 @@ class Design:
         encoding = self.encoding(term.column, "levels")
         is_ordered = encoding.is_ordered if term.ordered is None else term.ordered
         make = factories.ordinal if is_ordered else factories.factor
-        return [make(self.position(term.column, "levels"), _levels(encoding), name=label, **options)]
+        group = make(self.position(term.column, "levels"), _levels(encoding), name=label, **options)
+        if not is_ordered:
+            set_level_variance(group)
+        return [group]
 
     def _random_effect(
         self, term: RandomEffect, x: Tensor, label: str, options: dict[str, Any]

@@ -3,7 +3,8 @@ Mild priors of the hyperparameters of terms, which penalise complexity (`Simpson
 <https://doi.org/10.1214/16-STS576>`_; of lengthscales `Fuglstad et al., 2019
 <https://doi.org/10.1080/01621459.2017.1415907>`_): exponential in the standard deviation of an effect, and in the root
 of the number of lengthscales on the range of its column. Their modes are no effect, and the smoothest one. Predictors
-are in standard deviations of the response or in units of their link, so that the same rates suit all.
+are in standard deviations of the response or in units of their link, so that the same rates suit all. Levels of
+categories have a normal prior whose variance is fixed.
 """
 
 from __future__ import annotations
@@ -13,11 +14,17 @@ from gpytorch.priors import GammaPrior
 from torch import Tensor
 
 from gpytorch_gam.components import ComponentGroup
+from gpytorch_gam.parameters.initial_values import note_initial_value
 
 # Rates of the exponential densities: of the standard deviations of curves, and of lines and levels; and of the root of
 # the number of lengthscales on a range. A tenth of a range costs two nats, a fiftieth five. Rates of the number itself
 # cost .015 nats a row on a table with steep effects (`benchmarks/real_data.py`, concrete).
 _CURVE_RATE, _LINE_RATE, _LENGTHSCALE_RATE = 2.0, 1.0, 0.7
+
+# The prior variance of the levels of a category, relative to that of the predictor: they differ by half a standard
+# deviation. It is not estimated: few levels say little about it, and where a rare level differs most, it would be drawn
+# to the others.
+_LEVEL_VARIANCE = 0.25
 
 # The lower bound of lengthscales, in ranges of their columns.
 _SHORTEST = 0.01
@@ -37,6 +44,16 @@ def register_priors(group: ComponentGroup) -> None:
     scaled.register_prior("deviation_prior", _exponential(rate), _deviation)
     for part in smooth:
         part.register_prior("lengthscale_prior", _exponential(_LENGTHSCALE_RATE), _root_of_number)
+
+
+def set_level_variance(group: ComponentGroup) -> None:
+    """
+    Give the levels of a category the variance of their prior, which a fit multiplies by that of the responses.
+
+    :param group: The component of a category.
+    """
+    group.kernel.outputscale = _LEVEL_VARIANCE
+    note_initial_value(group.kernel, "raw_outputscale")
 
 
 def _exponential(rate: float) -> GammaPrior:

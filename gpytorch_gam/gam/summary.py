@@ -44,7 +44,7 @@ class Summary:
     - ``edf``: effective degrees of freedom, the number of directions of the effect that the data determine:
       :math:`\mathrm{tr}(I - S)` for the posterior covariance S of its whitened variables.
     - ``prior_sd``: the standard deviation of the effect under its prior, as the fit has chosen it; ``lengthscale``: the
-      distance over which it changes; both of its smooth part. Levels of ``f`` have a wide prior that is fixed.
+      distance over which it changes; both of its smooth part. That of the levels of ``f`` is fixed.
     - ``share``, ``share_lower``, ``share_upper``: the variance of the effect over the data as a share of that of the
       predictor, its posterior median and 95% interval. Shares of correlated effects need not add up to one.
     - ``p``: a tail probability for the question whether there is any effect: that of the score test of a variance of

@@ -337,8 +337,9 @@ def ti(*columns: str, k: int | None = None, kernel: str | None = None, missing: 
 
 def f(column: str, *, ordered: bool | None = None, missing: str | None = None) -> Factor:
     """
-    The effect of a category: one number for each level, with sum zero. A level that was not in the data of the fit is
-    an error when predicting.
+    The effect of a category: one number for each level, with sum zero. Their prior standard deviation is half of that
+    of the predictor: levels with few rows are drawn a little to the others. A level that was not in the data of the fit
+    is an error when predicting.
 
     :param column: The name of a column of text, booleans, categories, or of numbers that are names.
     :param ordered: Whether neighbouring levels are alike. Default: whether the column is an ordered categorical.

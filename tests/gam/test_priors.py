@@ -67,3 +67,18 @@ def test_a_curve_that_the_data_do_not_need_is_smaller_than_without_priors(monkey
         monkeypatch.setattr(rates, name, 1e-12)
     assert mild <= roughness()
     assert torch.get_default_dtype() == torch.float32
+
+
+def test_levels_have_the_posterior_of_a_normal_prior_of_half_a_deviation() -> None:
+    generator = np.random.RandomState(1)
+    frame = pd.DataFrame({"g": ["a"] * 30 + ["b"] * 20 + ["c"] * 2})
+    y = np.repeat([0.0, 1.0, 3.0], [30, 20, 2]) + 0.5 * generator.randn(52)
+    gam = GAMRegressor([f("g")], hyperparameters="point").fit(frame, y)
+    unit = y.std()
+    levels = pd.get_dummies(frame.g).to_numpy(float)
+    covariance = rates._LEVEL_VARIANCE * (1.5 * np.eye(3) - np.full((3, 3), 0.5))  # of numbers with sum zero
+    prior = levels @ covariance @ levels.T + 25.0  # of the sum of the effect and the intercept
+    noise = gam.likelihood_.likelihood.noise.item() * np.eye(len(y))
+    expected = unit * covariance @ levels.T @ np.linalg.solve(prior + noise, (y - y.mean()) / unit)
+    np.testing.assert_allclose(gam.effect("f(g)")["mean"], expected, atol=1e-3)
+    assert not gam.model_.predictor.group_of("f(g)").kernel.raw_outputscale.requires_grad
