@@ -113,16 +113,8 @@ def leave_one_out(
     The log predictive density of each row of the data under the posterior of all other rows, :math:`\log p(y_n |
     y_{-n})`, from the posterior of all rows.
 
-    At the optimum of the bound, the posterior is the prior times one Gaussian factor, a site, for each row: its
-    precision is :math:`\Lambda_n = -2\, \partial E_n / \partial S_n`, its gradient at the mean :math:`g_n = \partial
-    E_n / \partial m_n`, derivatives of the row's expected log-likelihood in the moments :math:`m_n, S_n` of what the
-    inducing variables say about its predictor. Without the site, the moments are those of the cavity,
-
-    .. math::
-        S_{-n} = (S_n^{-1} - \Lambda_n)^{-1} , \qquad m_{-n} = m_n - S_{-n}\, g_n ,
-
-    to whose covariance the variance is added that the inducing variables leave open, and the density of the response
-    is its expectation under this normal distribution, by the quadrature of the likelihood.
+    The Gaussian factor of each row is taken out of the posterior, by the formulas of :doc:`/theory/diagnostics`, and
+    the density of its response is the expectation under what is left.
 
     **What it is.** With a Gaussian likelihood, the exact result of leaving a row out at the same hyperparameters (and
     inducing points), if the posterior is the optimal one. With any other, sites of the remaining rows stay as they are,

@@ -18,16 +18,11 @@ def component_evidence(model: Any, names: Sequence[str] | str) -> float:
     The nats by which some components together raise the bound: the logarithm of the Bayes factor of the model against
     the one without them, at the same hyperparameters.
 
-    It is the ratio of prior and posterior density at zero of the components' whitened inducing variables
-    :math:`\mathbf v` (Savage and Dickey's ratio), which are :math:`N(0, I)` and :math:`N(\mathbf m, S)`,
-
-    .. math::
-        \log \frac{p(\mathbf 0)}{q(\mathbf 0)} = \frac12 \big( \mathbf m^\top S^{-1} \mathbf m + \log |S| \big) ,
-
-    and needs no data. With a Gaussian likelihood it is the difference of the bounds, but for the price of what inducing
-    variables leave open, which is small where there are enough of them. It is about zero for components that the fit
-    has switched off, and negative for those with a wide prior and no effect. A variance that was estimated makes it
-    too large by the nats of a parameter, roughly one half.
+    It is the ratio of prior and posterior density at zero of the components' whitened inducing variables, Savage and
+    Dickey's ratio (:doc:`/theory/diagnostics`), and needs no data. With a Gaussian likelihood it is the difference of
+    the bounds, but for the price of what inducing variables leave open, which is small where there are enough of them.
+    It is about zero for components that the fit has switched off, and negative for those with a wide prior and no
+    effect. A variance that was estimated makes it too large by the nats of a parameter, roughly one half.
 
     :param model: A trained model whose ``variational_strategy`` is an
         :class:`~gpytorch_gam.variational.AdditiveVariationalStrategy` without a batch shape.

@@ -45,22 +45,9 @@ class HyperparameterUncertainty(ModelMixture):
     :meth:`~gpytorch_gam.diagnostics.ModelMixture.responses`.
 
     A posterior given point estimates of the hyperparameters leaves out that these are uncertain, and its bands are
-    somewhat too narrow. In their coordinates :math:`\mathbf z` (logarithms of what is positive, logits within
-    intervals), the posterior of the hyperparameters is first taken to be Gaussian (Laplace's approximation): around the
-    estimates :math:`\hat{\mathbf z}`, with the curvature of the bound :math:`\mathcal L(\mathbf z)` at the optimal
-    posterior for :math:`\mathbf z`, which includes the priors of GPyTorch's ``register_prior``, and a normal prior of
-    standard deviation s around the estimates, so that directions which the data leave open stay bounded,
-
-    .. math::
-        V = \Big(-\frac{\partial^2 \mathcal L}{\partial \mathbf z^2} + \frac{1}{s^2} I\Big)^{-1} .
-
-    Results are those of a mixture of models with hyperparameters :math:`\mathbf z_k = \hat{\mathbf z} + V^{1/2} R\,
-    \mathbf h_k`, each with its optimal posterior. The columns of R are the directions in which components and
-    predictors change most, and the vectors :math:`\mathbf h_k` of plus and minus ones are rows of a Hadamard matrix:
-    the points have mean :math:`\hat{\mathbf z}` and the covariance V in these directions, exactly. Their weights are
-    those of importance sampling, :math:`w_k \propto \exp\{\mathcal L(\mathbf z_k) - \tfrac{1}{2 s^2} \|\mathbf z_k -
-    \hat{\mathbf z}\|^2\}`, since all have the same density under Laplace's approximation. (The points are in the
-    spirit of INLA, Rue, Martino and Chopin, 2009, section 6.5.)
+    somewhat too narrow. Results are those of a mixture of models with other hyperparameters, each with its optimal
+    posterior, at points in the directions in which components and predictors change most; their weights are those of
+    importance sampling from Laplace's approximation. The mathematics is in :doc:`/theory/diagnostics`.
 
     For p hyperparameters it takes p evaluations of the bound and its gradient, and one of the bound for each model,
     which is about as long as the fit, or less. The bound is that of all rows, of rounded columns, or of rows that are

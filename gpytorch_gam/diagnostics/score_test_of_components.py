@@ -17,19 +17,16 @@ def score_test(mean: Tensor, covariance: Tensor) -> float:
     r"""
     The tail probability of the score test of whether the variance of an effect is zero.
 
-    Let :math:`N(\mathbf m, S)` be the posterior of the effect's whitened inducing variables, whose prior is
-    :math:`N(0, I)`. What the data say about them, once all other components are integrated out, is the factor with
-    precision :math:`A = S^{-1} - I` and linear term :math:`\mathbf b = S^{-1} \mathbf m`. Without an effect
-    :math:`\mathbf b` is :math:`N(0, A)`, and :math:`T = \mathbf b^\top \mathbf b` a sum of chi-squared variables of one
-    degree of freedom, weighted by the eigenvalues of A (Lin, 1997). T is the derivative of the marginal likelihood in
-    the variance at zero, and the test does not depend on the variance that was estimated.
+    The statistic is the derivative of the marginal likelihood in the variance at zero (:doc:`/theory/diagnostics`), and
+    does not depend on the variance that was estimated.
 
     With a Gaussian likelihood it is exact given the other hyperparameters and enough inducing points, with others
     approximate. It is no Bayesian quantity: for that see :func:`component_evidence`.
 
-    :param mean: The mean ``(K,)``, such as of ``whitened_posterior(model, names)``.
-    :param covariance: The covariance ``(K, K)``.
-    :return: The probability of T or more without an effect.
+    :param mean: The posterior mean ``(K,)`` of the effect's whitened inducing variables, such as of
+        ``whitened_posterior(model, names)``.
+    :param covariance: Their covariance ``(K, K)``.
+    :return: The probability of the statistic or more without an effect.
     """
     if not len(mean):
         return 1.0

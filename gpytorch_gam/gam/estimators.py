@@ -293,7 +293,7 @@ class _GAM(BaseEstimator):
     @property
     def bound_(self) -> float:
         """
-        The evidence lower bound in nats, of responses in their units (that of :attr:`result_` is of scaled ones): the
+        The evidence lower bound in nats, of responses in their units (that of ``result_`` is of scaled ones): the
         larger the better among models of the same responses, see :func:`~gpytorch_gam.gam.compare`.
         """
         fitted = self._checked()

@@ -40,31 +40,21 @@ class ANOVAKernel(BatchedKernel):
     r"""
     A stationary kernel of one input, made orthogonal to constants under a measure of that input.
 
-    For a base kernel :math:`k` and independent :math:`s, t` with the given measure,
+    A Gaussian process with this covariance is one with that of the base kernel, conditioned on having mean zero under
+    the measure: the constant of the additive model takes up the mean. A product of such kernels on different columns is
+    an interaction orthogonal to both main effects: ``ANOVAKernel(..., active_dims=[0]) * ANOVAKernel(...,
+    active_dims=[1])``. The mathematics is in :doc:`/theory/anova_kernels`.
 
-    .. math::
-
-        k_0(x, y) = k(x, y) - \frac{\mu(x) \mu(y)}{\nu}, \qquad \mu(x) = E_s\, k(x, s), \qquad \nu = E_{st}\, k(s, t).
-
-    A Gaussian process with covariance :math:`k_0` is one with covariance :math:`k`, conditioned on
-    :math:`E_s f(s) = 0`: the component has mean zero under the measure, and the constant of the additive model takes up
-    the mean. A product of such kernels on different columns is an interaction orthogonal to both main effects:
-    ``ANOVAKernel(..., active_dims=[0]) * ANOVAKernel(..., active_dims=[1])``.
-
-    By default the kernel is also divided by :math:`E_s\, k_0(s, s)`, so that the prior variance is one on average over
-    the measure and the ``outputscale`` of a :class:`~gpytorch.kernels.ScaleKernel` *around* it is the variance of the
-    component. Without that, :math:`k_0` falls to zero like :math:`\ell^{-2}` as the lengthscale :math:`\ell` grows, and
-    training on a nearly linear effect runs away along a ridge of ever longer lengthscales and larger scales. With it,
-    the component tends to a linear function and the likelihood becomes flat instead. Bound the lengthscale in any case,
-    at something like ten times the range of the input::
+    By default the kernel is also divided by the mean of its diagonal under the measure, so that the ``outputscale`` of
+    a :class:`~gpytorch.kernels.ScaleKernel` *around* it is the prior variance of the component, on average. Without
+    that, training on a nearly linear effect runs away along a ridge of ever longer lengthscales and larger scales.
+    Bound the lengthscale in any case, at something like ten times the range of the input::
 
         RBFKernel(batch_shape=torch.Size([6]), lengthscale_constraint=Interval(0.01, 10.0))
 
     **Accuracy.** An :class:`~gpytorch.kernels.RBFKernel` takes a path of its own, without cancellation at long
     lengthscales or overflow far from the measure: all vectors and constants are float64, and the kernel matrix has the
-    dtype that the base kernel would give (the common one of inputs and parameters). For lengthscales of .01 to 100
-    times the range of the input, float32 errors are below 1e-5 of :math:`\sqrt{k_0(x, x) k_0(y, y)}`, and the diagonal
-    is positive without clamping.
+    dtype that the base kernel would give (the common one of inputs and parameters).
 
     **Other stationary kernels** (Matern, RQ, periodic, cosine, sums and products of them, ...) are evaluated in float64
     throughout and rounded at the end. A Matern kernel under a uniform measure has closed forms. For all others

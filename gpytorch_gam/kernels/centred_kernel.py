@@ -29,22 +29,16 @@ class CentredKernel(BatchedKernel):
     r"""
     Any kernel, conditioned on the weighted mean of the function over given points being zero.
 
-    For a base kernel :math:`k`, points :math:`p_1, \ldots, p_m` and weights that sum to one,
+    The weighted mean of the kernel over the points is zero in each argument: the constant of the additive model takes
+    up the mean. Use it where :class:`~gpytorch_gam.kernels.ANOVAKernel` cannot be used: for any number of columns,
+    without a product measure, and for categories. With a :class:`~gpytorch_gam.kernels.LevelKernel` and all L levels as
+    points it is the factor whose effects sum to zero, which is determined by any L - 1 of them. A product with kernels
+    of other columns centred in the same way is an interaction without main effects: ``ANOVAKernel(...,
+    active_dims=[0]) * CentredKernel(LevelKernel(), levels, active_dims=[1])``. The mathematics is in
+    :doc:`/theory/anova_kernels`.
 
-    .. math::
-
-        k_0(x, y) = k(x, y) - \frac{\bar k(x) \bar k(y)}{\bar{\bar k}}, \qquad
-        \bar k(x) = \sum_i w_i k(x, p_i), \qquad \bar{\bar k} = \sum_{ij} w_i w_j k(p_i, p_j).
-
-    So :math:`\sum_i w_i k_0(p_i, x) = 0` for every x: the constant of the additive model takes up the mean. Use it
-    where :class:`~gpytorch_gam.kernels.ANOVAKernel` cannot be used: for any number of columns, without a product
-    measure, and for categories. With a :class:`~gpytorch_gam.kernels.LevelKernel` and all L levels as points it is the
-    factor whose effects sum to zero, :math:`k_0 = (\delta - 1/L) \cdot L / (L - 1)`, which is determined by any L - 1
-    of them. A product with kernels of other columns centred in the same way is an interaction without main effects:
-    ``ANOVAKernel(..., active_dims=[0]) * CentredKernel(LevelKernel(), levels, active_dims=[1])``.
-
-    By default the kernel is also divided by the mean :math:`\sum_i w_i k_0(p_i, p_i)`, so that the ``outputscale`` of a
-    :class:`~gpytorch.kernels.ScaleKernel` *around* it is the weighted mean of the prior variance over the points.
+    By default the kernel is also divided by the weighted mean of its diagonal over the points, so that the
+    ``outputscale`` of a :class:`~gpytorch.kernels.ScaleKernel` *around* it is that of the prior variance.
     (:class:`~gpytorch_gam.kernels.ANOVAKernel` explains why; bound lengthscales at something like ten times the range
     of the input here, too.)
 

@@ -52,7 +52,7 @@ class AdditiveModelMixin:
         :param exclude: Components to leave out, instead of ``names``.
         :param hyperparameters: A :class:`~gpytorch_gam.diagnostics.HyperparameterUncertainty` of this model, whose
             uncertainty the result then includes; by default they are taken as known.
-        :param kwargs: Further arguments of :meth:`forward`, if it has some.
+        :param kwargs: Further arguments of the model's ``forward``.
         """
         return additive_strategy(self).components(_as_rows(x), names, exclude, hyperparameters, **kwargs)
 
@@ -75,7 +75,7 @@ class AdditiveModelMixin:
         :param exclude: Components to leave out of the predictor, such as random effects.
         :param hyperparameters: A :class:`~gpytorch_gam.diagnostics.HyperparameterUncertainty` of this model, whose
             uncertainty the moments then include, at the cost of a prediction for each of its points.
-        :param kwargs: Further arguments of :meth:`forward`, if it has some.
+        :param kwargs: Further arguments of the model's ``forward``.
         """
         return additive_strategy(self).predict(_as_rows(x), components, chunk_size, exclude, hyperparameters, **kwargs)
 
@@ -95,7 +95,7 @@ class AdditiveModelMixin:
         :param sums: For the name of each sum its components.
         :param hyperparameters: A :class:`~gpytorch_gam.diagnostics.HyperparameterUncertainty` of this model, whose
             uncertainty the moments then include.
-        :param kwargs: Further arguments of :meth:`forward`, if it has some.
+        :param kwargs: Further arguments of the model's ``forward``.
         """
         return additive_strategy(self).predict_sums(_as_rows(x), sums, hyperparameters, **kwargs)
 

@@ -36,17 +36,8 @@ class LowRankPrecisionLinearOperator(PositiveDefiniteLinearOperator):
     ``BlockDiagonalCholeskyLinearOperator(L, inverse=True)`` with the factors ``L`` of a prior covariance; in whitened
     coordinates it is the identity, or a block-diagonal :math:`\mathbf D`.
 
-    With :math:`\mathbf D = \mathbf T_D \mathbf T_D^\top` and :math:`\mathbf W = \mathbf T_D^{-1} \mathbf B`, everything
-    goes through the :math:`R \times R` capacitance :math:`\mathbf A = \mathbf I + \mathbf W^\top \mathbf W = \mathbf
-    L_A \mathbf L_A^\top`:
-
-    .. math::
-
-        \log |\mathbf P| &= \log |\mathbf D| + \log |\mathbf A| \\
-        \mathbf P &= \mathbf T \mathbf T^\top, \qquad
-        \mathbf T = \mathbf T_D \left( \mathbf I + \mathbf W (\mathbf I + \mathbf L_A)^{-1} \mathbf W^\top \right) \\
-        \mathbf S &= \mathbf D^{-1} - \mathbf G \mathbf G^\top = \mathbf T^{-\top} \mathbf T^{-1}, \qquad
-        \mathbf G = \mathbf T_D^{-\top} \mathbf W \mathbf L_A^{-\top}
+    Everything goes through an :math:`R \times R` matrix, the capacitance, and roots come without eigendecompositions
+    (:doc:`/theory/families`).
 
     Variances are those of the base minus squares. Forming the capacitance costs :math:`O(Q R^2 + R^3)` once an
     operator; products, solves and samples cost :math:`O(Q R)` a column on top of the base's. No :math:`Q \times Q`

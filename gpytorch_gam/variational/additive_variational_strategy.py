@@ -43,15 +43,9 @@ class AdditiveVariationalStrategy(AdditiveStrategy):
     Sparse variational inference for a sum of Gaussian processes with one joint Gaussian posterior over the inducing
     variables of **all** components (Adam, Durrande and John, `2018 <https://arxiv.org/abs/1812.11106>`__).
 
-    With whitened inducing variables :math:`\mathbf v = L^{-1}\mathbf u`, features
-    :math:`\phi_c(\mathbf x) = L_c^{-1} k_c(Z_c, \mathbf x)` and :math:`q(\mathbf v) = N(\mathbf m, S)`,
-
-    .. math::
-        \rho(\mathbf x) \sim N\Big(\mu(\mathbf x) + \sum_c \phi_c^\top \mathbf m_c, \;
-        \sum_c k_c(\mathbf x, \mathbf x) + \phi^\top (S - I) \phi\Big).
-
-    The covariance :math:`S = I - VV^\top - FF^\top` enters through its factors only, so every variance is the prior's
-    minus squares. Marginals cost :math:`O(N C M (R + r) + N R^2)`, linear in the number of components like mean-field.
+    The variational distribution is one over whitened inducing variables, and the covariance enters through its factors
+    only, so that every variance is the prior's minus squares (:doc:`/theory/model`). Marginals cost
+    :math:`O(N C M (R + r) + N R^2)`, linear in the number of components like mean-field.
 
     It is an ordinary GPyTorch strategy: it works with :class:`~gpytorch.mlls.VariationalELBO`, every likelihood,
     model batch shapes, and inside the multitask wrappers. In train mode calls return variances only (unless

@@ -26,10 +26,8 @@ class LowRankPrecisionVariationalDistribution(_PrecisionVariationalDistribution)
     .. math::
         q(\mathbf v) = N(\mathbf m, (I + B B^\top)^{-1}), \qquad B \in \mathbb R^{Q \times R},
 
-    over the whitened inducing variables :math:`\mathbf v = L^{-1} \mathbf u` of all components together. In the paper's
-    coordinates this is :math:`q(\mathbf u) = N(K \boldsymbol\alpha, (K^{-1} + B_u B_u^\top)^{-1})` with
-    :math:`\mathbf m = L^\top \boldsymbol\alpha` and :math:`B = L^\top B_u`; the strategy converts between the two
-    (:meth:`AdditiveVariationalStrategy.set_paper_parameters`).
+    over the whitened inducing variables of all components together. The strategy converts between this and the paper's
+    coordinates (:meth:`AdditiveVariationalStrategy.set_paper_parameters`, :doc:`/theory/families`).
 
     It couples the components at the cost of a mean-field approximation, and is exact for a Gaussian likelihood once
     ``rank`` reaches the number of directions that the data determine (the sum over components of their effective

@@ -25,27 +25,11 @@ _ROOT_JITTER = 1e-10
 class FullAdditiveVariationalStrategy(_SiteVariationalStrategy):
     r"""
     Variational inference for a sum of Gaussian processes without inducing points (Adam, Durrande and John, 2018,
-    section 4.1 and appendix B): a Gaussian over the values :math:`F` of all components at the N training inputs with
-    one weight :math:`\alpha_n` and one root precision :math:`\Lambda_n` for each row, shared by the components,
-
-    .. math::
-        q(F) = N\big(K_F (\mathbf 1 \otimes \boldsymbol\alpha), \;
-        (K_F^{-1} + (\mathbf 1 \otimes \Lambda)(\mathbf 1 \otimes \Lambda)^\top)^{-1}\big), \qquad
-        K_F = \mathrm{blockdiag}(K_1, \dots, K_C).
-
-    Only the covariance of the sum, :math:`K_s = \sum_c K_c`, and :math:`A = I + \Lambda K_s \Lambda = L_A L_A^\top`
-    are ever needed. With :math:`k_s(X, \mathbf x) = \sum_c k_c(X, \mathbf x)`,
-
-    .. math::
-        \mathrm E\,\rho(\mathbf x) &= \mu(\mathbf x) + k_s(\mathbf x, X) \boldsymbol\alpha, \qquad
-        \mathrm{var}\,\rho(\mathbf x) = k_s(\mathbf x, \mathbf x) - \| L_A^{-1} \Lambda k_s(X, \mathbf x) \|^2 \\
-        \mathrm{cov}(f_i(\mathbf x), f_j(\mathbf x')) &= \delta_{ij} k_i(\mathbf x, \mathbf x')
-        - (L_A^{-1} \Lambda k_i(X, \mathbf x))^\top (L_A^{-1} \Lambda k_j(X, \mathbf x')) \\
-        \mathrm{KL} &= \tfrac12 [\boldsymbol\alpha^\top K_s \boldsymbol\alpha - \mathrm{tr}(I - A^{-1}) + \log|A|].
-
-    (The paper's appendix B has :math:`L_A^{-\top}` for :math:`L_A^{-1}`.) The optimal Gaussian has this form for
-    every likelihood that factorises over the rows and is log-concave; with a Gaussian likelihood the bound is the exact
-    log marginal likelihood.
+    section 4.1 and appendix B): a Gaussian over the values of all components at the N training inputs, with one weight
+    :math:`\alpha_n` and one root precision :math:`\Lambda_n` for each row, shared by the components. Only the
+    covariance of their sum is ever needed. The optimal Gaussian has this form for every likelihood that factorises over
+    the rows and is log-concave; with a Gaussian likelihood the bound is the exact log marginal likelihood. The
+    mathematics is in :doc:`/theory/families`.
 
     Cost :math:`O(N^3 + N^2 n)` and memory :math:`O(N^2 + Nn)` for each forward at n rows (times C for the kernels),
     the N-sided algebra in float64. It is a reference for small N, up to a few thousand rows, that no choice of inducing

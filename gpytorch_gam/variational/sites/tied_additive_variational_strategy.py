@@ -20,16 +20,11 @@ from .data_kernels import features_in_dtype_of
 class TiedAdditiveVariationalStrategy(_SiteVariationalStrategy, AdditiveVariationalStrategy):
     r"""
     The optimal sparse form of Adam, Durrande and John (2018, last equation of section 4): a Gaussian over the
-    whitened inducing variables of all components that is tied to the N rows of the training data,
-
-    .. math::
-        q(\mathbf v) = N\big(\Phi\boldsymbol\alpha, \; (I + \Phi \Lambda^2 \Phi^\top)^{-1}\big),
-
-    with :math:`\Phi` the features of the training inputs under the *present* kernels, ``(Q, N)``, a weight
-    :math:`\alpha_n` and a root precision :math:`\Lambda_n` for each row. (The paper writes :math:`\Lambda` for
-    :math:`\Lambda^2` there.) The optimum over all Gaussians :math:`q(\mathbf v)` has this form for every likelihood
-    that factorises over the rows and is log-concave; for a Gaussian one it is :math:`\Lambda_n = 1/\sigma`. So it
-    reaches the bound of the coupled covariance with 2N parameters instead of :math:`Q + Q^2/2`.
+    whitened inducing variables of all components that is tied to the N rows of the training data, with a weight
+    :math:`\alpha_n` and a root precision :math:`\Lambda_n` for each row, and the features of the training inputs under
+    the *present* kernels (:doc:`/theory/families`). The optimum over all Gaussians has this form for every likelihood
+    that factorises over the rows and is log-concave. So it reaches the bound of the coupled covariance with 2N
+    parameters instead of :math:`Q + Q^2/2`.
 
     The covariance is read as :math:`I - FF^\top`, like that of the structured families. Every forward computes the
     features of all training rows, :math:`O(NQ^2 + Q^3)` (:math:`O(N^2 Q + N^3)` where N is below Q) whatever the size
