@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
+
+from gpytorch_gam.numerics.quadrature import expectation, focused_rule
 
 # From this size 1 / dispersion on, the negative binomial distribution is taken to be Poisson.
 _LARGEST_SIZE = 1e8
@@ -37,3 +41,52 @@ def negative_binomial_cdf(counts: Tensor, mean: Tensor, dispersion: Tensor) -> T
     probability = torch.from_numpy(betainc(*(part.cpu().numpy() for part in arguments))).to(mean)
     probability = torch.where(counts < 0, torch.zeros_like(probability), probability)
     return torch.where(dispersion * _LARGEST_SIZE < 1, poisson_cdf(counts, mean), probability)
+
+
+@torch.no_grad()
+def binomial_cdf(counts: Tensor, trials: Tensor, failure: Tensor) -> Tensor:
+    """
+    The same for successes among trials, without gradients.
+
+    :param counts: The counts.
+    :param trials: The numbers of trials.
+    :param failure: The probabilities of a failure, of which small ones keep their digits.
+    """
+    from scipy.special import betainc  # here, because it takes long to import
+
+    counts, trials, failure = torch.broadcast_tensors(counts, trials, failure)
+    is_inside = (counts >= 0) & (counts < trials)
+    inside = torch.where(is_inside, counts, torch.zeros_like(counts))
+    arguments = ((trials - inside).clamp_min(1.0), inside + 1, failure)
+    probability = torch.from_numpy(betainc(*(part.cpu().numpy() for part in arguments))).to(failure)
+    return torch.where(is_inside, probability, (counts >= trials).to(failure))
+
+
+def fall_of_cdf(counts: Tensor, exposure: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
+    """
+    Where the probability of no more than some count falls from 1 to 0 as the logarithm of the mean grows, and over
+    which width.
+
+    :param counts: The counts.
+    :param exposure: By what means are multiplied.
+    :param spread: The variance of counts of a large mean, relative to the square of that.
+    """
+    counts = counts.clamp_min(0.0)
+    return ((counts + 0.5) / exposure).log(), (1 / (counts + 1) + spread).sqrt()
+
+
+def expected_cdf(
+    cdf: Callable[[Tensor], Tensor], fall: tuple[Tensor, Tensor], mean: Tensor, variance: Tensor, num_nodes: int
+) -> Tensor:
+    """
+    The expectation of a distribution function ``cdf(f)`` at some value under normal predictors, in float64.
+
+    :param cdf: The function of the predictor, elementwise with more leading dimensions.
+    :param fall: Where in f it falls from 1 to 0, and over which width, which broadcast to the moments.
+    :param mean: Means of the predictors.
+    :param variance: Their variances, in the same shape.
+    :param num_nodes: The number of nodes.
+    """
+    deviation = variance.sqrt()
+    centre, width = torch.broadcast_tensors((fall[0] - mean) / deviation, fall[1] / deviation)
+    return expectation(cdf, mean, variance, focused_rule(centre, width, num_nodes)).clamp(0.0, 1.0)

@@ -27,7 +27,7 @@ def negative_binomial_log_prob(counts: Tensor, log_mean: Tensor, log_dispersion:
 
 def log_rate(log_mean: Tensor, log_dispersion: Tensor) -> Tensor:
     r""":math:`\log(1 + \alpha\mu)` from :math:`\log\mu` and :math:`\log\alpha`, which is held between -30 and 30."""
-    return torch.nn.functional.softplus(log_mean + _bounded(log_dispersion), threshold=40.0)
+    return torch.nn.functional.softplus(log_mean + bounded_log_dispersion(log_dispersion), threshold=40.0)
 
 
 def log_prob_given_rate(counts: Tensor, log_dispersion: Tensor, log_rates: Tensor) -> Tensor:
@@ -35,12 +35,13 @@ def log_prob_given_rate(counts: Tensor, log_dispersion: Tensor, log_rates: Tenso
     The log-probability without its term :math:`y \log\mu`, which is linear in :math:`\log(1 + \alpha\mu)`:
     ``log_rates`` may be that or its expectation. :math:`\log\alpha` is held between -30 and 30.
     """
-    bounded = _bounded(log_dispersion)
+    bounded = bounded_log_dispersion(log_dispersion)
     size = (-bounded).exp()
     return _log_rising_factorial(counts, size, bounded) - torch.lgamma(counts + 1) - (counts + size) * log_rates
 
 
-def _bounded(log_dispersion: Tensor) -> Tensor:
+def bounded_log_dispersion(log_dispersion: Tensor) -> Tensor:
+    r""":math:`\log\alpha`, held between -30 and 30."""
     return log_dispersion.clamp(-_LOG_DISPERSION_BOUND, _LOG_DISPERSION_BOUND)
 
 
@@ -70,7 +71,7 @@ class MeanDispersionNegativeBinomial(NegativeBinomial):
 
     def __init__(self, log_rate: Tensor, log_dispersion: Tensor, exposure: Tensor | None = None) -> None:
         exposure = torch.ones_like(log_rate) if exposure is None else exposure
-        parts = torch.broadcast_tensors(log_rate, _bounded(log_dispersion), exposure)
+        parts = torch.broadcast_tensors(log_rate, bounded_log_dispersion(log_dispersion), exposure)
         self.log_rate, self.log_dispersion, self.exposure = parts
         self.log_mean = self.log_rate + self.exposure.log()
         super().__init__((-self.log_dispersion).exp(), logits=self.log_mean + self.log_dispersion, validate_args=False)

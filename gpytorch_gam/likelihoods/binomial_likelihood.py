@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import ClassVar, Literal
 
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch.distributions import Binomial
 
 from gpytorch_gam import _checks as checks
+from gpytorch_gam.distributions.count_probabilities import binomial_cdf
 from gpytorch_gam.numerics.quadrature import expectation
 
 from ._settings_in_state import SettingsInState
@@ -74,6 +76,21 @@ class BinomialLikelihood(SettingsInState, OnePredictorLikelihood):
         success, failure = self._log_probabilities(f)
         logits, trials = torch.broadcast_tensors(success - failure, values["trials"])
         return Binomial(trials, logits=logits, validate_args=False)
+
+    def _marginal_cdf(self, y: Tensor, mean: Tensor, variance: Tensor, values: Values) -> Tensor:
+        counts, trials = y.floor(), values["trials"]
+        share = (counts.clamp_min(0.0).minimum(trials) + 0.5) / (trials + 1)
+        if self.link == "logit":
+            place, slope = share.logit(), share * (1 - share)
+        else:
+            place = torch.special.ndtri(share)
+            slope = torch.exp(-0.5 * place.square()) / math.sqrt(2 * math.pi)
+        width = (share * (1 - share) / (trials + 1)).sqrt() / slope
+
+        def cdf(f: Tensor) -> Tensor:
+            return binomial_cdf(counts, trials, self._log_probabilities(f)[1].exp())
+
+        return self._expected_cdf(cdf, (place, width), mean, variance)
 
     def _log_probabilities(self, f: Tensor) -> tuple[Tensor, Tensor]:
         of = torch.nn.functional.logsigmoid if self.link == "logit" else torch.special.log_ndtr

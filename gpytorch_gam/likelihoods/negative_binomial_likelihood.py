@@ -9,7 +9,7 @@ from gpytorch.constraints import Interval
 from gpytorch.priors import Prior
 from torch import Tensor
 
-from gpytorch_gam.distributions.count_probabilities import negative_binomial_cdf
+from gpytorch_gam.distributions.count_probabilities import fall_of_cdf, negative_binomial_cdf
 from gpytorch_gam.distributions.mean_dispersion_negative_binomial import (
     MeanDispersionNegativeBinomial,
     log_prob_given_rate,
@@ -84,14 +84,12 @@ class NegativeBinomialLikelihood(OnePredictorLikelihood):
         return MeanDispersionNegativeBinomial(f, _log_dispersion(values), values["exposure"])
 
     def _marginal_cdf(self, y: Tensor, mean: Tensor, variance: Tensor, values: Values) -> Tensor:
-        exposure, dispersion = values["exposure"], _log_dispersion(values).exp()
-        return self._count_cdf(
-            lambda f: negative_binomial_cdf(y.floor(), exposure * bounded_exp(f), dispersion),
-            y.floor(),
-            exposure,
-            dispersion,
-            (mean, variance),
-        )
+        counts, exposure, dispersion = y.floor(), values["exposure"], _log_dispersion(values).exp()
+
+        def cdf(f: Tensor) -> Tensor:
+            return negative_binomial_cdf(counts, exposure * bounded_exp(f), dispersion)
+
+        return self._expected_cdf(cdf, fall_of_cdf(counts, exposure, dispersion), mean, variance)
 
     def _check_responses(self, y: Tensor, values: Values) -> None:
         refuse_non_counts(type(self).__name__, y)

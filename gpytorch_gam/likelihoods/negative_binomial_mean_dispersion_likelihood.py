@@ -8,14 +8,16 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from gpytorch_gam.distributions.count_probabilities import expected_cdf, fall_of_cdf, negative_binomial_cdf
 from gpytorch_gam.distributions.mean_dispersion_negative_binomial import (
     MeanDispersionNegativeBinomial,
+    bounded_log_dispersion,
     log_prob_given_rate,
     log_rate,
     negative_binomial_log_prob,
 )
 from gpytorch_gam.distributions.node_mixture import NodeMixture
-from gpytorch_gam.numerics.quadrature import log_expectation, product_rule
+from gpytorch_gam.numerics.quadrature import bounded_exp, log_expectation, product_rule
 
 from ._joint_expectation import conditional_nodes, joint_nodes, standard_nodes
 from .joint_likelihood import JointLikelihood, drawn_predictors
@@ -25,8 +27,10 @@ from .response_checks import refuse_non_counts
 from .row_argument import EXPOSURE
 from .row_arguments_likelihood import with_offset
 
-# Nodes for expected log-probabilities in each predictor; for probabilities, in the log dispersion and the log mean.
+# Nodes for expected log-probabilities in each predictor; for probabilities, in the log dispersion and the log mean; and
+# for distribution functions likewise, which are smoother and slower to evaluate.
 _EXPECTATION_NODES, _DISPERSION_NODES, _MEAN_NODES = 20, 16, 32
+_CDF_DISPERSION_NODES, _CDF_MEAN_NODES = 10, 32
 
 
 class NegativeBinomialMeanDispersionLikelihood(JointLikelihood):
@@ -42,7 +46,8 @@ class NegativeBinomialMeanDispersionLikelihood(JointLikelihood):
     Expectations under the joint Gaussian of a row are those of a 20 x 20 Gauss-Hermite rule through the Cholesky factor
     of its covariance, accurate to 1e-8 nats for standard deviations up to one and to 1e-5 for two. The predictive
     distribution has mean and variance by that rule, log-probabilities by a rule that follows the count, and samples
-    that are drawn through the predictors; :func:`predictive_quantiles` gives its quantiles.
+    that are drawn through the predictors; so is its distribution function, to 1e-6, by which
+    :func:`predictive_quantiles` finds quantiles.
 
     Row-wise arguments: ``exposure`` multiplies the mean; ``offset`` is added to predictor 0; ``weights`` multiply
     log-probabilities. Each group of the model names the predictor to which it belongs:
@@ -98,6 +103,10 @@ class _CountMixture(NodeMixture):
         mean, covariance = self._moments
         return _log_probability(value.double(), mean.double(), covariance.double()).to(mean.dtype)
 
+    def cdf(self, value: Tensor) -> Tensor:
+        mean, covariance = self._moments
+        return _distribution_function(value.double().floor(), mean.double(), covariance.double()).to(mean.dtype)
+
     @torch.no_grad()
     def sample(self, sample_shape: Any = ()) -> Tensor:
         predictors = drawn_predictors(*self._moments, torch.Size(sample_shape))
@@ -118,6 +127,21 @@ def _log_probability(y: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
     rule = product_rule(log_prob, nodes.mean, variance, _MEAN_NODES)
     given_dispersion = log_expectation(log_prob, nodes.mean, variance, rule)
     return (given_dispersion.movedim(0, -1) + nodes.log_weights).logsumexp(-1)
+
+
+def _distribution_function(y: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
+    """The expected probability of no more than the counts ``(*sample, *batch, n)``, in float64."""
+    shape = torch.broadcast_shapes(y.shape, mean.shape[:-1])
+    nodes = conditional_nodes(mean.expand(*shape, 2), covariance.expand(*shape, 2, 2), _CDF_DISPERSION_NODES)
+    dispersion = bounded_log_dispersion(nodes.second).exp()
+
+    def cdf(log_means: Tensor) -> Tensor:
+        return negative_binomial_cdf(y, bounded_exp(log_means), dispersion)
+
+    fall = fall_of_cdf(y, torch.ones_like(y), dispersion)
+    variance = nodes.variance.expand(nodes.mean.shape)
+    given_dispersion = expected_cdf(cdf, fall, nodes.mean, variance, _CDF_MEAN_NODES)
+    return torch.tensordot(nodes.log_weights.exp(), given_dispersion, dims=1)
 
 
 def _exposed(predictors: Tensor, values: Values) -> Tensor:

@@ -12,6 +12,7 @@ from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 from torch.distributions import Distribution
 
+from gpytorch_gam.distributions.count_probabilities import expected_cdf
 from gpytorch_gam.distributions.predictor_distribution import PredictorMoments
 from gpytorch_gam.distributions.response_mixture import ResponseMixture
 from gpytorch_gam.numerics.quadrature import (
@@ -73,23 +74,11 @@ class OnePredictorLikelihood(PredictorLikelihood):
         cdf = None if self._marginal_cdf is None else partial(self._marginal_cdf, values=in_double)
         return ResponseMixture(mean, variance, self._conditional, values, rule, log_marginal, cdf)
 
-    def _count_cdf(
-        self,
-        cdf: Callable[[Tensor], Tensor],
-        y: Tensor,
-        exposure: Tensor,
-        spread: Tensor,
-        moments: tuple[Tensor, Tensor],
+    def _expected_cdf(
+        self, cdf: Callable[[Tensor], Tensor], fall: tuple[Tensor, Tensor], mean: Tensor, variance: Tensor
     ) -> Tensor:
-        """
-        The expectation of the distribution function of counts ``cdf(f)``, which falls from 1 to 0 where the mean passes
-        the count, over a relative width of ``1 / count + spread`` squared.
-        """
-        mean, variance = moments
-        deviation, place = variance.sqrt(), ((y.clamp_min(0.0) + 0.5) / exposure).log()
-        width = (1 / (y.clamp_min(0.0) + 1) + spread).sqrt()
-        centre, width = torch.broadcast_tensors((place - mean) / deviation, width / deviation)
-        return expectation(cdf, mean, variance, focused_rule(centre, width, self._num_marginal_nodes)).clamp(0.0, 1.0)
+        """The expectation of a distribution function of f that falls at some place over some width."""
+        return expected_cdf(cdf, fall, mean, variance, self._num_marginal_nodes)
 
     def _bend_rule(self, y: Tensor, mean: Tensor, variance: Tensor, values: Values, num_nodes: int) -> NormalRule:
         with torch.no_grad():

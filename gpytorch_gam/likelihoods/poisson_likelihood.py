@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Poisson
 
-from gpytorch_gam.distributions.count_probabilities import poisson_cdf
+from gpytorch_gam.distributions.count_probabilities import fall_of_cdf, poisson_cdf
 from gpytorch_gam.numerics.quadrature import bounded_exp, mean_of_exp
 
 from .null_model import Counts, NullModel, Responses
@@ -54,14 +54,9 @@ class PoissonLikelihood(OnePredictorLikelihood):
         return Poisson(values["exposure"] * bounded_exp(f), validate_args=False)
 
     def _marginal_cdf(self, y: Tensor, mean: Tensor, variance: Tensor, values: Values) -> Tensor:
-        exposure = values["exposure"]
-        return self._count_cdf(
-            lambda f: poisson_cdf(y.floor(), exposure * bounded_exp(f)),
-            y.floor(),
-            exposure,
-            torch.zeros_like(mean),
-            (mean, variance),
-        )
+        counts, exposure = y.floor(), values["exposure"]
+        fall = fall_of_cdf(counts, exposure, torch.zeros_like(mean))
+        return self._expected_cdf(lambda f: poisson_cdf(counts, exposure * bounded_exp(f)), fall, mean, variance)
 
     def _check_responses(self, y: Tensor, values: Values) -> None:
         refuse_non_counts(type(self).__name__, y)

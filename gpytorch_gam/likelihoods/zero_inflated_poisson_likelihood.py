@@ -10,6 +10,7 @@ from gpytorch.constraints import Interval
 from gpytorch.priors import Prior
 from torch import Tensor
 
+from gpytorch_gam.distributions.count_probabilities import fall_of_cdf, poisson_cdf
 from gpytorch_gam.distributions.zero_inflated_poisson import ZeroInflatedPoisson
 from gpytorch_gam.numerics.quadrature import NormalRule, bounded_exp, expectation, mean_of_exp, product_rule
 
@@ -91,6 +92,12 @@ class ZeroInflatedPoissonLikelihood(OnePredictorLikelihood):
 
     def _conditional(self, f: Tensor, values: Values) -> ZeroInflatedPoisson:
         return ZeroInflatedPoisson(values["exposure"] * bounded_exp(f), values["inflation"])
+
+    def _marginal_cdf(self, y: Tensor, mean: Tensor, variance: Tensor, values: Values) -> Tensor:
+        counts, exposure, inflation = y.floor(), values["exposure"], values["inflation"]
+        fall = fall_of_cdf(counts, exposure, torch.zeros_like(mean))
+        positive = self._expected_cdf(lambda f: poisson_cdf(counts, exposure * bounded_exp(f)), fall, mean, variance)
+        return torch.where(counts < 0, positive, inflation + (1 - inflation) * positive)
 
     def _check_responses(self, y: Tensor, values: Values) -> None:
         refuse_non_counts(type(self).__name__, y)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
-from gpytorch.distributions import MultivariateNormal
-from scipy import stats
+from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from scipy import special, stats
 from torch.distributions import (
     Bernoulli,
     Beta,
     Binomial,
     Categorical,
     Cauchy,
+    Distribution,
     Gamma,
     Independent,
     LogNormal,
@@ -24,7 +27,13 @@ from torch.distributions import (
 )
 
 from gpytorch_gam.distributions.quantiles import predictive_quantiles
-from gpytorch_gam.likelihoods import NegativeBinomialLikelihood, PoissonLikelihood
+from gpytorch_gam.likelihoods import (
+    BinomialLikelihood,
+    NegativeBinomialLikelihood,
+    NegativeBinomialMeanDispersionLikelihood,
+    PoissonLikelihood,
+    ZeroInflatedPoissonLikelihood,
+)
 
 LEVELS = [0.001, 0.1, 0.5, 0.9, 0.999]
 
@@ -141,3 +150,70 @@ def test_probabilities_and_quantiles_of_predicted_counts(dispersion: float | Non
         quantiles = predictive_quantiles(distribution, level).numpy()
         # The quadrature is off by 1e-6 where the predictor is 300 times less certain than the count, in the last row.
         assert (dense_cdf(quantiles) >= level - 5e-6).all() and (dense_cdf(quantiles - 1) < level + 5e-6).all()
+
+
+Z = np.linspace(-9, 9, 8001)  # dense enough for the narrowest of these functions
+WEIGHTS = stats.norm.pdf(Z) / stats.norm.pdf(Z).sum()
+
+
+def assert_is_cdf(distribution: Distribution, dense: Callable[[np.ndarray], np.ndarray], counts: np.ndarray) -> None:
+    """Its distribution function is the dense one, also between and below counts, and quantiles invert it."""
+    for values in (counts, counts + 0.4, np.zeros_like(counts), np.full_like(counts, -1.0)):
+        found = distribution.cdf(torch.from_numpy(values)).detach().numpy()
+        np.testing.assert_allclose(found, dense(np.floor(values)), atol=1e-6)
+    for level in (1e-3, 0.3, 0.975):
+        quantiles = predictive_quantiles(distribution, level).numpy()
+        assert (dense(quantiles) >= level - 5e-6).all() and (dense(quantiles - 1) < level + 5e-6).all()
+
+
+def test_probabilities_and_quantiles_of_counts_with_more_zeros() -> None:
+    likelihood = ZeroInflatedPoissonLikelihood().double()
+    likelihood.inflation = 0.3
+    mean = torch.tensor([-3.0, 0.5, 3.0, 7.0]).double()
+    deviation = torch.tensor([1.0, 0.5, 0.01, 0.3]).double()
+    exposure = torch.tensor([1.0, 2.0, 1.0, 3.0]).double()
+    distribution = likelihood(MultivariateNormal(mean, torch.diag(deviation.square())), exposure=exposure)
+    rates = exposure.numpy() * np.exp(mean.numpy() + deviation.numpy() * Z[:, None])
+
+    def dense(counts: np.ndarray) -> np.ndarray:
+        return np.where(counts < 0, 0.0, 0.3 + 0.7 * (WEIGHTS @ stats.poisson.cdf(counts, rates)))
+
+    assert_is_cdf(distribution, dense, np.array([0.0, 3.0, 25.0, 3000.0]))
+
+
+@pytest.mark.parametrize("link", ["logit", "probit"])
+def test_probabilities_and_quantiles_of_successes(link: str) -> None:
+    likelihood = BinomialLikelihood(link).double()
+    mean = torch.tensor([0.3, -2.0, 1.0, 4.0, -0.2, 0.0]).double()
+    deviation = torch.tensor([1.0, 0.5, 0.01, 1.0, 0.3, 3.0]).double()
+    trials = torch.tensor([1.0, 5.0, 40.0, 40.0, 20000.0, 100.0]).double()
+    distribution = likelihood(MultivariateNormal(mean, torch.diag(deviation.square())), trials=trials)
+    shares = (special.expit if link == "logit" else stats.norm.cdf)(mean.numpy() + deviation.numpy() * Z[:, None])
+
+    def dense(counts: np.ndarray) -> np.ndarray:
+        return WEIGHTS @ stats.binom.cdf(counts, trials.numpy(), shares)
+
+    assert_is_cdf(distribution, dense, np.array([1.0, 2.0, 30.0, 39.0, 9000.0, 99.0]))
+
+
+def test_probabilities_and_quantiles_of_counts_with_a_predictor_of_the_dispersion() -> None:
+    mean = torch.tensor([[0.5, -2.0], [3.0, 0.5], [6.0, -4.0], [1.0, -40.0]]).double()
+    covariance = torch.tensor([[[0.2, 0.1], [0.1, 0.3]], [[0.01, 0.0], [0.0, 0.01]]] * 2).double()
+    exposure = torch.tensor([1.0, 2.0, 1.0, 3.0]).double()
+    predictors = MultitaskMultivariateNormal(mean, torch.block_diag(*covariance))
+    distribution = NegativeBinomialMeanDispersionLikelihood().double()(predictors, exposure=exposure)
+    z = np.linspace(-7, 7, 301)
+    first, second = np.meshgrid(z, z, indexing="ij")
+    weights = stats.norm.pdf(first) * stats.norm.pdf(second)
+    weights /= weights.sum()
+
+    def dense(counts: np.ndarray) -> np.ndarray:
+        found = []
+        for row, count in enumerate(counts):
+            root = np.linalg.cholesky(covariance[row].numpy())
+            rate = exposure[row].item() * np.exp(mean[row, 0].item() + root[0, 0] * first)
+            dispersion = np.exp(np.clip(mean[row, 1].item() + root[1, 0] * first + root[1, 1] * second, -18.0, 30.0))
+            found.append((weights * stats.nbinom.cdf(count, 1 / dispersion, 1 / (1 + dispersion * rate))).sum())
+        return np.array(found)
+
+    assert_is_cdf(distribution, dense, np.array([1.0, 30.0, 500.0, 8.0]))

@@ -88,3 +88,20 @@ def test_unseen_levels_have_the_spread_of_those_that_were_seen() -> None:
         assert width[:60].max() < 0.6 * width[60:].min()  # four rows tell most of a level
         held.append(_inside(effect, intervals)[60:])
     assert np.mean(held) > 0.95 - 3 * np.sqrt(0.0475 / 60)
+
+
+@pytest.mark.parametrize("family", ["zero_inflated_poisson", "negative_binomial_mean_dispersion", "binomial"])
+def test_residuals_of_counts_reach_far_into_the_tails(family: str) -> None:
+    random = np.random.default_rng(0)
+    x = pd.DataFrame({"x": random.random(150)})
+    y = random.poisson(30.0, 150).astype(float)
+    y[0] = 100.0  # impossible under a Poisson distribution
+    more = {"trials": np.full(150, 200.0)} if family == "binomial" else {}
+    terms = [[s("x", k=5)], [s("x", k=5)]] if family == "negative_binomial_mean_dispersion" else [s("x", k=5)]
+    gam = GAMRegressor(terms, family=family, hyperparameters="point").fit(x, y, **more)
+    scores = gam.quantile_residuals(x, y, **more)
+    assert scores[0] > 4.0 and np.isfinite(scores).all()
+    assert abs(scores[1:].mean()) < 0.4 and 0.7 < scores[1:].std() < 1.3
+    low, high = gam.observation_interval(x, **more).T
+    assert ((low <= y) & (y <= high)).mean() > 0.9
+    assert (low == low.round()).all() and (high == high.round()).all()
