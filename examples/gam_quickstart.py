@@ -1,6 +1,7 @@
 """
 Generalized additive models of data frames, each from a file to a picture in a few lines: wages (a normal response),
-deaths in Chicago (counts with a trend in time) and bicycles (counts with a daily cycle).
+deaths in Chicago (counts with a trend in time) and bicycles (counts at five stations, with a daily cycle that differs
+at weekends).
 
 Run: python examples/gam_quickstart.py --data ../shared/data
 The files are wage.csv (R package ISLR), chicago.csv (gamair) and bicycles.csv; figures are written to out/.
@@ -26,19 +27,19 @@ def wage(folder: Path, quick: bool) -> GAMRegressor:
 
 
 def chicago(folder: Path, quick: bool) -> GAMRegressor:
-    data = pd.read_csv(folder / "chicago.csv", nrows=300 if quick else None).dropna(
-        subset=["pm10median", "o3median", "tmpd"]
-    )
-    points = 8 if quick else 60
-    formula = f"death ~ s(time, k={points}) + s(tmpd) + s(o3median) + s(pm10median)"
-    return GAMRegressor(formula, family="negative_binomial", method="rows" if quick else "bins").fit(data)
+    data = pd.read_csv(folder / "chicago.csv", nrows=300 if quick else None)
+    data = data.dropna(subset=["pm10median", "o3median", "tmpd"])
+    formula = "death ~ s(time) + s(tmpd) + s(o3median) + s(pm10median)"
+    return GAMRegressor(formula, family="negative_binomial").fit(data)
 
 
 def bicycles(folder: Path, quick: bool) -> GAMRegressor:
-    data = pd.read_csv(folder / "bicycles.csv", nrows=300 if quick else 5000).dropna()
+    data = pd.read_csv(folder / "bicycles.csv").dropna()
+    data = data.sample(min(300 if quick else 4000, len(data)), random_state=0)
     data["hour"], data["day"] = data.time.str[:2].astype(int), pd.to_datetime(data.date)
-    data["weekday"] = data.day.dt.day_name()
-    formula = "count ~ s(hour, period=24) + f(weekday) + s(day) + s(average_temperature)"
+    data["weekend"] = (data.day.dt.day_of_week >= 5).map({True: "weekend", False: "workday"})
+    hours = "s(hour, period=24, by=weekend) + f(weekend)"
+    formula = f"count ~ {hours} + s(day) + s(average_temperature) + f(station_name)"
     return GAMRegressor(formula, family="negative_binomial").fit(data)
 
 

@@ -13,12 +13,12 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.dates import ConciseDateFormatter
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, MultipleLocator
 from scipy import stats
 from scipy.spatial import cKDTree
 
 from .design import Part
-from .effects import difference_table, grid_of, is_curve, values_in_data
+from .effects import difference_table, grid_of, is_curve, period_in_units, values_in_data
 from .fitted import Fitted
 from .response_scale import name_on_scale, scaled_effect_table
 from .terms import Factor, RandomEffect
@@ -120,9 +120,16 @@ def _curves(fitted: Fitted, part: Part, ax: Axes, look: Look, residuals: tuple[A
     else:
         _curves_of_levels(fitted, part, ax, grid, (column, by[0]), look)
     _rug(ax, values_in_data(fitted, part, column))
+    _period(ax, period_in_units(part))
     _dates(ax, grid[column])
     ax.set_xlabel(column)
     ax.set_ylabel(_effect_name(fitted, part, look))
+
+
+def _period(ax: Axes, period: float | None) -> None:
+    """Ticks at sixths of a period, such as hours, if these are whole."""
+    if period is not None and period % 6 == 0:
+        ax.xaxis.set_major_locator(MultipleLocator(period / 6))
 
 
 def _dates(ax: Axes, values: pd.Series) -> None:

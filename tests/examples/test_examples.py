@@ -118,6 +118,7 @@ def write_tables(folder):
         "time": hours,
         "count": [row % 5 for row in rows],
         "average_temperature": [row % 9 for row in rows],
+        "station_name": words,
     }
     pd.DataFrame(bicycles).to_csv(folder / "bicycles.csv", index=False)
     return "--data", "."
