@@ -9,6 +9,7 @@ from typing import Any
 
 import gpytorch
 import torch
+from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 
@@ -16,7 +17,6 @@ from gpytorch_gam.components import ComponentGroup
 from gpytorch_gam.components.joined_groups import by_group, joined_groups
 from gpytorch_gam.likelihoods.expected_gradients import expected_gradients, joint_expected_gradients
 from gpytorch_gam.numerics.grad_mode import gradients_on
-from gpytorch_gam.numerics.triangular import solve_in_blocks
 from gpytorch_gam.optim.processes import Processes
 from gpytorch_gam.optim.rows.likelihood_check import check_named_arguments, is_gaussian
 from gpytorch_gam.optim.rows.stream import Rows, checked_rows
@@ -170,39 +170,44 @@ def group_shortfall(
     """
     if group.exact:
         return x.new_zeros(group.num_components)
-    with torch.no_grad():
-        payment = _payment(group, x, weights)
-    if bool((payment < _NEGLIGIBLE).all()):
-        return payment
     payment = _payment(group, x, weights)
-    pulls = [_pull(member, payment) for member in ([group] if members is None else members)]
-    return payment.detach() + torch.cat(pulls)
+    if bool((payment < _NEGLIGIBLE).all()):
+        return payment.detach()
+    return payment.detach() + _pulls([group] if members is None else members, payment)
 
 
 def _payment(group: ComponentGroup, x: Tensor, weights: Tensor) -> Tensor:
-    cholesky = group.inducing_cholesky(_JITTER, relative=True)
-    covariance = group.evaluate_kernel(group.inducing_points.double(), group.select(x))
-    multiplier = group.multiplier(x)
-    covariance = covariance if multiplier is None else covariance * multiplier.unsqueeze(-2)
-    features = solve_in_blocks(cholesky, covariance)
-    unexplained = group._observed_variance(x).double() - features.square().sum(-2)
+    rows, missing = group.at_rows(x, _JITTER, relative=True), group.missing_variance(x)
+    variance = rows.prior_variance if missing is None else rows.prior_variance - missing
+    unexplained = variance.double() - rows.features.square().sum(-2)
     return 0.5 * (unexplained.clamp_min(0.0) @ weights.double())
 
 
-def _pull(group: ComponentGroup, payment: Tensor) -> Tensor:
-    """Minus the derivative of payments in the logarithms of the trained lengthscales of a group, ``(C_g,)``."""
-    pull = payment.new_zeros(group.num_components)
-    for part in group.kernel.modules():
-        raw = getattr(part, "raw_lengthscale", None)
-        if raw is None or not raw.requires_grad:
-            continue
-        lengthscale = part.lengthscale
-        (by_raw,) = torch.autograd.grad(payment.sum(), raw, retain_graph=True, allow_unused=True)
-        (slope,) = torch.autograd.grad(lengthscale.sum(), raw)
-        if by_raw is None:
-            continue
-        shortest = part.raw_lengthscale_constraint.lower_bound.clamp_min(torch.finfo(raw.dtype).tiny)
-        room = (lengthscale.detach() / shortest).log().clamp(0.0, 1.0)
-        by_log = (room * by_raw * lengthscale.detach() / slope).flatten(1).sum(-1)  # (C_g,), or (1,) if shared
-        pull = pull - by_log * len(by_log) / len(pull)
-    return pull.clamp_min(0.0)
+def _pulls(groups: Sequence[ComponentGroup], payment: Tensor) -> Tensor:
+    """Minus the derivatives of the components' payments in the logarithms of their trained lengthscales."""
+    trained = [
+        (place, part) for place, group in enumerate(groups) for part in group.kernel.modules() if _is_trained(part)
+    ]
+    raws = [part.raw_lengthscale for _, part in trained]
+    slopes = torch.autograd.grad(payment.sum(), raws, allow_unused=True) if raws else ()
+    pulls = [payment.new_zeros(group.num_components) for group in groups]
+    for (place, part), by_raw in zip(trained, slopes, strict=True):
+        if by_raw is not None:
+            pulls[place] = pulls[place] + _pull(part, by_raw, groups[place].num_components)
+    return torch.cat(pulls).clamp_min(0.0)
+
+
+def _is_trained(kernel: torch.nn.Module) -> bool:
+    """Whether it has a lengthscale that is."""
+    raw = getattr(kernel, "raw_lengthscale", None)
+    return raw is not None and raw.requires_grad
+
+
+def _pull(kernel: Kernel, by_raw: Tensor, num_components: int) -> Tensor:
+    """That of one kernel's lengthscales, given the derivatives in their raw values."""
+    raw, lengthscale = kernel.raw_lengthscale, kernel.lengthscale
+    (slope,) = torch.autograd.grad(lengthscale.sum(), raw)
+    shortest = kernel.raw_lengthscale_constraint.lower_bound.clamp_min(torch.finfo(raw.dtype).tiny)
+    room = (lengthscale.detach() / shortest).log().clamp(0.0, 1.0)
+    by_log = (room * by_raw * lengthscale.detach() / slope).flatten(1).sum(-1)  # (C_g,), or (1,) if shared
+    return -by_log * len(by_log) / num_components
