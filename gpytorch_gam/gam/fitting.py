@@ -17,6 +17,7 @@ from scipy.special import xlogy
 from gpytorch_gam.components import AdditivePredictor
 from gpytorch_gam.models import AdditiveGP
 from gpytorch_gam.training import FitResult, fit
+from gpytorch_gam.training.fitting import method_of_fit
 from gpytorch_gam.warnings import ConvergenceWarning
 
 from .design import Design, default_dtype
@@ -28,9 +29,6 @@ from .prediction import response_moments
 
 # Inducing variables up to which the posterior has a full covariance.
 _MOST_COUPLED = 500
-
-# Features of all rows up to which fit takes rows, and above which models of several predictors are left to minibatches.
-_MOST_FEATURES = 2**25
 
 # The share of the prior variance that is left where data determine everything: bands of millions of rows are narrow.
 JITTER = 1e-8
@@ -148,8 +146,7 @@ def fit_to_data(
     with torch.random.fork_rng(devices=[]), gpytorch.settings.variational_cholesky_jitter(double_value=JITTER):
         torch.manual_seed(options.seed)
         model, likelihood = make(design, family, x, options, start)
-        num_rows = len(data[1]) if isinstance(data, tuple) else data.num_rows
-        if options.posterior == "auto" and _needs_minibatches(model, num_rows):
+        if options.posterior == "auto" and options.method == "auto" and _needs_minibatches(model, likelihood, data):
             model, likelihood = make(design, family, x, replace(options, posterior="block_low_rank"), start)
         model.to(device)
         likelihood.to(device)
@@ -158,10 +155,10 @@ def fit_to_data(
     return Fitted(model, likelihood, design, family, units, reference_rows(x), mixture, note), result
 
 
-def _needs_minibatches(model: AdditiveGP, num_rows: int) -> bool:
-    """Whether neither rows nor bins serve, and the posterior has to be one that minibatches can train."""
-    predictor = model.predictor
-    return predictor.num_predictors > 1 and num_rows * predictor.num_inducing_total > _MOST_FEATURES
+def _needs_minibatches(model: AdditiveGP, likelihood: Likelihood, data: Any) -> bool:
+    """Whether the posterior is one that minibatches cannot train, although neither rows nor bins serve."""
+    has_rank = model.predictor.num_inducing_total > _MOST_COUPLED
+    return not has_rank and method_of_fit(model, likelihood, data) == "minibatches"
 
 
 def on_device(data: Any, device: torch.device) -> Any:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import gpytorch
+import torch
 from gpytorch.likelihoods import Likelihood
+from torch import Tensor
 
 from gpytorch_gam.data.whole_epochs import every_row
 from gpytorch_gam.optim.posterior.parameters import StructuredDistribution
@@ -15,7 +18,7 @@ from gpytorch_gam.variational import AdditiveVariationalStrategy
 
 from ._hyperparameters import hyperparameters_of
 from ._likelihood_step import is_deterministic
-from .discretized.discretized_fit import check_supported
+from .discretized.discretized_fit import MAX_BINS, check_supported
 
 METHODS = ("auto", "rows", "bins", "minibatches")
 
@@ -23,14 +26,20 @@ METHODS = ("auto", "rows", "bins", "minibatches")
 # matrices are factorised, and of hyperparameters, of which there is a matrix of second derivatives.
 _MAX_FEATURES, _MAX_INDUCING, _MAX_HYPERPARAMETERS = 2**25, 2048, 500
 
-# Seconds that an evaluation of the rows' bound takes: fixed; for each feature of a row; for each product of two
-# features of a row, once with a Gaussian likelihood and three times with others; for a cubed number of inducing
-# variables. And the usual number of evaluations.
-_FIXED, _PER_FEATURE, _PER_PRODUCT, _PER_CUBE, _EVALUATIONS = 2e-2, 1e-7, 1e-9, 3e-9, 40
+# Seconds of a fit by rows and by bins, from a dozen fits each to 1,000 to 20,000 rows on one thread: for whatever there
+# is; for each feature at a distinct value of its columns, and at a row; for each product of two features of a row, once
+# with a Gaussian likelihood and three times with others; for each entry of a table of two sets of columns times an
+# inducing variable of one of them; and for a cubed number of inducing variables.
+_FIXED, _PER_VALUE, _PER_FEATURE, _PER_PRODUCT, _PER_ENTRY, _PER_CUBE = 0.8, 1.6e-5, 4e-6, 1e-8, 1.8e-8, 1e-8
 
-# Seconds that the rows may take before bins, whose cost hardly depends on the number of rows, are preferred: with a
-# Gaussian likelihood, and with others, where bins may end in a lower one of several maxima.
-_PATIENCE, _PATIENCE_WITH_SITES = 4.0, 30.0
+# Seconds that the rows may take, and multiple of the seconds of bins, before these are preferred: they round columns,
+# so that the bounds of models are compared up to some tenths of a nat. Where they would blur a component, the rows may
+# take longer: a column is rounded to less than this number of bins for each inducing point.
+_PATIENCE, _WORTH_EXACTNESS = 3.0, 1.5
+_PATIENCE_WITH_BLUR, _BINS_PER_POINT = 120.0, 8
+
+# Largest number of rows in which distinct values are counted, and their share from which on there are as many as rows.
+_MOST_COUNTED, _ALL_DISTINCT = 20_000, 0.6
 
 # Largest number of rows times components whose indices are kept in memory by bins, unless the likelihood is Gaussian.
 _MAX_INDICES = 2**31
@@ -48,28 +57,80 @@ def choose(
     likelihood: Likelihood,
     batches: Iterable[Any],
     num_data: int,
+    worth_exactness: float = _WORTH_EXACTNESS,
 ) -> Choice:
-    """The method for ``method="auto"``."""
+    """
+    The method for ``method="auto"``: rows, unless they take some seconds and more than a multiple of those of bins.
+    """
     predictor = model.variational_strategy.predictor
     size = f"{num_data} rows of {predictor.num_inducing_total} features"
     not_rows = why_not_rows(model, likelihood, batches, num_data)
     not_bins = why_not_bins(model, likelihood, batches)
-    seconds = _seconds_of_rows(likelihood, num_data, predictor.num_inducing_total)
-    patience = _PATIENCE if is_gaussian(likelihood) else _PATIENCE_WITH_SITES
-    if not_rows is None and (seconds <= patience or not_bins is not None):
-        return Choice("rows", f"{size} are few enough for the exact bound")
+    if not_rows is None and not_bins is not None:
+        return Choice("rows", f"{size}, and bins cannot be used: {not_bins}")
+    if not_rows is None:
+        costs = _Costs.of(model.variational_strategy, likelihood, batches, num_data)
+        if costs.of_rows <= max(_PATIENCE, worth_exactness * costs.of_bins):
+            return Choice("rows", f"{size} are few enough for the exact bound")
+        if costs.has_blur and costs.of_rows <= _PATIENCE_WITH_BLUR:
+            return Choice("rows", f"{size}: bins would blur components of so many inducing points")
     keeps_rows = not is_gaussian(likelihood)
     if not_bins is None and (not keeps_rows or num_data * predictor.num_components <= _MAX_INDICES):
         return Choice("bins", not_rows or f"{size}: tables of bins are faster than the rows")
     if not_rows is None:
-        return Choice("rows", f"{size}, and bins cannot be used: {not_bins}")
+        return Choice("rows", f"{size}, and the indices of all rows would not fit into memory")
     return Choice("minibatches", f"{not_rows}; {not_bins or 'the indices of all rows would not fit into memory'}")
 
 
-def _seconds_of_rows(likelihood: Likelihood, num_rows: int, num_inducing: int) -> float:
-    products = (1 if is_gaussian(likelihood) else 3) * num_rows * num_inducing**2
-    once = _FIXED + _PER_FEATURE * num_rows * num_inducing + _PER_PRODUCT * products + _PER_CUBE * num_inducing**3
-    return _EVALUATIONS * once
+class _Costs(NamedTuple):
+    """Predicted seconds of a fit, and whether bins are coarse for a component."""
+
+    of_rows: float
+    of_bins: float
+    has_blur: bool
+
+    @classmethod
+    def of(
+        cls, strategy: AdditiveVariationalStrategy, likelihood: Likelihood, batches: Iterable[Any], num_data: int
+    ) -> _Costs:
+        num_inducing = strategy.predictor.num_inducing_total
+        counts = _distinct_counts(_some_inputs(batches), num_data)
+        at_values, has_blur, bins, entries = 0.0, False, {}, 0.0
+        for group in strategy.predictor.groups:
+            for columns in group.columns.tolist():
+                most = MAX_BINS[min(max(len(columns), 1), len(MAX_BINS)) - 1]
+                own = [counts.get(column, num_data) for column in columns]
+                is_rounded = any(number > most for number in own)
+                bins[tuple(columns)] = min(math.prod(min(number, most) for number in own), num_data)
+                at_values += group.num_inducing * (own[0] if len(own) == 1 else num_data)
+                entries += group.num_inducing * bins[tuple(columns)]
+                along_column = group.num_inducing ** (1.0 / max(len(columns), 1))
+                has_blur |= is_rounded and along_column * _BINS_PER_POINT > most
+        products = (1 if is_gaussian(likelihood) else 3) * num_data * num_inducing**2
+        cubes = _PER_CUBE * num_inducing**3
+        at_rows = _PER_VALUE * at_values + _PER_FEATURE * num_data * num_inducing + _PER_PRODUCT * products
+        at_bins = _PER_ENTRY * entries * sum(bins.values())
+        return cls(_FIXED + at_rows + cubes, _FIXED + at_bins + cubes, has_blur)
+
+
+def _distinct_counts(x: Tensor | None, num_data: int) -> dict[int, int]:
+    """The number of distinct values of each column in all of the data, from some of the rows."""
+    if x is None:
+        return {}
+    some = x[torch.linspace(0, len(x) - 1, min(len(x), _MOST_COUNTED), device=x.device).round().long()]
+    seen = {column: len(torch.unique(values)) for column, values in enumerate(some.detach().mT)}
+    return {column: num_data if number > _ALL_DISTINCT * len(some) else number for column, number in seen.items()}
+
+
+def _some_inputs(batches: Iterable[Any]) -> Tensor | None:
+    """
+    The inputs of the first batch, None if there are none that can be read; a loader that shuffles draws as if nobody
+    had looked.
+    """
+    with torch.random.fork_rng(devices=[]):
+        first = next(iter(every_row(batches)), None)
+    x = first[0] if isinstance(first, list | tuple) and len(first) > 1 else None
+    return x if torch.is_tensor(x) and x.dim() == 2 and x.layout == torch.strided else None
 
 
 def why_not_rows(
@@ -93,7 +154,13 @@ def why_not_bins(model: gpytorch.models.ApproximateGP, likelihood: Likelihood, b
         check_supported(model.variational_strategy, likelihood)
     except (NotImplementedError, ValueError) as error:
         return str(error)
-    return _why_no_passes(likelihood, batches)
+    obstacle = _why_no_passes(likelihood, batches)
+    if obstacle is not None:
+        return obstacle
+    x = _some_inputs(batches)
+    if x is not None and not model.variational_strategy.read(x[:2]).is_plain:
+        return f"{type(model).__name__}.forward gives its predictor other inputs than x, or adds a mean"
+    return None
 
 
 def why_not_minibatches(strategy: AdditiveVariationalStrategy) -> str | None:

@@ -80,10 +80,11 @@ def fit(
       of more than a million rows times inducing variables, which are read anew each time, so that memory does not grow
       with their number. With a number of epochs, the rate decays along a cosine, and only small data have the ascent.
 
-    ``"auto"`` takes rows where they need no more than some seconds, then bins, then minibatches, as far as each can be
-    used with the model; an option that belongs to one method chooses that. ``result.method`` and ``result.reason`` say
-    which it was and why. Rows and bins give the hyperparameters of the optimal posterior of any precision, and then the
-    posterior of the model's family that is nearest to it.
+    ``"auto"`` takes rows where they are predicted to need no more than some seconds, or than one and a half times those
+    of bins, or where bins would blur components of many inducing points; then bins, then minibatches, as far as each
+    can be used with the model. An option that belongs to one method chooses that. ``result.method`` and
+    ``result.reason`` say which it was and why. Rows and bins give the hyperparameters of the optimal posterior of any
+    precision, and then the posterior of the model's family that is nearest to it.
 
     **The end.** The result holds the bound, its gradient in the hyperparameters, and the nats that are predicted to be
     still open. A fit that leaves more than ``tolerance``, or two nats after a given number of epochs or where they can
@@ -243,6 +244,23 @@ def fit(
         switched_off=outcome.switched_off,
         messages=tuple(messages),
     )
+
+
+def method_of_fit(
+    model: gpytorch.models.ApproximateGP, likelihood: Likelihood, data: Any, num_data: int | None = None
+) -> str:
+    """
+    The method that :func:`fit` takes under ``method="auto"``: ``"rows"``, ``"bins"`` or ``"minibatches"``.
+
+    :param model: The model.
+    :param likelihood: Its likelihood.
+    :param data: The data.
+    :param num_data: Number of rows of all the data, where batches do not tell it.
+    """
+    batches = with_noise_by_row(likelihood, as_batches(data))
+    processes = Processes(None)
+    num_rows = _number_of_rows(batches, num_data, processes, "auto", model.variational_strategy.predictor.device)
+    return choose(model, likelihood, batches, num_rows).method
 
 
 def _method_of_options(method: str, minibatches: list[str], bins: list[str]) -> tuple[str, list[str]]:

@@ -39,6 +39,10 @@ from .starting_values import null_model_of, units_of_means
 # Largest number of steps of the posterior by passes over rows that are streamed.
 _MAX_PASSES = 5
 
+# Multiple of the seconds of bins that rows may take: points were added since the method of the fit was chosen, and its
+# bound is the one that has a maximum where the fit ended.
+_WORTH_EXACTNESS = 5.0
+
 # Number of rows of the data that stand for all.
 _NUM_ROWS = 200
 
@@ -137,7 +141,7 @@ def _objective(
     if isinstance(batches, FitStatistics):
         return BinBound(model, likelihood, batches)
     num_rows = _number_of_rows(model.variational_strategy, batches, num_data)
-    method = choose(model, likelihood, batches, num_rows).method
+    method = choose(model, likelihood, batches, num_rows, _WORTH_EXACTNESS).method
     if method == "rows":
         rows = rows_in_memory(model.variational_strategy, likelihood, batches)
         return RowBound(model, likelihood, rows, Processes(None))

@@ -16,6 +16,7 @@ from gpytorch_gam.likelihoods import PoissonLikelihood
 from gpytorch_gam.mlls import CollapsedELBO
 from gpytorch_gam.terms import constant, smooth
 from gpytorch_gam.training import polish
+from gpytorch_gam.training.fitting import method_of_fit
 
 X = torch.rand(150, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 Y = torch.sin(6 * X[:, 0]) + 0.1 * torch.randn(150, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -63,3 +64,34 @@ def test_a_method_that_cannot_be_used_names_one_that_can() -> None:
     model = make_model(family="coupled")
     with pytest.raises(NotImplementedError, match="CholeskyVariationalDistribution; use method='rows'"):
         fit(model, GaussianLikelihood().double(), (X, Y), method="minibatches")
+
+
+def method_for(num_rows: int, num_inducing: int = 16, num_values: int | None = None, **options: Any) -> str:
+    """The method for two smooths of columns with some number of distinct values."""
+    x = torch.rand(num_rows, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x = x if num_values is None else (num_values * x).floor() / num_values
+    terms = smooth([0, 1], x, num_inducing=num_inducing, kernel="rbf"), constant()
+    model = options.pop("kind", AdditiveGP)(AdditivePredictor(*terms), **options).double()
+    return method_of_fit(model, GaussianLikelihood().double(), (x, x[:, 0]))
+
+
+def test_rows_are_chosen_until_bins_are_faster() -> None:
+    assert [method_for(number) for number in (1000, 10_000)] == ["rows", "bins"]
+    assert method_for(10_000, num_values=20) == "rows"  # kernels are evaluated at distinct values
+
+
+def test_rows_are_chosen_where_bins_would_blur() -> None:
+    assert [method_for(10_000, number) for number in (20, 80)] == ["bins", "rows"]
+    assert method_for(10_000, 80, num_values=200) == "bins"  # which hold the values themselves
+
+
+class _Rescaled(AdditiveGP):
+    def forward(self, x: torch.Tensor) -> Any:
+        return super().forward(2.0 * x)
+
+
+def test_bins_are_not_chosen_for_other_inputs_than_those_of_the_rows() -> None:
+    assert method_for(30_000, kind=_Rescaled) == "rows"
+    with pytest.raises(NotImplementedError, match=r"_Rescaled\.forward gives its predictor other inputs than x"):
+        model = _Rescaled(make_model().predictor).double()
+        fit(model, GaussianLikelihood().double(), (X, Y), method="bins")
