@@ -180,12 +180,12 @@ def _warnings(table: pd.DataFrame) -> tuple[str, ...]:
 
 
 def _labels(gams: Sequence[Any], names: Sequence[str] | None) -> list[str]:
-    if len(gams) < 2:
-        raise ValueError(f"compare takes two or more fitted estimators, got {len(gams)}")
     for gam in gams:
         if not hasattr(gam, "leave_one_out"):
-            raise TypeError(f"compare takes fitted estimators by position, got {checks.shown(gam)}: pass data as X=...")
+            raise TypeError(f"compare takes fitted estimators one by one, got {checks.shown(gam)}: pass data as X=...")
         check_is_fitted(gam)
+    if len(gams) < 2:
+        raise ValueError(f"compare takes two or more fitted estimators, got {len(gams)}")
     if names is None:
         return [f"model {number}" for number in range(1, len(gams) + 1)]
     labels = [names] if isinstance(names, str) else list(names)

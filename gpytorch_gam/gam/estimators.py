@@ -30,7 +30,7 @@ from gpytorch_gam.training import FitResult
 from . import files, pictures
 from .design import Design, Part
 from .draws import FunctionDraws, draw_functions
-from .effects import grid_of, period_in_units
+from .effects import grid_of, is_curve, period_in_units
 from .families import Binomial, Family, Ordinal, Softmax, regression_family
 from .fitted import Fitted
 from .fitting import FitOfDesign, Options, fit_arguments, fit_design
@@ -55,7 +55,6 @@ from .streams import Stream, in_parts, stream_of
 from .summary import Summary, intercept_table, summarise
 from .survey import survey
 from .terms import KERNELS, MISSING
-from .terms import Tensor as TensorTerm
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -433,31 +432,41 @@ class _GAM(BaseEstimator):
         level: float = 0.95,
         simultaneous: bool = True,
         scale: str = "link",
+        offset: Any = None,
+        exposure: Any = None,
+        trials: Any = None,
     ) -> Axes:
         """
         Draw the effect of a term: a curve with a band at each point, and a lighter one that holds the whole curve; a
         surface, blank where there are no data; or the levels of a category.
 
         :param term: Its label, such as ``"s(age)"``.
-        :param X: With ``y``, rows whose partial residuals are drawn as points.
-        :param y: Their responses.
+        :param X: Rows whose partial residuals are drawn as points, of curves in the first predictor.
+        :param y: Their responses, or the name of their column; None if a formula names it.
         :param ax: Axes to draw on; default new ones.
         :param level: The probability of the bands.
         :param simultaneous: Whether to draw the lighter band.
         :param scale: See :meth:`effect`. Partial residuals are on the link scale.
+        :param offset: As for the fit, of the rows of X.
+        :param exposure: As for the fit, of the rows of X.
+        :param trials: As for the fit, of the rows of X.
         """
         fitted, part = self._part(term)
         look, residuals = self._look(level, scale, simultaneous), None
-        if y is not None and scale == "response":
-            raise ValueError("y is given with scale='response', but partial residuals are on the link scale")
-        if y is not None and not isinstance(part.term, TensorTerm) and part.predictor == 0:
-            _, frame, x, arguments = self._read(X, {})
-            (effect,), _ = term_moments(fitted, x, [part])
-            values = frame[part.term.arguments[0]]
-            period = period_in_units(part)
-            values = values if period is None else np.mod(values, period)
-            residuals = values, effect + working_residuals(fitted, x, self._responses(y), arguments)
+        if X is not None and scale == "response":
+            raise ValueError("X is given with scale='response', but partial residuals are on the link scale")
+        if X is not None and is_curve(part) and part.predictor == 0:
+            residuals = self._partial_residuals(part, X, y, {"offset": offset, "exposure": exposure, "trials": trials})
         return pictures.plot_term(fitted, part, ax, look, residuals)
+
+    def _partial_residuals(self, part: Part, X: Any, y: Any, arguments: Mapping[str, Any]) -> tuple[Any, np.ndarray]:
+        """Values of the column of a curve, and the effect there plus residuals."""
+        fitted, x, scaled, _, rows = self._observed(X, y, None, arguments)
+        (effect,), _ = term_moments(fitted, x, [part])
+        values, period = self._read(X, {})[1][part.term.arguments[0]], period_in_units(part)
+        values = values if period is None else np.mod(values, period)
+        observed = fitted.units.centre + fitted.units.scale * scaled
+        return values, effect + working_residuals(fitted, x, observed, rows)
 
     def plot_difference(
         self, term: str, first: Any, second: Any, *, ax: Axes | None = None, level: float = 0.95
@@ -484,7 +493,7 @@ class _GAM(BaseEstimator):
     def quantile_residuals(
         self,
         X: Any,
-        y: Any,
+        y: Any = None,
         *,
         offset: Any = None,
         exposure: Any = None,
@@ -495,23 +504,23 @@ class _GAM(BaseEstimator):
         Randomised quantile residuals, which are standard normal if the model holds.
 
         :param X: A table of the columns of the fit.
-        :param y: The responses.
+        :param y: The responses, or the name of their column; None if a formula names it.
         :param offset: As for the fit.
         :param exposure: As for the fit.
         :param trials: As for the fit.
         :param random_state: Seed of what is drawn for responses that are counts or classes.
         """
-        fitted, _, x, rows = self._read(X, {"offset": offset, "exposure": exposure, "trials": trials})
+        arguments = {"offset": offset, "exposure": exposure, "trials": trials}
+        fitted, x, values, _, rows = self._observed(X, y, None, arguments)
         seed = int(check_random_state(random_state).randint(2**31 - 1))
-        values = (self._responses(y) - fitted.units.centre) / fitted.units.scale
         return quantile_residuals(fitted, x, values, rows, seed)
 
-    def check(self, X: Any, y: Any, *, offset: Any = None, exposure: Any = None, trials: Any = None) -> Figure:
+    def check(self, X: Any, y: Any = None, *, offset: Any = None, exposure: Any = None, trials: Any = None) -> Figure:
         """
         Draw quantile residuals against what they should be, against predictions, and against each column.
 
         :param X: A table of the columns of the fit.
-        :param y: The responses.
+        :param y: The responses, or the name of their column; None if a formula names it.
         :param offset: As for the fit.
         :param exposure: As for the fit.
         :param trials: As for the fit.

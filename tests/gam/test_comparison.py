@@ -142,8 +142,9 @@ def test_what_does_not_compare_is_refused() -> None:
             compare(gam, other)
     with pytest.raises(ValueError, match="takes two or more fitted estimators, got 1"):
         compare(gam)
-    with pytest.raises(TypeError, match="takes fitted estimators by position"):
-        compare(gam, x)
+    for given in (x, [gam, gam]):
+        with pytest.raises(TypeError, match="takes fitted estimators one by one"):
+            compare(gam, given)
     with pytest.raises(ValueError, match="names must be 2 different strings"):
         compare(gam, gam, names=["a", "a"])
     with pytest.raises(ValueError, match="y is given without X"):

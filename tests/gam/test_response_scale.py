@@ -118,6 +118,24 @@ def test_surfaces_are_blank_without_data_and_have_labelled_contours() -> None:
     assert any(text.get_text() for text in ax.texts)
 
 
+def test_partial_residuals_see_the_response_that_the_formula_names_and_the_exposure() -> None:
+    x, random = table(), np.random.default_rng(2)
+    data = x.assign(hours=random.uniform(1, 9, len(x)))
+    data["deaths"] = random.poisson(data.hours * np.exp(np.sin(x.age / 10)))
+    gam = GAMRegressor("deaths ~ s(age, k=6)", family="poisson", tolerance=0.5).fit(data, exposure="hours")
+    (points,) = (
+        line
+        for line in gam.plot_term("s(age)", data, exposure="hours").lines
+        if line.get_label() == "partial residuals"
+    )
+    mean = gam.predict(data, exposure="hours")
+    expected = gam.predict_terms(data)["s(age)"]["mean"] + data.deaths / mean - 1
+    np.testing.assert_allclose(points.get_ydata(), expected, atol=1e-9)
+    named = gam.quantile_residuals(data, exposure="hours")
+    np.testing.assert_array_equal(named, gam.quantile_residuals(data, data.deaths, exposure=data.hours))
+    assert gam.check(data, exposure="hours").axes[-1].get_xlabel() == "age"
+
+
 def test_what_pictures_cannot_show_is_refused() -> None:
     gam, x = counts(), table()
     with pytest.raises(ValueError, match="scale must be one of"):
