@@ -34,6 +34,7 @@ myst_heading_anchors = 3
 
 # Every page with code is run, once until it or the settings change; an error in a cell is an error of the build.
 os.environ["MATPLOTLIBRC"] = str(Path(__file__).parent / "matplotlibrc")
+os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"  # any other draws nothing on the page
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 nb_execution_mode = "cache"
 nb_execution_raise_on_error = True
