@@ -44,7 +44,7 @@ def interrupted_at(number: int, function: str) -> Iterator[None]:
     [
         ("rows", "_evaluate", 5),
         ("rows", "shortfalls_after", 1),  # between two numbers of inducing points
-        ("bins", "_evaluate", 12),
+        ("bins", "_evaluate", 6),
         ("bins", "from_batches", 1),  # before anything is known
         ("minibatches", "_evaluate", 3),  # in the ascent at the end
     ],
