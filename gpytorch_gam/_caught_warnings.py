@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import gpytorch
+import linear_operator
+import torch
+
+# Where the packages are between a user's line and what is called by it.
+_PACKAGES = tuple(
+    str(Path(path).parent) + os.sep
+    for path in (__file__, torch.__file__, gpytorch.__file__, linear_operator.__file__)
+    if path is not None
+)
 
 
 @contextmanager
@@ -29,6 +43,19 @@ def warnings_at_caller(depth: int = 1) -> Iterator[list[str]]:
             _give(caught, stacklevel)
         raise
     texts += _give(caught, stacklevel)
+
+
+def warn_user(message: str, category: type[Warning]) -> None:
+    """
+    Give a warning as one of the line that called this package, or GPyTorch or torch, through whatever else.
+
+    :param message: The text.
+    :param category: The category.
+    """
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGES):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)
 
 
 def _give(caught: Sequence[warnings.WarningMessage], stacklevel: int) -> list[str]:

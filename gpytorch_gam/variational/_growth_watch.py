@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
-
 import torch
 from torch import Tensor
 
+from gpytorch_gam._caught_warnings import warn_user
 from gpytorch_gam.numerics.transforms import is_transformed
 from gpytorch_gam.warnings import TrainingLoopWarning
 
@@ -50,13 +49,12 @@ class GrowthWatch:
         if growth < _NOTABLE_GROWTH:
             return
         self._has_warned = True
-        warnings.warn(
+        warn_user(
             f"the precision of the posterior has grown {growth:.1f}-fold since the first half of the training of "
             f"{self._num_forwards} steps, so its bands are still too wide: gradients alone take long. Train with "
             "gpytorch_gam.optim.NaturalGradient or fit, call initialize_posterior before the loop, or bring the "
             "posterior to its optimum now by polish(model, likelihood, batches)",
             TrainingLoopWarning,
-            stacklevel=2,
         )
 
 

@@ -52,8 +52,9 @@ def still_growing(family: str = "block_low_rank") -> tuple[AdditiveGP, Any]:
 @pytest.mark.parametrize("family", ["block_low_rank", "low_rank", "mean_field"])
 def test_a_precision_that_still_grows_is_warned_of_once(family: str) -> None:
     model, _ = still_growing(family)
-    with pytest.warns(TrainingLoopWarning, match=r"grown \d\.\d-fold .* of 180 steps"):
+    with pytest.warns(TrainingLoopWarning, match=r"grown \d\.\d-fold .* of 180 steps") as caught:
         model(x)
+    assert caught[0].filename == __file__
     model(x), model.predict(x), model.components(x)  # warnings are errors
 
 
