@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import math
 import warnings
@@ -20,6 +19,7 @@ from gpytorch_gam.warnings import TrainingLoopWarning
 from ._cosine_decay import CosineDecay
 from ._minibatch_end import End, end_of
 from ._minibatch_loop import MinibatchLoop
+from ._progress import progress_bar
 from ._row_count import number_of_batches
 from ._settling import Settling, has_stalled
 from .bound_gradients import log_prior_in_nats
@@ -103,7 +103,7 @@ def fit_minibatches(
     )
     numbers: Iterable[int] = itertools.count(1) if num_epochs is None else range(1, num_epochs + 1)
     if progress and loop.processes.leads:
-        numbers = _progress_bar(numbers)
+        numbers = progress_bar(numbers, "epochs")
     history: list[Epoch] = []
     try:
         batches, seen = _with_first(batches)
@@ -202,11 +202,3 @@ def _warn_of_divergence(history: Sequence[Epoch], lr: float) -> None:
         TrainingLoopWarning,
         stacklevel=4,
     )
-
-
-def _progress_bar(epochs: Iterable[int]) -> Any:
-    try:
-        tqdm = importlib.import_module("tqdm").tqdm
-    except ImportError as error:
-        raise ImportError("progress=True needs tqdm: pip install tqdm") from error
-    return tqdm(epochs, desc="epochs")

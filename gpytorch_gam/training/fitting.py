@@ -6,6 +6,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Literal
 
 import gpytorch
@@ -27,6 +28,7 @@ from ._data_sources import as_batches, as_minibatches
 from ._growing import grow
 from ._hyperparameters import at_bounds
 from ._minibatches import MinibatchOptions, fit_minibatches
+from ._progress import steps_shown
 from ._row_count import number_of_rows
 from ._row_fit import RowFit
 from .discretized.bin_shortfall import shortfall_at_bins
@@ -128,7 +130,8 @@ def fit(
     :param bins: Bins made before, used instead of ``max_bins``.
     :param callback: Called with an :class:`Epoch` after each pass over minibatches, or each step of the
         hyperparameters.
-    :param progress: Print which method was chosen, and show a progress bar of minibatches, which needs tqdm.
+    :param progress: Print which method was chosen, and show a progress bar of epochs, or of steps of the
+        hyperparameters with the bound after each, which needs tqdm.
     :param process_group: Processes that call this together, each with its own rows. All start from the model and the
         likelihood of the first process, and end with the same. Minibatches need as many batches in each: a
         ``DataLoader`` with a ``DistributedSampler``, whose ``set_epoch`` a callback may call.
@@ -159,7 +162,7 @@ def fit(
     bin_options = [name for name, value in (("max_bins", max_bins), ("bins", bins)) if value is not None]
     method, given = _method_of_options(method, options.given(), bin_options)
     batches: Any
-    with warnings_at_caller() as messages:
+    with warnings_at_caller() as messages, ExitStack() as stack:
         options.check()
         if isinstance(data, FitStatistics):
             batches, num_rows = data, data.num_rows
@@ -170,7 +173,8 @@ def fit(
             choice = _chosen(method, given, model, likelihood, batches, num_rows, processes)
         if progress and processes.leads:
             print(f"fit by {choice.method}: {choice.reason}")
-        record = Recorder(callback)
+        shows_steps = progress and processes.leads and choice.method != "minibatches"
+        record = Recorder(stack.enter_context(steps_shown(callback, shows_steps)))
         by_rows: RowFit | None = None
 
         def run(tolerance: float, jumps: bool = True) -> Outcome:

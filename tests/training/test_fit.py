@@ -179,3 +179,12 @@ def test_hyperparameters_move_less_and_less(monkeypatch: pytest.MonkeyPatch) -> 
     )
     moves = [abs(after - before) for before, after in itertools.pairwise(found)]
     assert moves == sorted(moves, reverse=True) and moves[-1] < 0.1 * moves[0]
+
+
+@pytest.mark.parametrize("method", ["rows", "bins"])
+def test_steps_of_all_rows_are_shown_with_their_bounds(method: str, capsys: pytest.CaptureFixture[str]) -> None:
+    model, likelihood, x, y = fit_problem()
+    result = fit(model, likelihood, (x, y), method=method, progress=True)
+    shown = capsys.readouterr()
+    assert shown.out.startswith(f"fit by {method}: ")
+    assert f"steps: {len(result.history)}it" in shown.err and f"bound={result.history[-1].elbo:.2f}" in shown.err
