@@ -60,7 +60,7 @@ class Sizes(NamedTuple):
     draw_rows: int
 
 
-FULL, QUICK = Sizes(100, 2000, 20, 500, 10, 1000, 1500), Sizes(1, 60, 1, 60, 1, 50, 60)
+FULL, QUICK = Sizes(100, 2000, 12, 500, 10, 1000, 1500), Sizes(1, 60, 1, 60, 1, 50, 60)
 
 Section = Callable[[Sizes, Path], Iterator[Finding]]
 
