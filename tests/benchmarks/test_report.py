@@ -53,7 +53,7 @@ def test_numbers_are_kept_with_what_they_were_found_by(report: Any, sections: di
     report.main(["--root", str(tmp_path)])
     found = json.loads((tmp_path / "benchmarks/results/one.json").read_text())
     assert found["numbers"] == {"found": 3} and found["printed"] == ["first", "second"]
-    assert found["command"] == sections["one"].command and found["seconds"] > 0
+    assert found["command"] == sections["one"].command and found["seconds"] >= 0
     assert {"python", "torch", "gpytorch"} <= set(found["versions"]) and "cores" in found["hardware"]
     text = (tmp_path / "benchmarks/RESULTS.md").read_text()
     assert "first\nsecond" in text and found["date"] in text and "tested on a CPU only" in text
