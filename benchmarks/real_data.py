@@ -18,9 +18,11 @@ standardised by these; of labels the log loss. Seconds are those of the processo
 `--variants` fits with something else in the place of each default, and prints what that changes: positive numbers are
 nats a row that the default gains, with the standard error over folds.
 
-What the file of `--json` holds already of peers is taken from there, unless `--refit`.
+What the file of `--json` holds already of peers is taken from there, unless `--refit`; with `--resume` what it holds
+of ours, too, so that sets and alternatives can be run one after the other. With `--page FILE` nothing is run, and the
+tables of the file are written into a page, between the lines that mark their places.
 
-    python benchmarks/real_data.py [--data ../shared/data] [--sets autompg ...] [--variants] [--json FILE]
+    python benchmarks/real_data.py [--data ../shared/data] [--sets autompg ...] [--variants [DEFAULT ...]] [--json FILE]
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ from _small_peers import Fits, fit_mgcv, fit_pygam
 from _small_sets import DataSet, sets_of
 from gaussian_closed_form import has_mgcv
 
+from gpytorch_gam.gam.columns import NumberEncoding
 from gpytorch_gam.gam.terms import Factor, RandomEffect, Smooth, Term
 
 NAMES = ("autompg", "concrete", "breast", "pima", "wage")
@@ -94,24 +97,41 @@ def with_random_effects(terms: list[Term]) -> list[Term]:
 # Rates of the priors of hyperparameters; without any these are uniform.
 RATES = [("gpytorch_gam.gam.priors", name) for name in ("_CURVE_RATE", "_LINE_RATE", "_LENGTHSCALE_RATE")]
 
+LEVEL_VARIANCE = ("gpytorch_gam.gam.priors", "_LEVEL_VARIANCE")
+
+
+def has_categories(data_set: DataSet) -> bool:
+    return bool(data_set.categories)
+
+
+def has_long_tails(data_set: DataSet) -> bool:
+    """Whether a column is drawn in."""
+    frame = data_set.decoded(data_set.whole())
+    numbers = [name for name in data_set.columns if name not in data_set.categories]
+    return any(NumberEncoding.of(frame[name]).is_drawn_in for name in numbers)
+
+
 # What stands in the place of each default.
 VARIANTS = {
+    "hyperparameters": [Variant("point estimates", {"hyperparameters": "point"})],
+    "interactions": [Variant("auto", {"interactions": "auto"})],
     "kernel": [Variant(name, {"kernel": name}) for name in ("matern32", "rbf")],
-    "line beside each smooth": [Variant("without", change=without_lines)],
+    "line": [Variant("none beside smooths", change=without_lines)],
     "link": [Variant("probit", {"family": "probit"}, applies=is_labels)],
-    "categories": [Variant("re()", change=with_random_effects, applies=lambda data_set: bool(data_set.categories))],
+    "priors": [Variant("none of variances and lengthscales", constants=dict.fromkeys(RATES, 1e-9))],
+    "categories": [
+        Variant("wide prior of levels", constants={LEVEL_VARIANCE: 25.0}, applies=has_categories),
+        Variant("re(), estimated variance", change=with_random_effects, applies=has_categories),
+    ],
     "posterior": [Variant("block low rank", {"posterior": "block_low_rank"})],
-    "priors of variances and lengthscales": [Variant("none", constants=dict.fromkeys(RATES, 1e-9))],
-    "long tails drawn in": [Variant("off", constants={("gpytorch_gam.gam.columns", "_LONG_TAIL"): math.inf})],
+    "tails": [
+        Variant(
+            "long ones not drawn in",
+            constants={("gpytorch_gam.gam.columns", "_LONG_TAIL"): math.inf},
+            applies=has_long_tails,
+        )
+    ],
 }
-
-
-def fit_variants(data_set: DataSet, num_folds: int) -> dict[str, dict[str, Any]]:
-    """The fits with each alternative, by names of defaults and alternatives."""
-    return {
-        default: {each.name: vars(fit_gam(data_set, num_folds, each)) for each in variants if each.applies(data_set)}
-        for default, variants in VARIANTS.items()
-    }
 
 
 def gain(fits: Mapping[str, Any], reference: Mapping[str, Any]) -> tuple[float, float]:
@@ -129,8 +149,11 @@ def compare(
     peers: Mapping[str, tuple[str, Callable[[DataSet, int], Fits | None]]],
     known: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """All peers on one set; what is known of them by the same versions and folds is not found again."""
-    fits: dict[str, Any] = {OURS: vars(fit_gam(data_set, num_folds))}
+    """
+    All peers and our fits on one set; what is known of ours, and of peers by the same versions and folds, is not found
+    again.
+    """
+    fits: dict[str, Any] = {OURS: known[OURS] if OURS in known else vars(fit_gam(data_set, num_folds))}
     for name, (version, fit) in peers.items():
         before = known.get(name, {})
         if before.get("version") == version and len(before["nll"]) == num_folds:
@@ -140,50 +163,88 @@ def compare(
     return {"name": data_set.name, "num_rows": len(data_set.table), "family": data_set.family, "fits": fits}
 
 
-def read_known(path: Path | None) -> dict[str, dict[str, Any]]:
-    """The fits of peers in earlier runs, by names of sets and peers."""
-    return {} if path is None or not path.exists() else json.loads(path.read_text())["peers"]
+def read_known(path: Path | None) -> dict[str, Any]:
+    """What earlier runs have found, in a file of this script or of `report.py`."""
+    if path is None or not path.exists():
+        return {"results": [], "peers": {}}
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found.get("numbers", found)
 
 
-def print_markdown(header: list[str], rows: list[list[str]]) -> None:
+def markdown(header: list[str], rows: list[list[str]]) -> str:
     """A table of markdown, the first column to the left and the others to the right."""
-    for cells in [header, ["---", *["---:"] * (len(header) - 1)], *rows]:
-        print(f"| {' | '.join(cells)} |")
+    every = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in every)
 
 
-def show_comparison(results: list[dict[str, Any]]) -> None:
-    """The table of scores, that of seconds, and what falls short."""
-    names = list(dict.fromkeys(name for result in results for name in result["fits"]))
-    scores = {result["name"]: {name: _score(result["fits"].get(name)) for name in names} for result in results}
-    print("\nheld-out negative log predictive density; of labels log loss\n")
+def peers_of(results: list[dict[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(name for result in results for name in result["fits"]))
+
+
+def score_table(results: list[dict[str, Any]]) -> str:
+    """The scores of all peers."""
+    names = peers_of(results)
     rows = [
-        [f"{result['name']} ({result['num_rows']})", *(_cell(scores[result["name"]][name], 4) for name in names)]
+        [f"{result['name']} ({result['num_rows']})", *(_cell(_score(result["fits"].get(name)), 4) for name in names)]
         for result in results
     ]
-    print_markdown(["", *names], rows)
-    print("\nseconds of the processor for a fit to all rows\n")
+    return markdown(["", *names], rows)
+
+
+def seconds_table(results: list[dict[str, Any]]) -> str:
+    """The seconds of all peers."""
+    names = peers_of(results)
     rows = [[result["name"], *(_cell(_seconds(result["fits"].get(name)), 2) for name in names)] for result in results]
-    print_markdown(["", *names], rows)
-    print()
-    for name in names[1:]:
-        both = [own for own in scores.values() if not math.isnan(own[name])]
-        print(f"better than {name} on {sum(own[OURS] < own[name] for own in both)} of {len(both)} sets")
+    return markdown(["", *names], rows)
 
 
-def show_variants(results: list[dict[str, Any]]) -> None:
+def variant_table(results: list[dict[str, Any]]) -> str:
     """What each default gains, a column for each set."""
-    print("\nthousandths of a nat a row that defaults gain over what might stand in their place (standard error)\n")
     rows = []
     for default, variants in VARIANTS.items():
         for variant in variants:
             cells = []
             for result in results:
-                fits = result["variants"][default].get(variant.name)
+                fits = result.get("variants", {}).get(default, {}).get(variant.name)
                 mean, error = (math.nan, math.nan) if fits is None else gain(fits, result["fits"][OURS])
                 cells.append("" if fits is None else f"{1e3 * mean:+.1f} ({1e3 * error:.1f})")
             if any(cells):
                 rows.append([f"{default}: {variant.name}", *cells])
-    print_markdown(["", *(result["name"] for result in results)], rows)
+    return markdown(["", *(result["name"] for result in results)], rows)
+
+
+def victories(results: list[dict[str, Any]]) -> list[str]:
+    """On how many sets each peer scores worse."""
+    found = []
+    for name in peers_of(results)[1:]:
+        both = [result["fits"] for result in results if name in result["fits"]]
+        better = sum(_score(fits[OURS]) < _score(fits[name]) for fits in both)
+        found.append(f"better than {name} on {better} of {len(both)} sets")
+    return found
+
+
+def show(results: list[dict[str, Any]]) -> None:
+    """All tables, and what falls short."""
+    print("\nheld-out negative log predictive density; of labels log loss\n")
+    print(score_table(results))
+    print("\nseconds of the processor for a fit to all rows\n")
+    print(seconds_table(results))
+    print("", *victories(results), sep="\n")
+    if any("variants" in result for result in results):
+        print("\nthousandths of a nat a row that defaults gain over what might stand in their place (standard error)\n")
+        print(variant_table(results))
+
+
+TABLES = {"scores": score_table, "seconds": seconds_table, "variants": variant_table}
+
+
+def with_tables(page: str, results: list[dict[str, Any]]) -> str:
+    """A page with the tables, each between the lines ``% NAME of real_data.py`` and ``% end``."""
+    for name, table in TABLES.items():
+        start, end = f"% {name} of real_data.py\n", "% end\n"
+        before, rest = page.split(start)
+        page = f"{before}{start}\n{table(results)}\n\n{end}{rest[rest.index(end) + len(end) :]}"
+    return page
 
 
 def _score(fits: Mapping[str, Any] | None) -> float:
@@ -203,31 +264,47 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder of the tables")
     parser.add_argument("--sets", choices=NAMES, nargs="+", default=list(NAMES), metavar="SET", help=", ".join(NAMES))
     parser.add_argument("--folds", type=int, default=5, help="default: 5")
-    parser.add_argument("--variants", action="store_true", help="also what each default gains")
+    parser.add_argument(
+        "--variants", choices=VARIANTS, nargs="*", metavar="DEFAULT", help="also what each default gains, or some"
+    )
     parser.add_argument("--interactions", action="store_true", help="also EBM with interactions")
     parser.add_argument("--refit", action="store_true", help="fit peers again that the file of --json holds")
+    parser.add_argument("--resume", action="store_true", help="take also our fits from the file of --json")
+    parser.add_argument("--page", type=Path, help="page whose tables are written from the file of --json")
     return parser.parse_args(arguments)
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     options = parse(arguments)
     torch.set_num_threads(1)
-    known = {} if options.refit else read_known(options.json)
-    found: dict[str, Any] = {"environment": describe_environment(torch.device("cpu")), "results": [], "peers": known}
+    found = read_known(options.json)
+    if options.page is not None:
+        options.page.write_text(with_tables(options.page.read_text(), found["results"]))
+        return found
+    found["environment"] = describe_environment(torch.device("cpu"))
+    if options.refit:
+        found["peers"] = {}
+    known = {result["name"]: result for result in found["results"]} if options.resume else {}
     folds, peers = 2 if options.quick else options.folds, installed_peers(options.interactions)
     if options.quick:
         peers = {name: peer for name, peer in peers.items() if not name.startswith("EBM")}
     for data_set in sets_of(options, QUICK):
-        result = compare(data_set, folds, peers, known.get(data_set.name, {}))
-        own = {name: fits for name, fits in result["fits"].items() if name != OURS}
-        known[data_set.name] = {**known.get(data_set.name, {}), **own}
-        if options.variants:
-            result["variants"] = fit_variants(data_set, folds)
-        found["results"].append(result)
+        own = known.get(data_set.name, {"fits": {}, "variants": {}})
+        of_peers = found["peers"].setdefault(data_set.name, {})
+        ours = {OURS: own["fits"][OURS]} if own["fits"] else {}
+        result = compare(data_set, folds, peers, {**of_peers, **ours})
+        of_peers |= {name: fits for name, fits in result["fits"].items() if name != OURS}
+        result["variants"] = own["variants"]
+        found["results"] = [*(each for each in found["results"] if each["name"] != data_set.name), result]
+        found["results"].sort(key=lambda each: NAMES.index(each["name"]) if each["name"] in NAMES else len(NAMES))
         write_json(options.json, found)
-    show_comparison(found["results"])
-    if options.variants:
-        show_variants(found["results"])
+        for default in [] if options.variants is None else options.variants or VARIANTS:
+            for variant in VARIANTS[default]:
+                fits = result["variants"].setdefault(default, {})
+                if variant.name not in fits and variant.applies(data_set):
+                    fits[variant.name] = vars(fit_gam(data_set, folds, variant))
+                    write_json(options.json, found)
+    show(found["results"])
     return found
 
 

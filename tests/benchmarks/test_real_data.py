@@ -49,6 +49,35 @@ def test_simulated_sets_are_compared(
     assert "| link: probit |" in capsys.readouterr().out
 
 
+def test_runs_go_on_where_others_ended(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, calls = tmp_path / "results.json", []
+
+    def fit(data_set: Any, num_folds: int, variant: Any = None) -> Any:
+        calls.append((data_set.name, None if variant is None else variant.name))
+        return sys.modules["_small_peers"].Fits([1.0], [1.0], nll=[0.5, 0.6] if variant is None else [0.6, 0.8])
+
+    monkeypatch.setattr(script, "fit_gam", fit)
+    monkeypatch.setattr(script, "installed_peers", lambda interactions: {})
+    script.main(["--quick", "--json", str(path)])
+    script.main(["--quick", "--json", str(path), "--resume", "--variants", "link"])
+    first, second = "simulated, gaussian", "simulated, binomial"
+    assert calls == [(first, None), (second, None), (second, "probit")]
+    assert "| link: probit |  | +150.0 (50.0) |" in capsys.readouterr().out
+    script.main(["--quick", "--json", str(path)])
+    assert calls[3:] == [(first, None), (second, None)]
+    assert not any(result["variants"] for result in json.loads(path.read_text())["results"])
+
+
+def test_the_tables_of_the_guide_are_those_of_the_file(script: ModuleType, tmp_path: Path) -> None:
+    page = DIRECTORY.parent / "docs/guide/data_frames.md"
+    copy = tmp_path / "page.md"
+    copy.write_text(page.read_text().replace("| ours |", "| theirs |"))
+    script.main(["--json", str(DIRECTORY / "results/real_data.json"), "--page", str(copy)])
+    assert copy.read_text() == page.read_text()
+
+
 def test_peers_are_not_fitted_again(script: ModuleType) -> None:
     sets = sys.modules["_small_sets"]
     calls = []
@@ -91,7 +120,11 @@ def test_frames_have_the_types_of_the_files(script: ModuleType) -> None:
 def test_constants_of_the_package_return(script: ModuleType) -> None:
     columns = importlib.import_module("gpytorch_gam.gam.columns")
     before = columns._LONG_TAIL
-    (variant,) = script.VARIANTS["long tails drawn in"]
+    (variant,) = script.VARIANTS["tails"]
+    data_set = sys.modules["_small_sets"].simulated("gaussian")
+    assert not variant.applies(data_set)
+    data_set.table.loc[0, "a"] = 1e3
+    assert variant.applies(data_set)
     with variant.active():
         assert math.isinf(columns._LONG_TAIL)
     assert before == columns._LONG_TAIL
