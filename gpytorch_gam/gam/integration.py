@@ -16,8 +16,9 @@ from .fitted import Fitted
 #: How an estimator treats its hyperparameters.
 HYPERPARAMETERS = ("auto", "integrated", "point")
 
-# Fewer models than this with notable weight do not stand for a distribution: it is too far from normal for its points.
-_LEAST_EFFECTIVE = 2.0
+# Fewer models than this with notable weight, or than this share of them where they are few, do not stand for a
+# distribution: it is too far from normal for its points.
+_LEAST_EFFECTIVE, _LEAST_SHARE = 2.0, 0.75
 
 # Hyperparameters for which derivatives of the bound are taken unasked: each takes as long as a step of the fit.
 _MOST_UNASKED = 100
@@ -50,7 +51,7 @@ def integrated(fitted: Fitted, data: Any, num_data: int, result: FitResult | Non
     if any(issubclass(each.category, ConvergenceWarning) for each in given):
         note += ", at some of which the bound is higher than at the estimates"
     effective = 1.0 / found.weights.square().sum().item()
-    if wanted == "auto" and len(found) > 1 and effective < _LEAST_EFFECTIVE:
+    if wanted == "auto" and len(found) > 1 and effective < min(_LEAST_EFFECTIVE, _LEAST_SHARE * len(found)):
         return replace(fitted, hyperparameters=f"point estimates: of {len(found)} models, {effective:.1f} have weight")
     mixture = ModelMixture(found.models, found.likelihoods, found.weights)
     return replace(fitted, mixture=mixture, hyperparameters=note)

@@ -11,6 +11,7 @@ import torch
 from scipy import optimize, stats
 
 from gpytorch_gam.gam import GAMClassifier, GAMRegressor, f, s
+from gpytorch_gam.gam import re as random_effect
 from gpytorch_gam.gam.fitted import Fitted
 
 from .data import TERMS, fitted, responses, table
@@ -102,6 +103,7 @@ def test_other_choices_are_refused() -> None:
 
 def test_points_of_which_one_has_all_the_weight_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpytorch_gam.gam.integration._LEAST_EFFECTIVE", 1000.0)
+    monkeypatch.setattr("gpytorch_gam.gam.integration._LEAST_SHARE", 1000.0)
     x = table()
     assert re.match(
         r"point estimates: of \d+ models, \d\.\d have weight",
@@ -109,3 +111,9 @@ def test_points_of_which_one_has_all_the_weight_are_given_up(monkeypatch: pytest
     )
     asked = GAMRegressor([s("age", k=5)], hyperparameters="integrated").fit(x, responses(x))
     assert asked.hyperparameters_.startswith("integrated over")
+
+
+def test_the_two_points_of_a_single_hyperparameter_are_enough() -> None:
+    x = table()[["subject"]]
+    labels = np.random.default_rng(0).random(len(x)) < 0.2 + 0.6 * (x.subject > "p5")
+    assert GAMClassifier([random_effect("subject")]).fit(x, labels).hyperparameters_ == "integrated over 2 models"
