@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
 
-from .columns import CycleEncoding, LevelEncoding, MultiplierEncoding, NumberEncoding
+from .columns import CycleEncoding, Encoding, LevelEncoding, MultiplierEncoding, NumberEncoding
 from .design import Part
 from .fitted import Fitted
 from .prediction import term_moments
@@ -61,12 +61,17 @@ def _range(fitted: Fitted, part: Part, name: str, num: int) -> Any:
     found = [encoding for (column, _), encoding in fitted.design.encodings.items() if column == name]
     term = part.term
     if isinstance(term, Smooth) and term.period is not None:
-        cycle = next(each for each in found if isinstance(each, CycleEncoding))
+        cycle = next(each for each in found if _is_cycle_of(each, part))
         values = np.linspace(0.0, cycle.period, num)
         return _dates(values) if cycle.kind == "date" else values
     encoding = next(each for each in found if isinstance(each, NumberEncoding))
     values = np.linspace(encoding.low, encoding.high, num)
     return _dates(values) if encoding.kind == "date" else values
+
+
+def _is_cycle_of(encoding: Encoding, part: Part) -> TypeGuard[CycleEncoding]:
+    """Whether a column is read so for a term: one may have several periods."""
+    return isinstance(encoding, CycleEncoding) and encoding.period == period_in_units(part)
 
 
 def _dates(days: np.ndarray) -> Any:
@@ -172,7 +177,7 @@ def values_in_data(fitted: Fitted, part: Part, name: str) -> Any:
         if isinstance(encoding, NumberEncoding) and getattr(part.term, "period", None) is None:
             values = encoding.centre + encoding.scale * (np.sinh(x) if encoding.is_drawn_in else x)
             return _dates(values) if encoding.kind == "date" else values
-        if isinstance(encoding, CycleEncoding) and getattr(part.term, "period", None) is not None:
+        if _is_cycle_of(encoding, part):
             values = x * encoding.period
             return _dates(values) if encoding.kind == "date" else values
     raise ValueError(f"{part.label} has no numeric column {name!r}")

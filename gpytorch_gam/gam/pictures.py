@@ -11,7 +11,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.dates import ConciseDateFormatter
+from matplotlib.axis import Axis
+from matplotlib.dates import ConciseDateFormatter, date2num
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, MultipleLocator
 from scipy import stats
@@ -121,7 +122,7 @@ def _curves(fitted: Fitted, part: Part, ax: Axes, look: Look, residuals: tuple[A
         _curves_of_levels(fitted, part, ax, grid, (column, by[0]), look)
     _rug(ax, values_in_data(fitted, part, column))
     _period(ax, period_in_units(part))
-    _dates(ax, grid[column])
+    _dates(ax.xaxis, grid[column])
     ax.set_xlabel(column)
     ax.set_ylabel(_effect_name(fitted, part, look))
 
@@ -132,9 +133,16 @@ def _period(ax: Axes, period: float | None) -> None:
         ax.xaxis.set_major_locator(MultipleLocator(period / 6))
 
 
-def _dates(ax: Axes, values: pd.Series) -> None:
+def _dates(axis: Axis, values: pd.Series) -> None:
     if pd.api.types.is_datetime64_any_dtype(values.dtype):
-        ax.xaxis.set_major_formatter(ConciseDateFormatter(ax.xaxis.get_major_locator()))
+        axis.set_major_formatter(ConciseDateFormatter(axis.get_major_locator()))
+
+
+def _numbers(values: Any) -> np.ndarray:
+    """Numbers as they are, and dates in days, whatever the unit that pandas holds them in."""
+    values = pd.Series(values)
+    is_date = pd.api.types.is_datetime64_any_dtype(values.dtype)
+    return np.asarray(date2num(values) if is_date else values, dtype=np.float64)
 
 
 def _effect_name(fitted: Fitted, part: Part, look: Look) -> str:
@@ -224,7 +232,8 @@ def _surface(fitted: Fitted, part: Part, ax: Axes, look: Look) -> None:
     ax.plot(*(values_in_data(fitted, part, name) for name in names), ".", color="black", markersize=1.5, alpha=0.35)
     ax.set_xlabel(names[0])
     ax.set_ylabel(names[1])
-    _dates(ax, table[names[0]])
+    _dates(ax.xaxis, table[names[0]])
+    _dates(ax.yaxis, table[names[1]])
 
 
 def _contours(mean: np.ma.MaskedArray, look: Look) -> tuple[np.ndarray, str]:
@@ -239,9 +248,9 @@ def _is_far(fitted: Fitted, part: Part, table: pd.DataFrame) -> np.ndarray:
     """Which points of a surface are far from all data."""
     scaled, data = [], []
     for name in part.term.arguments[:2]:
-        values = pd.Series(values_in_data(fitted, part, name)).to_numpy(dtype=np.float64)
+        values = _numbers(values_in_data(fitted, part, name))
         low, width = np.nanmin(values), np.nanmax(values) - np.nanmin(values)
-        scaled.append((table[name].to_numpy(dtype=np.float64) - low) / width)
+        scaled.append((_numbers(table[name]) - low) / width)
         data.append((values - low) / width)
     points = np.stack(data, 1)
     distance, _ = cKDTree(points[np.isfinite(points).all(1)]).query(np.stack(scaled, 1))
@@ -277,7 +286,7 @@ def plot_difference(
     _baseline(ax, look, ax.axhline)
     _curve(ax, column, table, look.level)
     _rug(ax, values_in_data(fitted, part, column))
-    _dates(ax, values)
+    _dates(ax.xaxis, values)
     ax.set_xlabel(column)
     ax.set_ylabel(name_on_scale(fitted, part, look.response, "link").replace("effect", "difference of effects"))
     ax.set_title(f"{part.label}: {_short(pair[0])} - {_short(pair[1])}", fontsize=10)
@@ -392,12 +401,11 @@ def _histogram_of(ax: Axes, probabilities: np.ndarray, num_bins: int = 20) -> No
 def _against(ax: Axes, values: Any, scores: np.ndarray, name: str) -> None:
     values = pd.Series(values)
     ax.axhline(0.0, color=_REST, linewidth=0.8, linestyle=":")
-    if pd.api.types.is_numeric_dtype(values.dtype) and not pd.api.types.is_bool_dtype(values.dtype):
+    is_number = pd.api.types.is_numeric_dtype(values.dtype) and not pd.api.types.is_bool_dtype(values.dtype)
+    if is_number or pd.api.types.is_datetime64_any_dtype(values.dtype):
         ax.plot(values, scores, ".", color=_LINE, markersize=2, alpha=0.4)
-        _running_mean(ax, values.to_numpy(dtype=np.float64), scores)
-    elif pd.api.types.is_datetime64_any_dtype(values.dtype):
-        ax.plot(values, scores, ".", color=_LINE, markersize=2, alpha=0.4)
-        _dates(ax, values)
+        _running_mean(ax, _numbers(values), scores)
+        _dates(ax.xaxis, values)
     else:
         _boxes(ax, values, scores)
     ax.set_xlabel(name)

@@ -6,11 +6,12 @@ from datetime import date, time, timedelta
 from decimal import Decimal
 from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
 
-from gpytorch_gam.gam import GAMRegressor
+from gpytorch_gam.gam import GAMRegressor, s, te
 from gpytorch_gam.gam.design import automatic_terms
 from gpytorch_gam.gam.frames import frame_of
 from gpytorch_gam.warnings import ColumnKindWarning
@@ -58,6 +59,22 @@ def test_automatic_terms_find_the_week() -> None:
     found = gam.predict_terms(pd.DataFrame({"d": days}))
     assert np.corrcoef(found[WEEK]["mean"], week)[0, 1] > 0.98
     assert np.corrcoef(found[TREND]["mean"], np.arange(280))[0, 1] > 0.98
+
+
+@pytest.mark.parametrize("unit", ["s", "us", "ns"])
+def test_pictures_of_dates_show_each_period_and_surfaces_where_there_are_data(unit: str) -> None:
+    random = np.random.default_rng(0)
+    x = pd.DataFrame({"d": pd.date_range("2020-01-01", periods=150, freq="5D").as_unit(unit), "z": random.random(150)})
+    y = 3 * np.sin(2 * np.pi * x.d.dt.day_of_year / 365.25) + x.z + 0.1 * random.normal(size=150)
+    terms = [s("d", period="week", k=4), s("d", period="year", k=8), te("z", "d", k=4)]
+    gam = GAMRegressor(terms, hyperparameters="point").fit(x, y)
+    assert (gam.effect(WEEK).d - pd.Timestamp("1970-01-01")).max() == pd.Timedelta(days=7)
+    assert (gam.effect(YEAR).d - pd.Timestamp("1970-01-01")).max() == pd.Timedelta(days=365.2425)
+    surface = gam.plot_term("te(z, d)")
+    assert any(len(path.vertices) for path in surface.collections[0].get_paths())
+    against_dates = gam.check(x, y).axes[3]
+    assert against_dates.containers, "means over bins of dates"
+    plt.close("all")
 
 
 def test_text_that_looks_like_dates() -> None:
