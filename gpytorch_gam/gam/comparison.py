@@ -15,7 +15,7 @@ from sklearn.utils.validation import check_is_fitted
 from gpytorch_gam import _checks as checks
 from gpytorch_gam.diagnostics.cross_validation import HIGH_LEVERAGE, error_of_sum
 
-from .frames import as_rows, take_columns
+from .scores import log_densities
 
 if TYPE_CHECKING:
     from .estimators import GAMClassifier, GAMRegressor
@@ -127,14 +127,15 @@ class _Scores(NamedTuple):
     densities: np.ndarray  # log predictive densities, (n,)
     weights: np.ndarray  # (n,)
     num_parameters: float  # NaN for rows that were held back
-    unreliable: int
+    unreliable: int | None  # None for these
 
 
 def _held_out(gam: Any, X: Any, y: Any, rows: Mapping[str, Any]) -> _Scores:
     arguments = {name: value for name, value in rows.items() if name != "sample_weight"}
-    densities = gam.log_density(X, y, **arguments)
-    weights = as_rows("sample_weight", take_columns(X, {"of": rows["sample_weight"]})[1]["of"], len(densities))
-    return _Scores(densities, np.ones(len(densities)) if weights is None else weights, math.nan, 0)
+    fitted, x, values, weights, read = gam._observed(X, y, rows["sample_weight"], arguments)
+    used = weights > 0
+    read = {name: value[used] for name, value in read.items()}
+    return _Scores(log_densities(fitted, x[used], values[used], read), weights[used], math.nan, None)
 
 
 def _left_out(gam: Any, X: Any, y: Any, rows: Mapping[str, Any]) -> _Scores:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -148,11 +149,13 @@ class FunctionDraws:
 
     def __getitem__(self, index: int | slice) -> FunctionDraws:
         """One function, whose values have no dimension for draws, or several."""
-        chosen = slice(index, index + 1 or None) if isinstance(index, int) else index
-        if isinstance(index, int) and not -len(self) <= index < len(self):
-            raise IndexError(f"there are {len(self)} functions, got index {index}")
+        if not isinstance(index, slice):
+            index = operator.index(index)  # integers of numpy, too
+            if not -len(self) <= index < len(self):
+                raise IndexError(f"there are {len(self)} functions, got index {index}")
+        chosen = index if isinstance(index, slice) else slice(index, index + 1 or None)
         found = FunctionDraws(self._fitted, self._read, self._groups, self._origin.chosen(chosen))
-        found._is_single = isinstance(index, int)
+        found._is_single = not isinstance(index, slice)
         return found
 
     def __call__(self, X: Any, parameter: str | None = None) -> np.ndarray:

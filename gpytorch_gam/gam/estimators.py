@@ -625,6 +625,8 @@ class _GAM(BaseEstimator):
         weights = np.ones(len(values)) if weights is None else weights
         if (weights < 0).any():
             raise ValueError(f"sample_weight must not be negative, but is in {int((weights < 0).sum())} rows")
+        if not weights.any():
+            raise ValueError(f"sample_weight is zero in all of {len(weights)} rows: at least one must count")
         return fitted, x, (values - fitted.units.centre) / fitted.units.scale, weights, rows
 
     @abstractmethod

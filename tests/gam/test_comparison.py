@@ -117,7 +117,12 @@ def test_rows_that_were_held_back_are_scored() -> None:
     weights = np.arange(40) % 3
     found = compare(smooth, line, X=x[80:], y=y[80:], sample_weight=weights, held_out=True).table
     assert found.elpd["model 1"] == pytest.approx(weights.sum() * smooth.log_score(x[80:], y[80:], weights))
-    assert "num_parameters" not in found
+    assert "num_parameters" not in found and "unreliable" not in found
+    for wrong, message in ((-weights, "must not be negative"), (0 * weights, "is zero in all of 40 rows")):
+        with pytest.raises(ValueError, match=message):
+            compare(smooth, line, X=x[80:], y=y[80:], sample_weight=wrong, held_out=True)
+        with pytest.raises(ValueError, match=message):
+            smooth.log_score(x[80:], y[80:], wrong)
 
 
 def test_models_of_several_predictors_are_compared() -> None:

@@ -114,6 +114,7 @@ def test_draws_go_through_pickle_and_threads() -> None:
     with ThreadPoolExecutor(4) as pool:
         for found in pool.map(draws, [x] * 8):
             np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(draws[np.int64(2)](x), expected[2])
 
 
 def test_slopes_of_new_levels_are_multiplied() -> None:
