@@ -79,6 +79,9 @@ class LeaveOneOut:
         more = f"; {self.num_unreliable} rows have leverages above {HIGH_LEVERAGE}" if self.num_unreliable else ""
         return found + more
 
+    def __repr__(self) -> str:
+        return str(self)
+
 
 def error_of_sum(values: Tensor, weights: Tensor) -> float:
     """

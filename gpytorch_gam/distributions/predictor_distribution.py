@@ -20,6 +20,8 @@ from torch import Tensor
 
 from gpytorch_gam.numerics.marginals import Marginals
 
+from .marginal_normal import MarginalNormal
+
 
 class PredictorMoments(NamedTuple):
     """
@@ -146,7 +148,7 @@ def independent_rows(moments: PredictorMoments) -> MultivariateNormal:
     """The distribution of n independent rows with these moments; a multitask one over n x P for several predictors."""
     mean, covariance = moments
     if mean.shape[-1] == 1:
-        return MultivariateNormal(mean.squeeze(-1), DiagLinearOperator(covariance.flatten(-3)))
+        return MarginalNormal(mean.squeeze(-1), DiagLinearOperator(covariance.flatten(-3)))
     rows = BlockDiagLinearOperator(DenseLinearOperator(covariance), block_dim=-3)
     return MultitaskMultivariateNormal(mean, rows, interleaved=True)
 

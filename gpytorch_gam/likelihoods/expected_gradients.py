@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import gpytorch
 import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.likelihoods import Likelihood
@@ -35,11 +36,13 @@ def expected_gradients(
     clamped: bool = True,
 ) -> ExpectedGradients:
     """
-    Derivatives of the expected log-likelihood with respect to mean and variance ``(*batch, n)`` of a predictor.
-    Negative curvatures become zero if ``clamped``.
+    Derivatives of the expected log-likelihood with respect to mean and variance ``(*batch, n)`` of a predictor, where
+    variances are at least ``gpytorch.settings.min_variance``. Negative curvatures become zero if ``clamped``.
     """
+    # Raised before it is a variable: the distribution would do so afterwards, and curvatures of these rows be zero.
+    variance = variance.detach().clamp_min(gpytorch.settings.min_variance.value(variance.dtype))
     with torch.enable_grad():
-        mean, variance = mean.detach().requires_grad_(), variance.detach().requires_grad_()
+        mean, variance = mean.detach().requires_grad_(), variance.requires_grad_()
         rows = MultivariateNormal(mean, DiagLinearOperator(variance))
         expected = likelihood.expected_log_prob(y, rows, **(row_arguments or {}))
         _check_one_a_row(likelihood, expected, mean.dim())

@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 import gpytorch
 import torch
-from gpytorch.distributions import MultivariateNormal
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood, Likelihood
 from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 
+from gpytorch_gam.distributions.marginal_normal import MarginalNormal
 from gpytorch_gam.distributions.predictor_distribution import PredictorMoments, independent_rows
 from gpytorch_gam.likelihoods.expected_gradients import expected_gradients, joint_expected_gradients
 from gpytorch_gam.likelihoods.row_argument import OFFSET, WEIGHTS
@@ -428,7 +428,7 @@ class RowBound:
         with torch.no_grad():
             mean, covariance = self._moments(known, posterior.mean, posterior.covariance)
         if self._num_predictors == 1:
-            rows = MultivariateNormal(mean[0], DiagLinearOperator(covariance[0, 0]))
+            rows = MarginalNormal(mean[0], DiagLinearOperator(covariance[0, 0]))
         else:
             rows = independent_rows(PredictorMoments(mean.mT, covariance.movedim(-1, 0)))
         expected = self._likelihood.expected_log_prob(self._y, rows, **self._arguments).double().sum()

@@ -7,7 +7,7 @@ import torch
 from gpytorch.likelihoods import GaussianLikelihood, Likelihood
 from torch import Tensor
 
-from gpytorch_gam import AdditiveGP, AdditivePredictor
+from gpytorch_gam import AdditiveGP, AdditivePredictor, fit
 from gpytorch_gam.diagnostics import ModelMixture, leave_one_out
 from gpytorch_gam.likelihoods import (
     BinomialLikelihood,
@@ -17,6 +17,7 @@ from gpytorch_gam.likelihoods import (
     SoftmaxLikelihood,
     StudentTLikelihood,
 )
+from gpytorch_gam.likelihoods.expected_gradients import expected_gradients
 from gpytorch_gam.terms import constant, linear, smooth
 from gpytorch_gam.training.optimal_bound import OptimalBound
 
@@ -56,6 +57,23 @@ def refitted(model: AdditiveGP, likelihood: Likelihood, x: Tensor, y: Tensor, ro
     own = {name: value[[row]] for name, value in arguments.items() if name != "weights"}
     with torch.no_grad():
         return likelihood.log_marginal(y[[row]], model.predict(x[[row]]).distribution, **own).item()
+
+
+@pytest.mark.filterwarnings("error")
+def test_rows_with_next_to_no_variance_have_the_curvature_of_others() -> None:
+    y, mean, variance = torch.zeros(2), torch.full((2,), 0.1), torch.tensor([1e-3, 1e-9])
+    likelihood = GaussianLikelihood()
+    likelihood.noise = 0.01
+    found = expected_gradients(likelihood, y, mean, variance)
+    torch.testing.assert_close(found.curvatures, torch.full((2,), 100.0, dtype=torch.float64), rtol=1e-5, atol=0)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("method", ["rows", "bins"])
+def test_fits_without_noise_do_not_warn_of_their_variances(method: str) -> None:
+    x = torch.linspace(0, 1, 100).unsqueeze(-1)
+    model = AdditiveGP(AdditivePredictor(smooth(0, x, kernel="rbf", num_inducing=12), constant()))
+    assert fit(model, GaussianLikelihood(), (x, torch.sin(6 * x[:, 0])), method=method).converged
 
 
 def test_gaussian_rows_are_left_out_exactly() -> None:

@@ -6,11 +6,11 @@ import functools
 from contextlib import suppress
 
 import torch
-from gpytorch.distributions import MultivariateNormal
 from gpytorch.likelihoods import Likelihood
 from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 
+from gpytorch_gam.distributions.marginal_normal import MarginalNormal
 from gpytorch_gam.optim.processes import Processes
 from gpytorch_gam.parameters.log_scale import Coordinates
 
@@ -73,7 +73,7 @@ class LikelihoodAscent:
     def _differentiate(self, rows: WeightedRows) -> tuple[Tensor, ...]:
         dtype = self.parameters[0].dtype
         with torch.enable_grad():
-            predictors = MultivariateNormal(rows.mean.to(dtype), DiagLinearOperator(rows.variance.to(dtype)))
+            predictors = MarginalNormal(rows.mean.to(dtype), DiagLinearOperator(rows.variance.to(dtype)))
             expected = self._likelihood.expected_log_prob(rows.responses, predictors, **rows.arguments).double()
             total = expected.sum() if rows.weights is None else rows.weights @ expected
             found = torch.autograd.grad(total, self.parameters, allow_unused=True)
