@@ -78,14 +78,15 @@ def test_the_tables_of_the_guide_are_those_of_the_file(script: ModuleType, tmp_p
     assert copy.read_text() == page.read_text()
 
 
-def test_peers_are_not_fitted_again(script: ModuleType) -> None:
-    sets = sys.modules["_small_sets"]
+def test_peers_are_not_fitted_again(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    sets, fits = sys.modules["_small_sets"], sys.modules["_small_peers"].Fits
     calls = []
 
     def fit(data_set: Any, num_folds: int) -> Any:
         calls.append(data_set.name)
-        return sys.modules["_small_peers"].Fits([1.0], [1.0], nll=[0.5, 0.6])
+        return fits([1.0], [1.0], nll=[0.5, 0.6])
 
+    monkeypatch.setattr(script, "fit_gam", lambda data_set, num_folds: fits([1.0], [1.0], nll=[0.4, 0.5]))
     data_set = sets.simulated("gaussian")
     first = script.compare(data_set, 2, {"peer": ("1.0", fit)}, {})["fits"]
     again = script.compare(data_set, 2, {"peer": ("1.0", fit)}, first)["fits"]
