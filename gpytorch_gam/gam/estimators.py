@@ -158,7 +158,7 @@ class _GAM(BaseEstimator):
             given.pop("sample_weight"), frame.to_numpy(), dtype=np.float64, ensure_non_negative=True
         )
         rows = self._rows(frame, y, weights, family, given)
-        self._note_rows(Seen.of(rows.y, rows.weights))
+        self._note_rows(Seen.of(*rows[1:]))
         return fit_design(self._design(family, rows.frame), family, *rows, self._options(), self._limits())
 
     def _fit_stream(
@@ -189,7 +189,7 @@ class _GAM(BaseEstimator):
 
         frame = found.frame.drop(columns=named) if features is None else found.frame[features]
         as_frame(self, frame if stream.array is None else stream.array[:2], reset=True)
-        self._note_rows(Seen.joined(Seen.of(*reader(part)[1:3]) for part in stream.frames(named)))
+        self._note_rows(Seen.joined(Seen.of(*reader(part)[1:]) for part in stream.frames(named)))
         return fit_stream(self._design(family, frame), family, stream, columns, found, reader, options)
 
     def _rows(
@@ -601,12 +601,20 @@ class _GAM(BaseEstimator):
         fitted, x, values, weights, rows = self._observed(X, y, sample_weight, arguments)
         used = weights > 0
         observed = values[used] * fitted.units.scale + fitted.units.centre
-        if not self._seen.is_like(Seen.of(observed, weights[used])):
+        rows = {name: value[used] for name, value in rows.items()}
+        unit = fitted.units.scale if fitted.family.link == "identity" else 1.0
+        given = {name: value.numpy() * (unit if name == "offset" else 1.0) for name, value in rows.items()}
+        seen = Seen.of(observed, weights[used], given)
+        if not self._seen.is_like(seen):
             raise ValueError(
                 f"X, y and sample_weight ({used.sum()} rows) are not those of the fit ({self.n_rows_} rows): "
                 "leave_one_out takes its data; log_density and log_score are for further rows"
             )
-        rows = {name: value[used] for name, value in rows.items()}
+        if not self._seen.has_arguments_of(seen):
+            raise ValueError(
+                "offset, exposure or trials are not those of the fit: pass what fit was given, and nothing if it was "
+                "given none"
+            )
         return left_out(fitted, x[used], values[used], weights[used], rows)
 
     def _observed(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -21,22 +21,25 @@ _ROUNDING = 1e-9
 
 
 class Seen(NamedTuple):
-    """What tells the responses of a fit from others: sums over its rows, which are of positive weight."""
+    """What tells the rows of a fit from others: sums over them; their weights are positive."""
 
     num_rows: int
     weight: float
     total: float
     squares: float
+    arguments: float  # how much offsets, exposures and trials are others than none
 
     @classmethod
-    def of(cls, y: np.ndarray, weights: np.ndarray) -> Seen:
+    def of(cls, y: np.ndarray, weights: np.ndarray, arguments: Mapping[str, np.ndarray]) -> Seen:
         """
         The sums over some rows.
 
         :param y: Their responses.
         :param weights: Their weights.
+        :param arguments: Their row-wise arguments.
         """
-        return cls(len(y), float(weights.sum()), float(weights @ y), float(weights @ y**2))
+        others = (weights @ (value - (0.0 if name == "offset" else 1.0)) ** 2 for name, value in arguments.items())
+        return cls(len(y), float(weights.sum()), float(weights @ y), float(weights @ y**2), float(sum(others)))
 
     @classmethod
     def joined(cls, parts: Iterable[Seen]) -> Seen:
@@ -60,6 +63,15 @@ class Seen(NamedTuple):
             and math.isclose(self.squares, other.squares, rel_tol=_ROUNDING)
             and abs(self.total - other.total) <= _ROUNDING * size
         )
+
+    def has_arguments_of(self, other: Seen) -> bool:
+        """
+        Whether offsets, exposures and trials can be the same.
+
+        :param other: Those of other rows.
+        """
+        rounding = _ROUNDING * max(self.weight, other.weight)
+        return math.isclose(self.arguments, other.arguments, rel_tol=1e-6, abs_tol=rounding)
 
 
 def log_densities(fitted: Fitted, x: Tensor, y: np.ndarray, arguments: Arguments) -> np.ndarray:

@@ -160,6 +160,18 @@ def test_what_does_not_compare_is_refused() -> None:
         gam.leave_one_out(x)
 
 
+def test_rows_are_left_out_with_the_arguments_of_the_fit_alone() -> None:
+    data, options = counts().assign(shift=np.arange(len(table())) % 3), {"hyperparameters": "point"}
+    with_exposure = GAMRegressor("deaths ~ linear(age)", family="poisson", **options).fit(data, exposure="exposure")
+    without = GAMRegressor("deaths ~ linear(age)", family="poisson", **options).fit(data)
+    shifted = GAMRegressor("exposure ~ linear(age)", **options).fit([data[:70], data[70:]], offset="shift")
+    assert with_exposure.leave_one_out(data, exposure=data.exposure).total < 0
+    assert shifted.leave_one_out(data, offset="shift").total < 0
+    for gam, arguments in ((with_exposure, {}), (without, {"exposure": "exposure"}), (shifted, {})):
+        with pytest.raises(ValueError, match="offset, exposure or trials are not those of the fit"):
+            gam.leave_one_out(data, **arguments)
+
+
 def test_estimators_from_streams_and_files_know_their_responses(tmp_path: Path) -> None:
     x = table().assign(y=responses(table()), w=np.arange(len(table())) % 3)
     whole = GAMRegressor("y ~ linear(age)", tolerance=0.5).fit(x, sample_weight="w")
