@@ -15,6 +15,7 @@ from sklearn.utils.validation import check_is_fitted
 from gpytorch_gam import _checks as checks
 from gpytorch_gam.diagnostics.cross_validation import HIGH_LEVERAGE, error_of_sum
 
+from .frames import frame_of, take_columns
 from .scores import log_densities
 
 if TYPE_CHECKING:
@@ -87,8 +88,8 @@ def compare(
     whole groups or times of them if new ones are to be predicted.
 
     :param gams: Two or more fitted estimators.
-    :param X: The data of the fits; None compares bounds alone. With ``held_out``, other rows.
-    :param y: Their responses, or the name of their column; None if formulas name it.
+    :param X: The data of the fits, with the columns of all; None compares bounds alone. With ``held_out``, other rows.
+    :param y: Their responses, or the name of their column; None if the formula of a model names it.
     :param sample_weight: Their weights, or the name of their column.
     :param offset: See :meth:`GAMRegressor.fit`.
     :param exposure: See :meth:`GAMRegressor.fit`.
@@ -114,6 +115,7 @@ def compare(
             raise ValueError(f"{', '.join(given) or 'held_out=True'} is given without X")
         table = pd.DataFrame(by_bound, index=pd.Index(labels, name="model"))
         return Comparison(_sorted(table, "bound"), {**facts, "compared by": "the evidence lower bound"}, ())
+    y = next((gam._response_name() for gam in gams if gam._response_name() is not None), None) if y is None else y
     scored = [_held_out(gam, X, y, rows) if held_out else _left_out(gam, X, y, rows) for gam in gams]
     what = "rows that were held back" if held_out else "rows of the fit, each left out"
     facts |= {"compared by": f"the log predictive density of {len(scored[0].weights)} {what}"}
@@ -131,17 +133,27 @@ class _Scores(NamedTuple):
 
 
 def _held_out(gam: Any, X: Any, y: Any, rows: Mapping[str, Any]) -> _Scores:
-    arguments = {name: value for name, value in rows.items() if name != "sample_weight"}
-    fitted, x, values, weights, read = gam._observed(X, y, rows["sample_weight"], arguments)
+    X, given = _of_model(gam, X, {"y": y, **rows})
+    fitted, x, values, weights, read = gam._observed(X, given.pop("y"), given.pop("sample_weight"), given)
     used = weights > 0
     read = {name: value[used] for name, value in read.items()}
     return _Scores(log_densities(fitted, x[used], values[used], read), weights[used], math.nan, None)
 
 
 def _left_out(gam: Any, X: Any, y: Any, rows: Mapping[str, Any]) -> _Scores:
-    found = gam.leave_one_out(X, y, **rows)
+    X, given = _of_model(gam, X, {"y": y, **rows})
+    found = gam.leave_one_out(X, **given)
     densities, weights = (each.cpu().numpy() for each in (found.log_densities, found.weights))
     return _Scores(densities, weights, found.num_parameters, found.num_unreliable)
+
+
+def _of_model(gam: Any, X: Any, given: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """A data frame that models share without the columns that this one takes for none of its own, and its rows."""
+    names = getattr(gam, "feature_names_in_", None)
+    if frame_of(X) is None or names is None or gam._checked_columns() is not None:
+        return X, dict(given)
+    frame, found = take_columns(frame_of(X), given)
+    return frame.loc[:, frame.columns.isin(names)], found
 
 
 def _scores_table(scored: Sequence[_Scores]) -> dict[str, Any]:

@@ -181,3 +181,15 @@ def test_estimators_from_streams_and_files_know_their_responses(tmp_path: Path) 
     loaded = GAMRegressor.load(tmp_path / "gam")
     assert loaded.bound_ == whole.bound_
     assert loaded.leave_one_out(x, sample_weight="w").total == whole.leave_one_out(x, sample_weight="w").total
+
+
+def test_models_of_some_columns_each_are_compared_with_one_table() -> None:
+    random = np.random.default_rng(0)
+    x = pd.DataFrame(random.uniform(size=(60, 2)), columns=["a", "b"])
+    x["y"] = x.a + 0.1 * random.normal(size=60)
+    one = GAMRegressor(num_inducing=4, hyperparameters="point").fit(x[["a"]], x.y)
+    two = GAMRegressor("y ~ s(a) + s(b)", num_inducing=4, hyperparameters="point").fit(x)
+    found = compare(one, two, X=x).table  # one formula names the response for both
+    assert found.elpd["model 1"] == pytest.approx(one.leave_one_out(x[["a"]], x.y).log_densities.sum().item(), abs=1e-6)
+    ahead = compare(one, two, X=x, held_out=True).table
+    assert ahead.elpd["model 1"] == pytest.approx(one.log_density(x[["a"]], x.y).sum(), abs=1e-6)
