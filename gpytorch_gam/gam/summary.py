@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,12 +108,19 @@ def _shown_cell(value: Any) -> str:
     return value if isinstance(value, str) else f"{value:.3g}"
 
 
+def _shown_size(value: float) -> str:
+    return "<1e-4" if 0 < value < 1e-4 else _shown_cell(value)
+
+
 def _shown_probability(value: float) -> str:
     return "<1e-6" if value < 1e-6 else f"{value:.3g}"
 
 
 # How the cells of some columns are shown.
-_SHOWN = {"p": _shown_probability}
+_SHOWN = {
+    "p": _shown_probability,
+    **dict.fromkeys(("edf", "share", "share_lower", "share_upper"), _shown_size),
+}
 
 
 def summarise(
@@ -345,7 +353,24 @@ def _concurvity_warnings(fitted: Fitted, rows: Tensor) -> list[str]:
             if None not in labels and labels[0] != labels[1] and value > _HIGH_CONCURVITY:
                 pair = tuple(sorted(map(str, labels)))
                 named[pair[0], pair[1]] = max(value, named.get((pair[0], pair[1]), 0.0))
-    return [
-        f"{first} and {second} can stand for each other in these data (concurvity {value:.2f}): read their sum"
-        for (first, second), value in sorted(named.items())
-    ]
+    return _named_pairs(named)
+
+
+def _named_pairs(values: Mapping[tuple[str, str], float]) -> list[str]:
+    """A sentence for each pair of terms, or for all pairs of a term that is in several."""
+    left, found = dict(sorted(values.items())), []
+    while left:
+        most = Counter(label for pair in left for label in pair)
+        label = max(most, key=lambda each: (most[each], each))
+        own = {pair: left.pop(pair) for pair in list(left) if label in pair}
+        if len(own) == 1:
+            ((first, second),), (value,) = own, own.values()
+            found.append(f"{first} and {second} can stand for each other in these data (concurvity {value:.2f})")
+        else:
+            others = ", ".join(second if first == label else first for first, second in own)
+            low, high = min(own.values()), max(own.values())
+            found.append(
+                f"{label} and each of {others} can stand for each other in these data (concurvity {low:.2f} to "
+                f"{high:.2f})"
+            )
+    return [f"{each}: read their sum" for each in found]

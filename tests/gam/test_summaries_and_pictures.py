@@ -12,6 +12,7 @@ import torch
 from scipy import stats
 
 from gpytorch_gam.gam import GAMClassifier, GAMRegressor, f, fs, linear, re, s, te
+from gpytorch_gam.gam.summary import _named_pairs, _shown_table
 
 from .data import NUM_ROWS, fitted, responses, table
 
@@ -187,3 +188,16 @@ def test_random_effects_have_the_intervals_of_a_profile() -> None:
 def test_summaries_of_files_say_the_same(tmp_path: Path) -> None:
     fitted().save(tmp_path / "gam")
     assert str(GAMRegressor.load(tmp_path / "gam").summary()) == str(fitted().summary())
+
+
+def test_pairs_of_one_term_are_named_together() -> None:
+    pairs = {("a", "b"): 0.9, ("a", "c"): 1.0, ("d", "e"): 0.85}
+    assert _named_pairs(pairs) == [
+        "a and each of b, c can stand for each other in these data (concurvity 0.90 to 1.00): read their sum",
+        "d and e can stand for each other in these data (concurvity 0.85): read their sum",
+    ]
+
+
+def test_tiny_shares_are_shown_as_such() -> None:
+    shown = _shown_table(pd.DataFrame({"edf": [3e-8, 0.0], "share": [0.25, 2e-11], "prior_sd": [3e-5, 1.0]}))
+    assert shown.split()[3:] == ["0", "<1e-4", "0.25", "3e-05", "1", "0", "<1e-4", "1"]
