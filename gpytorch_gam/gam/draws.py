@@ -129,7 +129,7 @@ class FunctionDraws:
 
     Example:
         >>> draws = gam.draw_functions(1000, random_state=0)
-        >>> (draws(X) > 100).mean(0)     # the probability that the function exceeds 100, for each row
+        >>> (draws.mean(X) > 100).mean(0)  # the probability that the mean response exceeds 100, for each row
         >>> draws[3](X)                  # one of them
     """
 
@@ -146,6 +146,12 @@ class FunctionDraws:
     def __len__(self) -> int:
         """The number of functions."""
         return len(self._origin.model)
+
+    def __repr__(self) -> str:
+        """Their number and their scale."""
+        link = self._fitted.family.link
+        scale = "in units of the response" if link == "identity" else f"on the scale of the link ({link})"
+        return f"<{type(self).__name__}: {len(self)} functions, called {scale}, mean(X) in that of the mean response>"
 
     def __getitem__(self, index: int | slice) -> FunctionDraws:
         """One function, whose values have no dimension for draws, or several."""
