@@ -1076,7 +1076,9 @@ class GAMClassifier(ClassifierMixin, _GAM):
         if values.dtype.kind == "f":
             _refuse_not_finite(values)
         elif pd.isna(values).any():
-            raise ValueError(f"y has missing values in {int(pd.isna(values).sum())} of {len(values)} rows")
+            raise ValueError(
+                f"y has missing values in {int(pd.isna(values).sum())} of {len(values)} rows: leave these rows out"
+            )
         check_classification_targets(values)
         self.classes_, codes = np.unique(values, return_inverse=True)
         if order is not None and self.family == "ordinal":
@@ -1180,7 +1182,9 @@ def _refuse_not_finite(values: np.ndarray) -> None:
     is_bad = ~np.isfinite(values)
     if is_bad.any():
         what = "NaN" if np.isnan(values).any() else "infinity"
-        raise ValueError(f"Input y contains {what} (inf or NaN in {int(is_bad.sum())} of {len(values)} rows)")
+        raise ValueError(
+            f"Input y contains {what} (inf or NaN in {int(is_bad.sum())} of {len(values)} rows): leave these rows out"
+        )
 
 
 def _numbers_of_objects(values: np.ndarray) -> np.ndarray:

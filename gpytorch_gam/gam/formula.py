@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
-from formulaic.errors import FormulaSyntaxError
+from formulaic.errors import FormulaParsingError, FormulaSyntaxError
 from formulaic.parser import DefaultFormulaParser
 from formulaic.parser.types import Factor as ParsedFactor
 
@@ -87,6 +87,8 @@ def parse(text: str) -> Formula:
         found = DefaultFormulaParser(include_intercept=True).get_terms(text)
     except FormulaSyntaxError as error:
         raise _as_formula_error(error, text) from error
+    except FormulaParsingError as error:
+        raise _as_error_of_all_columns(error, text) from error
     except SyntaxError as error:  # of Python, in the call of a term
         raise FormulaError(
             f"{error.msg}: names of columns that are no identifiers stand in backticks, and words of Python, such as "
@@ -116,6 +118,14 @@ def _as_formula_error(error: FormulaSyntaxError, text: str) -> FormulaError:
         return FormulaError(problem, text, max(len(text) - 1, 0))
     start = text.find(marked.group(1).strip(), max(0, marked.start() - message.rfind("\n", 0, marked.start()) - 1))
     return FormulaError(problem, text, max(start, 0), len(marked.group(1).strip()))
+
+
+def _as_error_of_all_columns(error: FormulaParsingError, text: str) -> FormulaError:
+    """The error of a formula that formulaic can read only with data, as one with a dot."""
+    if "`.`" not in str(error):
+        return FormulaError(str(error), text)
+    place = text.find(".", text.find("~") + 1)
+    return FormulaError("name the columns instead of '.', or give terms='auto' for a term of each", text, place)
 
 
 def _response(sides: list[Any], text: str) -> str:

@@ -90,3 +90,11 @@ def test_levels_that_the_fit_has_not_seen() -> None:
     assert found.outside_range(every).g.sum() == 50
     with pytest.raises(ValueError, match=r"\(50 in all\)\], which the fit has not seen.*re\('g'\) allows others"):
         gam("~ f(g)").fit(seen, y).predict(every)
+
+
+def test_a_dot_in_a_formula_says_what_stands_for_it() -> None:
+    x = pd.DataFrame({"a": [1.0, 2.0, 3.0], "y": [1.0, 2.0, 3.0]})
+    with pytest.raises(ValueError, match="terms='auto' for a term of each"):
+        GAMRegressor("y ~ .").fit(x)
+    with pytest.raises(ValueError, match=r"NaN in 1 of 3 rows.*leave these rows out"):
+        GAMRegressor("y ~ a").fit(x.assign(y=[1.0, np.nan, 2.0]))
