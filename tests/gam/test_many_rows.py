@@ -2,39 +2,48 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import tracemalloc
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 
-from gpytorch_gam.gam import prediction
+from gpytorch_gam.gam import GAMRegressor, f, prediction, s
 
 from .data import fitted, table
 
-_SCRIPT = """
-import resource, numpy as np, pandas as pd
-from gpytorch_gam.gam import GAMRegressor, f, s
-random = np.random.default_rng(0)
-def table(n):
-    return pd.DataFrame({"a": random.normal(size=n), "b": random.normal(size=n), "c": random.integers(9, size=n)})
-x = table(100)
-y = np.sin(x.a) + 0.1 * random.normal(size=100)
-gam = GAMRegressor([s("a", k=5), s("b", k=5), f("c")], hyperparameters="point").fit(x, y)
-rows = table(400_000)
-gam.predict_terms(rows[:150_000]), gam.predict_link(rows[:150_000])
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-result = gam.predict_terms(rows), gam.predict_link(rows, return_std=True)
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
-"""
+_BYTES_OF_RESULT, _BYTES_OF_INPUTS = 8 * (3 * 4 + 2), 8 * 5  # for each row
 
 
-def test_memory_grows_with_the_result_alone() -> None:
-    found = subprocess.run([sys.executable, "-c", _SCRIPT], capture_output=True, text=True, check=True)
-    result, inputs = 400_000 * 8 * (3 * 4 + 2) / 2**20, 400_000 * 8 * 5 / 2**20  # 43 and 15 MiB
-    assert float(found.stdout) < result + 3 * inputs
+def peaks(gam: GAMRegressor, rows: pd.DataFrame) -> tuple[int, int]:
+    """The most bytes that arrays, and that tensors, take at a time while rows are predicted."""
+    tracemalloc.start()
+    try:
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+            gam.predict_terms(rows), gam.predict_link(rows, return_std=True)
+        of_arrays = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    taken = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+    return of_arrays, int(np.cumsum(taken).max())
+
+
+def test_memory_grows_with_the_result_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prediction, "_ROWS_AT_A_TIME", 1024)
+    monkeypatch.setattr(prediction, "_ROWS_OF_TERMS", 2048)
+    random = np.random.default_rng(0)
+    rows = pd.DataFrame(
+        {"a": random.normal(size=6144), "b": random.normal(size=6144), "c": random.integers(9, size=6144)}
+    )
+    few = rows[:100]
+    gam = GAMRegressor([s("a", k=5), s("b", k=5), f("c")], hyperparameters="point").fit(few, np.sin(few.a))
+    gam.predict_terms(few), gam.predict_link(few, return_std=True)  # what is imported and remembered
+    (arrays, tensors), (more_arrays, more_tensors) = (peaks(gam, rows[:number]) for number in (2048, 6144))
+    assert (more_arrays - arrays) / 4096 < _BYTES_OF_RESULT + 3 * _BYTES_OF_INPUTS
+    assert (more_tensors - tensors) / 4096 < 2 * _BYTES_OF_INPUTS
 
 
 def test_terms_in_chunks_are_those_of_the_joint_posterior(monkeypatch: pytest.MonkeyPatch) -> None:
