@@ -34,7 +34,7 @@ from .effects import grid_of, is_curve, period_in_units
 from .families import Binomial, Family, Ordinal, Softmax, regression_family
 from .fitted import Fitted
 from .fitting import FitOfDesign, Options, fit_arguments, fit_design
-from .frames import as_frame, as_rows, drop_columns, take_columns
+from .frames import as_frame, as_rows, drop_columns, refuse_response, take_columns
 from .integration import HYPERPARAMETERS
 from .interactions import Limits, interactions_of_description
 from .prediction import (
@@ -152,14 +152,17 @@ class _GAM(BaseEstimator):
         """The fit to a table in memory and arguments with a value for each row, or the names of its columns."""
         X, given = take_columns(X, given)
         frame = as_frame(self, drop_columns(X, self._set_apart), reset=True)
-        y, family = self._encode_response(given.pop("y"))
+        response = given.pop("y")
+        y, family = self._encode_response(response)
         check_consistent_length(frame, y)
         weights = _check_sample_weight(
             given.pop("sample_weight"), frame.to_numpy(), dtype=np.float64, ensure_non_negative=True
         )
         rows = self._rows(frame, y, weights, family, given)
         self._note_rows(Seen.of(*rows[1:]))
-        return fit_design(self._design(family, rows.frame), family, *rows, self._options(), self._limits())
+        design = self._design(family, rows.frame)
+        refuse_response(response, frame, design.columns)
+        return fit_design(design, family, *rows, self._options(), self._limits())
 
     def _fit_stream(
         self, stream: Stream, given: Mapping[str, Any], columns: list[str] | None, levels: set[str]

@@ -112,6 +112,23 @@ def drop_columns(X: Any, names: Sequence[str]) -> Any:
     return X if frame is None else frame.drop(columns=list(names), errors="ignore")
 
 
+def refuse_response(y: Any, frame: pd.DataFrame, columns: Sequence[str]) -> None:
+    """
+    Refuse a response that is also a column of which terms make effects.
+
+    :param y: The response; what has no name, as a series of pandas or polars has, cannot be told.
+    :param frame: The columns.
+    :param columns: Those that terms read.
+    :raises ValueError: If the column of this name has its values.
+    """
+    name = getattr(y, "name", None)
+    if isinstance(name, str) and name in columns and np.array_equal(np.asarray(frame[name]), np.asarray(y)):
+        raise ValueError(
+            f"y is the column {name!r} of X, which would be an effect on itself: pass y={name!r}, which sets it apart, "
+            f"or X.drop(columns={name!r})"
+        )
+
+
 def frame_of(X: Any) -> pd.DataFrame | None:
     """
     A data frame of pandas with the same columns; None for what is no table.
