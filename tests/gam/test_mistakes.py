@@ -103,7 +103,7 @@ def test_a_dot_in_a_formula_says_what_stands_for_it() -> None:
 def test_a_response_among_the_effects_is_refused() -> None:
     x = pd.DataFrame({"a": np.arange(20.0), "y": np.sin(np.arange(20.0))}, index=np.arange(20) // 2)
     for terms in ("auto", "~ s(a) + y"):
-        with pytest.raises(ValueError, match="y is the column 'y' of X.*pass y='y'"):
+        with pytest.raises(ValueError, match=r"y is the column 'y' of X.*pass y='y'"):
             GAMRegressor(terms, hyperparameters="point").fit(x, x.y)
     label = x.assign(y=np.where(x.y > 0, "up", "down"))
     with pytest.raises(ValueError, match="would be an effect on itself"):

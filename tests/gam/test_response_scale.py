@@ -74,7 +74,7 @@ def test_probabilities_are_those_of_the_second_class() -> None:
     assert found[["lower", "mean", "upper"]].to_numpy().max() < 1
     assert gam.plot_term("f(site)", scale="response").get_xlabel() == "probability of class yes"
     assert gam.plot_term("f(site)").get_xlabel() == "effect on log odds"
-    several = GAMClassifier([f("site")], tolerance=0.5).fit(x, table().site)
+    several = GAMClassifier([s("age", k=5)], tolerance=0.5).fit(x, table().site)
     with pytest.raises(ValueError, match="scale must be 'link' with the family 'softmax'"):
         several.plot(scale="response")
 
