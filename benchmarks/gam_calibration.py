@@ -65,10 +65,10 @@ FULL, QUICK = Sizes(100, 2000, 12, 500, 10, 1000, 1500), Sizes(1, 60, 1, 60, 1, 
 Section = Callable[[Sizes, Path], Iterator[Finding]]
 
 
-def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
-    """The mean of independent repetitions, and its standard error."""
-    error = np.std(values, ddof=1) / math.sqrt(len(values)) if len(values) > 1 else None
-    return float(np.mean(values)), None if error is None else float(error)
+def mean_finding(claim: str, values: Sequence[float], low: float, high: float) -> Finding:
+    """The mean of independent repetitions, with its standard error."""
+    error = float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else None
+    return Finding(claim, float(np.mean(values)), low, high, error)
 
 
 def is_inside(values: np.ndarray, low: Any, high: Any) -> np.ndarray:
@@ -103,8 +103,7 @@ def coverage(
     }
     held = [[float(np.mean(each)) for each in _held(draw, seed, num_rows)] for seed in range(repeats)]
     for (claim, (low, high)), values in zip(targets.items(), zip(*held, strict=True), strict=True):
-        value, error = mean_and_error(values)
-        yield Finding(f"{name}, {claim}", value, low, high, error)
+        yield mean_finding(f"{name}, {claim}", values, low, high)
 
 
 def _held(
@@ -141,13 +140,9 @@ def noise(sizes: Sizes, folder: Path) -> Iterator[Finding]:
         shares.append(terms.loc[labels[useful:], "share"].sum())
         alarms.append((terms.loc[labels[useful:], "p"] <= 0.05).mean())
         power.append((terms.loc[labels[:useful], "p"] <= 0.05).mean())
-    for claim, values, low, high in (
-        ("share of the variance of fifteen noise columns", shares, 0.0, 0.01),
-        ("false alarms at the 5% level", alarms, 0.0, 0.08),
-        ("five effects that are found at the 5% level", power, 0.99, 1.0),
-    ):
-        value, error = mean_and_error(values)
-        yield Finding(claim, value, low, high, error)
+    yield mean_finding("share of the variance of fifteen noise columns", shares, 0.0, 0.01)
+    yield mean_finding("false alarms at the 5% level", alarms, 0.0, 0.08)
+    yield mean_finding("five effects that are found at the 5% level", power, 0.99, 1.0)
 
 
 # ---------------------------------------------------------------------------------------------------------- other units
@@ -208,13 +203,9 @@ def levels(sizes: Sizes, folder: Path) -> Iterator[Finding]:
         seen.append(inside[:150].mean())
         unseen.append(inside[150:].mean())
         finite.append(float(np.isfinite(intervals).all()))
-    for claim, values, low, high in (
-        ("95% intervals hold the means of 150 levels of the fit", seen, 0.93, 0.97),
-        ("95% intervals hold the means of 50 unseen levels", unseen, 0.93, 0.97),
-        ("intervals are finite", finite, 1.0, 1.0),
-    ):
-        value, error = mean_and_error(values)
-        yield Finding(claim, value, low, high, error)
+    yield mean_finding("95% intervals hold the means of 150 levels of the fit", seen, 0.93, 0.97)
+    yield mean_finding("95% intervals hold the means of 50 unseen levels", unseen, 0.93, 0.97)
+    yield mean_finding("intervals are finite", finite, 1.0, 1.0)
 
 
 # ---------------------------------------------------------------------------------------------------------------- draws

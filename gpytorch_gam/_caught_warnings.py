@@ -31,9 +31,8 @@ def warnings_at_caller(depth: int = 1) -> Iterator[list[str]]:
     """
     texts: list[str] = []
     caught: list[warnings.WarningMessage] = []
-    stacklevel = (
-        4 + depth
-    )  # beside those calls: giving them, this function, and contextlib's, below the one that uses it
+    # Beside those calls: giving them, this function, and contextlib's, below the one that uses it.
+    stacklevel = 4 + depth
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
