@@ -32,6 +32,7 @@ ROOT = Path(__file__).parents[1]
 README = "README.md"
 RESULTS = "benchmarks/RESULTS.md"
 FILES = "benchmarks/results"
+MEASURED = ("gpytorch_gam", "examples", ":(glob)benchmarks/*.py", ":(glob)benchmarks/*.sh")
 
 PACKAGES = ("torch", "gpytorch", "linear_operator", "numpy", "scikit-learn", "pandas")
 
@@ -125,9 +126,15 @@ def _output(words: Sequence[str], command: str) -> list[str]:
 
 
 def _commit() -> str | None:
-    """The commit of the working tree, marked if there are changes; None outside of a repository."""
-    found = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
-    return found.stdout.strip() or None
+    """The commit of the code that is measured, marked if it has changes; None outside of a repository."""
+    commit = _git("rev-parse", "--short", "HEAD")
+    changes = _git("status", "--porcelain", "--untracked-files=no", "--", *MEASURED)
+    return f"{commit}-dirty" if commit and changes else commit
+
+
+def _git(*words: str) -> str | None:
+    """What git prints, or None if it is nothing."""
+    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True).stdout.strip() or None
 
 
 # ------------------------------------------------------------------ texts from the files
