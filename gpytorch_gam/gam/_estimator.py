@@ -1,0 +1,381 @@
+"""The common part of the estimators: their fit, the tables that they read, and their files."""
+
+from __future__ import annotations
+
+import math
+import os
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from sklearn.base import BaseEstimator, is_classifier
+from sklearn.utils import Tags, check_random_state
+from sklearn.utils.validation import _check_sample_weight, check_consistent_length, check_is_fitted
+
+from gpytorch_gam import _checks as checks
+from gpytorch_gam._caught_warnings import warnings_at_caller
+from gpytorch_gam.training import FitResult
+
+from . import files
+from .design import Design, Part
+from .families import Family
+from .fitted import Fitted
+from .fitting import FitOfDesign, Options, fit_arguments, fit_design
+from .frames import as_frame, as_rows, drop_columns, refuse_response, take_columns
+from .integration import HYPERPARAMETERS
+from .interactions import Limits, interactions_of_description
+from .scores import Seen
+from .specification import columns_of_terms, read_specification
+from .stream_fit import Rows, fit_stream, with_weight
+from .streams import Stream, stream_of
+from .survey import survey
+from .terms import KERNELS, MISSING
+
+
+class GAMEstimator(BaseEstimator):
+    """The fit of terms and a family to a table, by the conventions of scikit-learn."""
+
+    _fitted: Fitted
+    _set_apart: list[str]  # columns of the data that are no features
+    _needed: list[str] | None  # columns that the terms read; None if all are features
+    result_: FitResult | None
+    deviance_explained_: float
+    interactions_: pd.DataFrame | None
+    n_rows_: int
+    _seen: Seen  # the responses of the fit
+    family_: Family
+    classes_: np.ndarray
+    n_features_in_: int
+    feature_names_in_: np.ndarray
+
+    def __init__(
+        self,
+        terms: Any,
+        family: Any,
+        kernel: str,
+        num_inducing: int | None,
+        missing: str,
+        posterior: str,
+        hyperparameters: str,
+        method: str,
+        tolerance: float,
+        device: str,
+        progress: bool,
+        random_state: Any,
+        interactions: Any,
+        interaction_nats: float,
+    ) -> None:
+        self.terms = terms
+        self.family = family
+        self.kernel = kernel
+        self.num_inducing = num_inducing
+        self.missing = missing
+        self.posterior = posterior
+        self.hyperparameters = hyperparameters
+        self.method = method
+        self.tolerance = tolerance
+        self.device = device
+        self.progress = progress
+        self.random_state = random_state
+        self.interactions = interactions
+        self.interaction_nats = interaction_nats
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = self.missing != "error"
+        tags.input_tags.categorical = True
+        tags.input_tags.string = True
+        return tags
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "_fitted")
+
+    # ------------------------------------------------------------------ the fit
+
+    @abstractmethod
+    def _encode_response(self, y: Any) -> tuple[np.ndarray, Family]:
+        """Responses as numbers, and their distribution."""
+
+    def _fit(self, X: Any, y: Any, sample_weight: Any, arguments: Mapping[str, Any]) -> Any:
+        self._check_options()
+        response = self._response_name()
+        given = {"y": response if y is None else y, "sample_weight": sample_weight, **arguments}
+        if given["y"] is None:
+            raise ValueError(
+                f"{type(self).__name__} requires y to be passed, but the target y is None (a formula may name it)"
+            )
+        parts = stream_of(X, given)
+        given = given if parts is None else parts[1]
+        columns, levels = columns_of_terms(self.terms)
+        named = [name for name in given.values() if isinstance(name, str)]
+        apart = named if columns is None else [given["y"]]
+        self._set_apart = list(dict.fromkeys(name for name in [*apart, response] if isinstance(name, str)))
+        stream = None if parts is None else parts[0]
+        with warnings_at_caller(depth=2):
+            found = self._fit_table(X, given) if stream is None else self._fit_stream(stream, given, columns, levels)
+        self._fitted, self.result_, self.deviance_explained_, self.interactions_ = found
+        self.family_ = self._fitted.family
+        return self
+
+    def _fit_table(self, X: Any, given: Mapping[str, Any]) -> FitOfDesign:
+        """The fit to a table in memory and arguments with a value for each row, or the names of its columns."""
+        X, given = take_columns(X, given)
+        frame = as_frame(self, drop_columns(X, self._set_apart), reset=True)
+        response = given.pop("y")
+        y, family = self._encode_response(response)
+        check_consistent_length(frame, y)
+        weights = _check_sample_weight(
+            given.pop("sample_weight"), frame.to_numpy(), dtype=np.float64, ensure_non_negative=True
+        )
+        rows = self._rows(frame, y, weights, family, given)
+        self._note_rows(Seen.of(*rows[1:]))
+        design = self._design(family, rows.frame)
+        refuse_response(response, frame, design.columns)
+        return fit_design(design, family, *rows, self._options(), self._limits())
+
+    def _fit_stream(
+        self, stream: Stream, given: Mapping[str, Any], columns: list[str] | None, levels: set[str]
+    ) -> FitOfDesign:
+        """The fit to rows that are read in parts, of whose columns arguments are."""
+        if self._limits() is not None:
+            raise ValueError(
+                f"interactions must be 0 where X is read in parts, got {self.interactions!r}: look for them in a table "
+                "of some rows, and give them as terms"
+            )
+        if self.hyperparameters == "integrated":
+            raise ValueError("hyperparameters must be 'auto' or 'point' where X is read in parts, got 'integrated'")
+        weights, named = given["sample_weight"], [name for name in given.values() if isinstance(name, str)]
+        if weights is not None and not isinstance(weights, str):
+            raise TypeError(f"sample_weight must be the name of a column, as X is read in parts, got {weights!r}")
+        options, features = self._options(), columns
+        columns = None if columns is None else list(dict.fromkeys([*columns, *named]))
+        levels = levels | {given["y"]} if is_classifier(self) else levels
+        found = survey((with_weight(frame, weights) for frame in stream.frames(columns)), levels, options.seed)
+        _, family = self._encode_response(found.frame[given["y"]])
+        arguments = {name: value for name, value in given.items() if name not in ("y", "sample_weight")}
+
+        def reader(frame: pd.DataFrame) -> Rows:
+            frame = with_weight(frame, weights)
+            own = np.ones(len(frame)) if weights is None else frame[weights].to_numpy(np.float64)
+            return self._rows(frame, self._responses(frame[given["y"]]), own, family, take_columns(frame, arguments)[1])
+
+        frame = found.frame.drop(columns=named) if features is None else found.frame[features]
+        as_frame(self, frame if stream.array is None else stream.array[:2], reset=True)
+        self._note_rows(Seen.joined(Seen.of(*reader(part)[1:]) for part in stream.frames(named)))
+        return fit_stream(self._design(family, frame), family, stream, columns, found, reader, options)
+
+    def _rows(
+        self, frame: pd.DataFrame, y: np.ndarray, weights: np.ndarray, family: Family, arguments: Mapping[str, Any]
+    ) -> Rows:
+        """The rows with a positive weight, whose responses the family can have."""
+        rows = self._row_arguments(family, arguments, len(frame))
+        used = weights > 0
+        if not used.all():
+            frame, y, weights = frame[used], y[used], weights[used]
+            rows = {name: value[used] for name, value in rows.items()}
+        family.check(y, rows.get("trials"))
+        return Rows(frame, y, weights, rows)
+
+    def _note_rows(self, seen: Seen) -> None:
+        if seen.num_rows < 2:
+            raise ValueError(f"n_samples={seen.num_rows} with a positive weight, but a fit needs at least 2")
+        self.n_rows_, self._seen = seen.num_rows, seen
+
+    def _design(self, family: Family, frame: pd.DataFrame) -> Design:
+        """The terms for some data."""
+        specification = read_specification(self.terms, family.parameters)
+        design = Design(
+            specification.terms(frame),
+            tuple(family.parameters),
+            self.kernel,
+            self.num_inducing,
+            self.missing,
+            specification.has_intercepts if family.name != "ordinal" else (False,),
+        )
+        self._needed = None if specification.is_automatic else design.columns
+        return design
+
+    def _check_options(self) -> None:
+        checks.choice("kernel", self.kernel, KERNELS)
+        checks.choice("missing", self.missing, MISSING)
+        if self.num_inducing is not None:
+            checks.integer("num_inducing", self.num_inducing, least=3)
+        checks.choice("posterior", self.posterior, ("auto", "coupled", "block_low_rank", "low_rank", "mean_field"))
+        checks.choice("hyperparameters", self.hyperparameters, HYPERPARAMETERS)
+        checks.choice("method", self.method, ("auto", "rows", "bins", "minibatches"))
+        checks.number("tolerance", self.tolerance, above=0)
+        checks.flag("progress", self.progress)
+        if isinstance(self.interactions, str):
+            checks.choice("interactions", self.interactions, ("auto",))
+        else:
+            checks.integer("interactions", self.interactions, least=0)
+        checks.number("interaction_nats", self.interaction_nats, least=0)
+        if not isinstance(self.device, str):
+            raise TypeError(
+                f"device must be 'auto', 'cpu' or the name of another device, got {checks.shown(self.device)}"
+            )
+
+    def _limits(self) -> Limits | None:
+        """Which interactions are added; None for none."""
+        most = None if isinstance(self.interactions, str) else int(self.interactions)
+        return None if most == 0 else Limits(most, self.interaction_nats)
+
+    def _options(self) -> Options:
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        return Options(
+            self.method, self.tolerance, self.posterior, self.device, self.progress, seed, self.hyperparameters
+        )
+
+    def _response_name(self) -> str | None:
+        terms = self.terms
+        if isinstance(terms, Mapping):
+            terms = list(terms.values())
+        first = terms[0] if isinstance(terms, list | tuple) and terms else terms
+        if not isinstance(first, str) or "~" not in first:
+            return None
+        return read_specification(first, ("mean",)).response
+
+    def _row_arguments(self, family: Family, arguments: Mapping[str, Any], num_rows: int) -> dict[str, np.ndarray]:
+        """The row-wise arguments that are given, which the family must read."""
+        found = {}
+        for name, value in arguments.items():
+            rows = as_rows(name, value, num_rows)
+            if rows is None:
+                continue
+            if name != "offset" and name not in family.arguments:
+                raise ValueError(f"family {family.name!r} reads no {name}")
+            if name != "offset" and (rows <= 0).any():
+                raise ValueError(f"{name} must be positive, but is not in {int((rows <= 0).sum())} of {num_rows} rows")
+            found[name] = rows
+        return found
+
+    # ------------------------------------------------------------------ what was fitted
+
+    @property
+    def model_(self) -> Any:
+        """The model of the package, an :class:`~gpytorch_gam.AdditiveGP` in units of the fit."""
+        return self._checked().model
+
+    @property
+    def likelihood_(self) -> Any:
+        """Its likelihood."""
+        return self._checked().likelihood
+
+    @property
+    def bound_(self) -> float:
+        """
+        The evidence lower bound in nats, of responses in their units (that of ``result_`` is of scaled ones): the
+        larger the better among models of the same responses, see :func:`~gpytorch_gam.gam.compare`.
+        """
+        fitted = self._checked()
+        if self.result_ is None:
+            return float("nan")
+        return self.result_.bound - self._seen.weight * math.log(fitted.units.scale)
+
+    @property
+    def hyperparameters_(self) -> str:
+        """Whether hyperparameters are integrated out or point estimates, and why."""
+        return self._checked().hyperparameters
+
+    @property
+    def terms_(self) -> list[str]:
+        """The labels of the terms."""
+        return [part.label for part in self._checked().parts]
+
+    # ------------------------------------------------------------------ reading tables
+
+    def _checked(self) -> Fitted:
+        check_is_fitted(self)
+        return self._fitted
+
+    def _part(self, term: str) -> tuple[Fitted, Part]:
+        fitted = self._checked()
+        if not isinstance(term, str):
+            raise TypeError(f"term must be the label of a term, got {checks.shown(term)}")
+        return fitted, fitted.part(term)
+
+    def _read(self, X: Any, arguments: Mapping[str, Any]) -> tuple[Fitted, pd.DataFrame, Any, dict[str, Any]]:
+        """The fitted model, the data frame, its inputs, and row-wise arguments in units of the fit."""
+        fitted = self._checked()
+        X, arguments = take_columns(X, arguments)
+        frame = self._columns_of(X)
+        x = fitted.design.inputs(frame)
+        rows = self._row_arguments(fitted.family, arguments, len(frame))
+        return fitted, frame, x, fit_arguments(fitted.family, fitted.units.scale, rows)
+
+    def _frame(self, X: Any) -> pd.DataFrame:
+        """A table as a data frame of the columns that predictions read."""
+        return self._columns_of(take_columns(X, {})[0])
+
+    def _checked_columns(self) -> list[str] | None:
+        """The columns that predictions read; None for all."""
+        self._checked()
+        return self._needed
+
+    def _columns_of(self, X: Any) -> pd.DataFrame:
+        """A table without the columns that are no features."""
+        X = drop_columns(X, self._set_apart) if self._needed is None else X
+        return as_frame(self, X, reset=False, needed=self._needed)
+
+    def _observed(
+        self, X: Any, y: Any, sample_weight: Any, arguments: Mapping[str, Any]
+    ) -> tuple[Fitted, Any, np.ndarray, np.ndarray, dict[str, Any]]:
+        """The fitted model, inputs, responses in units of the fit, weights and row-wise arguments of some rows."""
+        y = self._response_name() if y is None else y
+        if y is None:
+            raise ValueError("y is None, and no formula names the response: pass the responses, or their column")
+        X, given = take_columns(X, {"y": y, "sample_weight": sample_weight})
+        fitted, frame, x, rows = self._read(X, arguments)
+        values = self._responses(given["y"])
+        check_consistent_length(frame, values)
+        fitted.family.check(values, rows["trials"].numpy() if "trials" in rows else None)
+        weights = as_rows("sample_weight", given["sample_weight"], len(values))
+        weights = np.ones(len(values)) if weights is None else weights
+        if (weights < 0).any():
+            raise ValueError(f"sample_weight must not be negative, but is in {int((weights < 0).sum())} rows")
+        if not weights.any():
+            raise ValueError(f"sample_weight is zero in all of {len(weights)} rows: at least one must count")
+        return fitted, x, (values - fitted.units.centre) / fitted.units.scale, weights, rows
+
+    @abstractmethod
+    def _responses(self, y: Any) -> np.ndarray:
+        """Responses of further rows as numbers."""
+
+    # ------------------------------------------------------------------ files
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """
+        Write the fitted estimator to a file of safetensors, which :meth:`load` reads.
+
+        :param path: The name of the file, which is replaced if it exists.
+        """
+        files.write(path, self, self._checked())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Any:
+        """
+        A fitted estimator from a file that :meth:`save` has written. A file cannot run code.
+
+        :param path: The name of the file.
+        :raises FileError: If the file is damaged, was written by a newer version, or holds another estimator.
+        """
+        with files.reading(path):
+            description, fitted = files.read(path)
+            if description["estimator"] != cls.__name__:
+                raise files.FileError(f"{os.fspath(path)!r} holds a {description['estimator']}: use its load")
+            found = cls(**{name: files.from_plain(value) for name, value in description["parameters"].items()})
+            found._fitted, found.family_ = fitted, fitted.family
+            found.result_ = files.result_of_description(description["result"])
+            found._seen = Seen(**description["seen"])
+            found.n_rows_, found.deviance_explained_ = description["n_rows"], description["deviance_explained"]
+            found.interactions_ = interactions_of_description(description["interactions"])
+            found.n_features_in_ = description["n_features_in"]
+            if description["feature_names_in"] is not None:
+                found.feature_names_in_ = np.array(description["feature_names_in"], dtype=object)
+            found._set_apart, found._needed = description["set_apart"], description["needed"]
+            classes = files.classes_of_description(description["classes"])
+            if classes is not None:
+                found.classes_ = classes
+            return found

@@ -1,0 +1,385 @@
+"""What can be asked of any fitted estimator: its effects, summaries, pictures, residuals and scores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from sklearn.utils import check_random_state
+
+from gpytorch_gam import _checks as checks
+from gpytorch_gam.diagnostics import LeaveOneOut
+
+from . import pictures
+from ._estimator import GAMEstimator
+from .design import Part
+from .draws import FunctionDraws, draw_functions
+from .effects import grid_of, is_curve, period_in_units
+from .prediction import predictor_moments, term_moments, term_table
+from .residuals import quantile_residuals, working_residuals
+from .response_scale import SCALES, scaled_effect_table
+from .scores import Seen, left_out, log_densities
+from .streams import in_parts
+from .summary import Summary, intercept_table, summarise
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+class FittedGAM(GAMEstimator):
+    """Predictors and effects, summaries, pictures, residuals and scores, whatever the response is."""
+
+    # ------------------------------------------------------------------ predictions of the predictor
+
+    @in_parts
+    def outside_range(self, X: Any) -> pd.DataFrame:
+        """
+        Which values lie outside of what the fit has seen: beyond the range of a number, or unseen levels. Effects are
+        extrapolated there, and their bands tell how uncertain that is under the prior.
+
+        :param X: A table of the columns of the fit.
+        :return: A data frame of booleans, with the columns that have a range or levels.
+        """
+        return self._checked().design.outside(self._columns_of(X))
+
+    @in_parts
+    def predict_terms(
+        self,
+        X: Any,
+        *,
+        only: Sequence[str] | str | None = None,
+        exclude: Sequence[str] | str | None = None,
+        level: float = 0.95,
+    ) -> pd.DataFrame:
+        """
+        The effect of each term with a pointwise credible band, on the scale of its predictor. Effects and the intercept
+        add up to the predictor.
+
+        Effects are centred: smooth ones, their lines included, and interactions of ``te`` have mean zero over the
+        values of each column in the data of the fit, each value counting once for each row (periodic ones over the
+        period), and those of ``f`` over its levels, each level counting once. Random effects (``re``, ``fs``) are
+        not: they have mean zero a priori. Effects with a numeric ``by`` are multiplied by it and not centred.
+
+        :param X: A table of the columns of the fit.
+        :param only: Labels of terms, such as ``["s(age)"]``; default all.
+        :param exclude: Labels of terms to leave out, instead of ``only``.
+        :param level: The probability of the bands.
+        :return: A data frame with two levels of columns: the term, and ``mean``, ``std``, ``lower`` and ``upper``.
+        """
+        level = checks.number("level", level, above=0, below=1)
+        fitted, frame, x, _ = self._read(X, {})
+        return term_table(fitted, x, fitted.chosen(only, exclude), level, frame.index)
+
+    def intercepts(self, return_std: bool = False) -> Any:
+        """
+        The posterior mean of the intercept of each predictor, in its units: the predictor where all effects are zero,
+        which is about its mean over the data, as effects are centred (see :meth:`predict_terms`).
+
+        :param return_std: Whether to return posterior standard deviations as well.
+        :return: A series by the names of the predictors; with ``return_std`` a pair.
+        """
+        found = intercept_table(self._checked())
+        return (found["mean"], found["std"]) if checks.flag("return_std", return_std) else found["mean"]
+
+    @in_parts
+    def predict_link(
+        self,
+        X: Any,
+        *,
+        return_std: bool = False,
+        only: Sequence[str] | str | None = None,
+        exclude: Sequence[str] | str | None = None,
+        offset: Any = None,
+    ) -> Any:
+        """
+        The posterior mean of the predictor, on the scale of the link.
+
+        :param X: A table of the columns of the fit.
+        :param return_std: Whether to return its posterior standard deviation as well.
+        :param only: Labels of terms to include besides the intercept; default all.
+        :param exclude: Labels of terms to leave out, instead of ``only``.
+        :param offset: A number for each row that is added to the predictor.
+        :return: Means ``(n,)``, with several predictors ``(n, P)``; with ``return_std`` a pair.
+        """
+        fitted, _, x, arguments = self._read(X, {"offset": offset})
+        found = predictor_moments(fitted, x, arguments, fitted.chosen(only, exclude))
+        mean, deviation = (part[0] if part.shape[0] == 1 else part.T for part in found)
+        return (mean, deviation) if checks.flag("return_std", return_std) else mean
+
+    # ------------------------------------------------------------------ summaries and effects
+
+    def summary(self) -> Summary:
+        """The terms one by one and the fit as a whole: a :class:`~gpytorch_gam.gam.summary.Summary`, which prints."""
+        return summarise(self._checked(), self.result_, self.n_rows_, self.deviance_explained_, self.bound_)
+
+    def effect(
+        self,
+        term: str,
+        *,
+        num: int = 100,
+        level: float = 0.95,
+        simultaneous: bool = False,
+        scale: str = "link",
+    ) -> pd.DataFrame:
+        """
+        The effect of a term on a grid of its columns: what pictures show.
+
+        :param term: Its label, such as ``"s(age)"``.
+        :param num: Number of values of a numeric column.
+        :param level: The probability of the bands.
+        :param simultaneous: Whether to add the ends ``lower_all`` and ``upper_all`` of a band that holds the whole
+            function with that probability.
+        :param scale: ``"link"``, the effect on its predictor; or ``"response"``, the mean of the response (the
+            probability of the second class; of further predictors such as ``log_scale``, their exponential) if all
+            other effects are zero, with the uncertainty of the intercept.
+        :return: The columns of the term, ``mean``, ``lower`` and ``upper``, and on the link scale ``std``.
+        """
+        checks.integer("num", num, least=2)
+        checks.choice("scale", scale, SCALES)
+        fitted, part = self._part(term)
+        level = tails(level)[1] * 2 - 1
+        return scaled_effect_table(fitted, part, grid_of(fitted, part, num), level, simultaneous, scale)
+
+    def draw_functions(self, num: int = 100, random_state: Any = None) -> FunctionDraws:
+        """
+        Draw whole functions from the posterior, for the risk of a threshold, the place of a maximum, or contrasts.
+
+        :param num: Their number.
+        :param random_state: The seed, or a random state.
+        :return: Callables, see :class:`~gpytorch_gam.gam.draws.FunctionDraws`.
+        """
+        checks.integer("num", num, least=1)
+        seed = int(check_random_state(random_state).randint(2**31 - 1))
+        return draw_functions(self._checked(), self._frame, num, seed)
+
+    # ------------------------------------------------------------------ pictures
+
+    def plot(self, *, level: float = 0.95, scale: str = "link", sharey: bool = True) -> Figure:
+        """
+        Draw all effects, one panel each: see :meth:`plot_term`.
+
+        :param level: The probability of the bands.
+        :param scale: See :meth:`effect`.
+        :param sharey: Whether effects on the same predictor are shown in the same range, so that their sizes compare;
+            False shows each in its own. Surfaces have a bar of colours each.
+        :return: The figure of matplotlib.
+        """
+        fitted, look = self._checked(), self._look(level, scale)
+        return pictures.overview(fitted, look, checks.flag("sharey", sharey))
+
+    def _look(self, level: float, scale: str = "link", simultaneous: bool = True) -> pictures.Look:
+        checks.choice("scale", scale, SCALES)
+        checks.flag("simultaneous", simultaneous)
+        return pictures.Look(tails(level)[1] * 2 - 1, simultaneous, scale, self._shown_response())
+
+    def _shown_response(self) -> str:
+        """What pictures call the response."""
+        if self.family_.name == "binomial":
+            return f"class {self.classes_[1]}" if hasattr(self, "classes_") else "success"
+        return self._response_name() or "the response"
+
+    def plot_term(
+        self,
+        term: str,
+        X: Any = None,
+        y: Any = None,
+        *,
+        ax: Axes | None = None,
+        level: float = 0.95,
+        simultaneous: bool = True,
+        scale: str = "link",
+        offset: Any = None,
+        exposure: Any = None,
+        trials: Any = None,
+    ) -> Axes:
+        """
+        Draw the effect of a term: a curve with a band at each point, and a lighter one that holds the whole curve; a
+        surface, blank where there are no data; or the levels of a category.
+
+        :param term: Its label, such as ``"s(age)"``.
+        :param X: Rows whose partial residuals are drawn as points, of curves in the first predictor.
+        :param y: Their responses, or the name of their column; None if a formula names it.
+        :param ax: Axes to draw on; default new ones.
+        :param level: The probability of the bands.
+        :param simultaneous: Whether to draw the lighter band.
+        :param scale: See :meth:`effect`. Partial residuals are on the link scale.
+        :param offset: As for the fit, of the rows of X.
+        :param exposure: As for the fit, of the rows of X.
+        :param trials: As for the fit, of the rows of X.
+        """
+        fitted, part = self._part(term)
+        look, residuals = self._look(level, scale, simultaneous), None
+        if X is not None and scale == "response":
+            raise ValueError("X is given with scale='response', but partial residuals are on the link scale")
+        if X is not None and is_curve(part) and part.predictor == 0:
+            residuals = self._partial_residuals(part, X, y, {"offset": offset, "exposure": exposure, "trials": trials})
+        return pictures.plot_term(fitted, part, ax, look, residuals)
+
+    def _partial_residuals(self, part: Part, X: Any, y: Any, arguments: Mapping[str, Any]) -> tuple[Any, np.ndarray]:
+        """Values of the column of a curve, and the effect there plus residuals."""
+        fitted, x, scaled, _, rows = self._observed(X, y, None, arguments)
+        (effect,), _ = term_moments(fitted, x, [part])
+        values, period = self._read(X, {})[1][part.term.arguments[0]], period_in_units(part)
+        values = values if period is None else np.mod(values, period)
+        observed = fitted.units.centre + fitted.units.scale * scaled
+        return values, effect + working_residuals(fitted, x, observed, rows)
+
+    def plot_difference(
+        self, term: str, first: Any, second: Any, *, ax: Axes | None = None, level: float = 0.95
+    ) -> Axes:
+        """
+        Draw the difference of a term's curves between two levels, with a band at each point.
+
+        :param term: The label of a term of curves by levels, such as ``"s(age, by=sex)"``.
+        :param first: A level.
+        :param second: The level whose curve is subtracted.
+        :param ax: Axes to draw on; default new ones.
+        :param level: The probability of the band.
+        """
+        fitted, part = self._part(term)
+        by = part.term.columns[-1]
+        if len(part.term.columns) != 2 or (by, "levels") not in fitted.design.encodings:
+            raise ValueError(f"{term} has no curves by levels")
+        known = fitted.design.encoding(by, "levels").levels
+        for value in (first, second):
+            if value not in known:
+                raise ValueError(f"{value!r} is no level of {by!r}; levels are {list(known)}")
+        return pictures.plot_difference(fitted, part, by, (first, second), ax, self._look(level))
+
+    # ------------------------------------------------------------------ residuals and scores
+
+    def quantile_residuals(
+        self,
+        X: Any,
+        y: Any = None,
+        *,
+        offset: Any = None,
+        exposure: Any = None,
+        trials: Any = None,
+        random_state: Any = 0,
+    ) -> np.ndarray:
+        """
+        Randomised quantile residuals, which are standard normal if the model holds.
+
+        :param X: A table of the columns of the fit.
+        :param y: The responses, or the name of their column; None if a formula names it.
+        :param offset: As for the fit.
+        :param exposure: As for the fit.
+        :param trials: As for the fit.
+        :param random_state: Seed of what is drawn for responses that are counts or classes.
+        """
+        arguments = {"offset": offset, "exposure": exposure, "trials": trials}
+        fitted, x, values, _, rows = self._observed(X, y, None, arguments)
+        seed = int(check_random_state(random_state).randint(2**31 - 1))
+        return quantile_residuals(fitted, x, values, rows, seed)
+
+    def check(self, X: Any, y: Any = None, *, offset: Any = None, exposure: Any = None, trials: Any = None) -> Figure:
+        """
+        Draw quantile residuals against what they should be, against predictions, and against each column.
+
+        :param X: A table of the columns of the fit.
+        :param y: The responses, or the name of their column; None if a formula names it.
+        :param offset: As for the fit.
+        :param exposure: As for the fit.
+        :param trials: As for the fit.
+        :return: The figure of matplotlib.
+        """
+        arguments = {"offset": offset, "exposure": exposure, "trials": trials}
+        scores = self.quantile_residuals(X, y, **arguments)
+        fitted, frame, x, rows = self._read(X, arguments)
+        means = predictor_moments(fitted, x, rows, fitted.parts)[0, 0]
+        return pictures.plot_residuals(fitted, scores, means, frame[fitted.design.columns])
+
+    def log_density(
+        self, X: Any, y: Any = None, *, offset: Any = None, exposure: Any = None, trials: Any = None
+    ) -> Any:
+        """
+        The log predictive density of each of some rows, of counts and classes the log probability, in nats: the larger
+        the better. Rows of the fit are predicted too well: :meth:`leave_one_out` is for them.
+
+        :param X: A table of the columns of the fit.
+        :param y: The responses, or the name of their column; None if a formula names it.
+        :param offset: As for the fit.
+        :param exposure: As for the fit.
+        :param trials: As for the fit.
+        :return: Numbers ``(n,)``.
+        """
+        fitted, x, values, _, rows = self._observed(
+            X, y, None, {"offset": offset, "exposure": exposure, "trials": trials}
+        )
+        return log_densities(fitted, x, values, rows)
+
+    def log_score(
+        self,
+        X: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        *,
+        offset: Any = None,
+        exposure: Any = None,
+        trials: Any = None,
+    ) -> float:
+        """
+        The mean of :meth:`log_density` over rows: the log score, the negative of the log loss.
+
+        :param X: A table of the columns of the fit.
+        :param y: The responses, or the name of their column; None if a formula names it.
+        :param sample_weight: Weights of the rows, or the name of their column.
+        :param offset: As for the fit.
+        :param exposure: As for the fit.
+        :param trials: As for the fit.
+        """
+        arguments = {"offset": offset, "exposure": exposure, "trials": trials}
+        fitted, x, values, weights, rows = self._observed(X, y, sample_weight, arguments)
+        return float(np.average(log_densities(fitted, x, values, rows), weights=weights))
+
+    def leave_one_out(
+        self,
+        X: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        *,
+        offset: Any = None,
+        exposure: Any = None,
+        trials: Any = None,
+    ) -> LeaveOneOut:
+        """
+        The log predictive density of each row of the fit given all others, without refits: see
+        :func:`~gpytorch_gam.diagnostics.leave_one_out` for what this is and is not. Rows of weight zero are left out.
+
+        :param X: The data of the fit, which the estimator does not keep.
+        :param y: Its responses, or the name of their column; None if a formula names it.
+        :param sample_weight: As for the fit.
+        :param offset: As for the fit.
+        :param exposure: As for the fit.
+        :param trials: As for the fit.
+        :raises ValueError: If the responses or weights are not those of the fit.
+        """
+        arguments = {"offset": offset, "exposure": exposure, "trials": trials}
+        fitted, x, values, weights, rows = self._observed(X, y, sample_weight, arguments)
+        used = weights > 0
+        observed = values[used] * fitted.units.scale + fitted.units.centre
+        rows = {name: value[used] for name, value in rows.items()}
+        unit = fitted.units.scale if fitted.family.link == "identity" else 1.0
+        given = {name: value.numpy() * (unit if name == "offset" else 1.0) for name, value in rows.items()}
+        seen = Seen.of(observed, weights[used], given)
+        if not self._seen.is_like(seen):
+            raise ValueError(
+                f"X, y and sample_weight ({used.sum()} rows) are not those of the fit ({self.n_rows_} rows): "
+                "leave_one_out takes its data; log_density and log_score are for further rows"
+            )
+        if not self._seen.has_arguments_of(seen):
+            raise ValueError(
+                "offset, exposure or trials are not those of the fit: pass what fit was given, and nothing if it was "
+                "given none"
+            )
+        return left_out(fitted, x[used], values[used], weights[used], rows)
+
+
+def tails(level: float) -> tuple[float, float]:
+    """The probabilities that end an interval which holds this much in its middle."""
+    level = checks.number("level", level, above=0, below=1)
+    return 0.5 - level / 2, 0.5 + level / 2
