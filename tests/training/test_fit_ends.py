@@ -218,6 +218,7 @@ def test_a_warning_is_given_once_and_from_where_the_fit_was_called() -> None:
     assert caught[0].filename == __file__
 
 
+@pytest.mark.filterwarnings("error")
 def test_warnings_as_errors_come_at_the_end_and_hide_no_other_error() -> None:
     model, likelihood, counts = make_model(), Chatty(), torch.poisson((1.0 + Y).exp())
     with pytest.raises(UserWarning, match="again"):

@@ -10,6 +10,7 @@ import gpytorch
 import pytest
 import torch
 from gpytorch.likelihoods import GaussianLikelihood
+from packaging.version import Version
 
 from gpytorch_gam import AdditiveGP
 from gpytorch_gam.components import AdditivePredictor
@@ -108,6 +109,8 @@ def test_results_do_not_depend_on_switches(run: Callable[..., torch.Tensor], con
 # Where a tensor is made on the default device instead of the data's, it has no values here.
 @pytest.mark.parametrize("name", ["fit", "polish", "initialize", "collapsed", "sobol", "concurvity", "uncertainty"])
 def test_results_do_not_depend_on_the_default_device(name: str) -> None:
+    if name == "fit" and Version(torch.__version__) < Version("2.11"):
+        pytest.skip("torch's own Adam counts its steps on the default device")
     problem = make_problem()
     expected = without_switches(TRAINED[name])
     make_problem()  # seeds

@@ -629,6 +629,7 @@ def test_a_periodic_component_reads_many_periods() -> None:
     assert (model(x).mean - f).square().mean().sqrt() < 0.01
 
 
+@pytest.mark.filterwarnings("error")
 def test_components_that_vary_within_bins_are_refused_or_said() -> None:
     x = torch.rand(500, 1).double()
     for size, error in ((1e-4, ValueError), (3e-3, DiscretizationWarning)):
