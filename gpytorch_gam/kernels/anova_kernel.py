@@ -57,7 +57,7 @@ class ANOVAKernel(BatchedKernel):
     dtype that the base kernel would give (the common one of inputs and parameters).
 
     **Other stationary kernels** (Matern, RQ, periodic, cosine, sums and products of them, ...) are evaluated in float64
-    throughout and rounded at the end. A Matern kernel under a uniform measure has closed forms. For all others
+    throughout and rounded at the end. A Matern kernel has closed forms under uniform and empirical measures. For others
     embeddings are by quadrature at ``num_quadrature_nodes`` nodes on each side of x: a call at n and m inputs takes
     about ``n m + 2 (n + m) num_quadrature_nodes`` evaluations of the base kernel a component. Periodic kernels need at
     least twelve nodes for each period in the range of the measure (in 17 standard deviations of a normal one) and raise
@@ -234,14 +234,16 @@ class ANOVAKernel(BatchedKernel):
     ) -> CentredParts:
         if debug.on():
             _check_nodes_per_period(kernel, self.measure, self.num_quadrature_nodes)
-        x1, x2_is_x1, x2 = x1.double(), x2 is x1, x2.double()
         # With e = k / k(0) - 1, its embedding mu and double mean nu:
         # k0 / k(0) = e + [ nu - mu(x) - (1 + mu(x)) mu(y) ] / (1 + nu)
         nodes, weights = self.measure.quadrature(self.num_quadrature_nodes)
-        node_embedding = self._embedding(kernel, nodes)
+        points = [nodes, x1.double()] if x2 is x1 else [nodes, x1.double(), x2.double()]
+        # One call serves all points, as closed forms have work that does not depend on their number.
+        batch_shape = torch.broadcast_shapes(*(part.shape[:-1] for part in points))
+        embedding = self._embedding(kernel, torch.cat([part.expand(*batch_shape, -1) for part in points], -1))
+        node_embedding, mu1, *others = embedding.split([part.shape[-1] for part in points], -1)
+        mu2 = others[0] if others else mu1
         double_mean = (weights * node_embedding).sum(-1, keepdim=True)  # (*batch, 1)
-        mu1 = self._embedding(kernel, x1)
-        mu2 = mu1 if x2_is_x1 else self._embedding(kernel, x2)
         if self.normalize:
             mean_variance = (-double_mean - (weights * node_embedding.square()).sum(-1, keepdim=True)) / (
                 1 + double_mean

@@ -115,7 +115,37 @@ def test_matern_means_keep_their_digits_at_every_lengthscale(nu, lengthscale):
     assert torch.isfinite(slope).all()
 
 
-def test_only_uniform_measures_have_closed_forms_for_matern_kernels():
+@pytest.mark.parametrize("lengthscale", [1e-2, 1.0, 1e3])
+@pytest.mark.parametrize("nu", [0.5, 1.5, 2.5])
+def test_matern_means_over_atoms_are_those_of_the_sums(nu, lengthscale):
+    generator = torch.Generator().manual_seed(0)
+    atoms = torch.randn(3, 20, dtype=torch.float64, generator=generator)
+    atoms[:, 5:8] = atoms[:, :1]  # ties, in no order
+    measure = Empirical(atoms, torch.rand(20, dtype=torch.float64, generator=generator))
+    far = torch.tensor([[-1e6, 1e6]], dtype=torch.float64).expand(3, -1)
+    x = torch.cat([atoms, 2 * torch.randn(3, 30, dtype=torch.float64, generator=generator), far], -1)
+    x[:, -5:-3] = atoms[0, :2]
+    rates = math.sqrt(2 * nu) / (lengthscale * torch.tensor([[1.0], [2.0], [0.5]], dtype=torch.float64))
+    x.requires_grad_(), rates.requires_grad_()
+
+    distance = (rates.unsqueeze(-1) * (x.unsqueeze(-1) - measure.atoms.unsqueeze(-2))).abs()
+    near = distance.clamp(max=50.0)  # beyond which the kernel is zero
+    polynomial = {0.5: 0 * near, 1.5: near, 2.5: near + near**2 / 3}[nu]
+    # The digits of 1 - k at short distances are those of expm1.
+    deviation = polynomial + (1 + polynomial) * torch.expm1(-near)
+    expected = (deviation * measure.weights.unsqueeze(-2)).sum(-1)
+    actual = measure.matern_deviation(x, rates, nu)
+    torch.testing.assert_close(actual, expected, rtol=1e-11, atol=0)
+
+    others = (slice(1, None), slice(20, None)) if nu == 0.5 else ...  # where the kernel has no kink
+    wanted, found = (torch.autograd.grad(each.sum(), (x, rates)) for each in (expected, actual))
+    torch.testing.assert_close(found[0][others], wanted[0][others], rtol=1e-10, atol=1e-14 * float(rates.max()))
+    torch.testing.assert_close(found[1], wanted[1], rtol=1e-10, atol=1e-13)
+    one = measure[1].matern_deviation(x[1], rates[1], nu)
+    torch.testing.assert_close(one, actual[1], rtol=1e-14, atol=0)
+
+
+def test_normal_measures_have_no_closed_forms_for_matern_kernels():
     assert Normal(0.0, 1.0).matern_deviation(torch.zeros(1).double(), torch.ones(1).double(), 1.5) is None
 
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from gpytorch.settings import trace_mode
 from torch import Tensor
 
 from gpytorch_gam import _checks as checks
+from gpytorch_gam.numerics.transforms import is_transformed
 
 from .._parameters import as_parameter, checked_weights
 from ..batch_shapes import resize_for_state
 from .measure import Measure, RBFConstants
+
+# At this distance a Matern kernel has fallen to 1e-19, while its polynomial is still small.
+_LARGEST_MATERN_DISTANCE = 50.0
 
 
 class Empirical(Measure):
@@ -19,8 +24,9 @@ class Empirical(Measure):
     The discrete distribution with the given atoms, for instance the observed values of an input.
 
     Components then have mean zero over the data themselves, as in mgcv's sum-to-zero constraint. Means are float64 sums
-    over all J atoms: a kernel evaluation at n inputs costs O(n J + J^2) a component beside the kernel matrix itself.
-    Keep J in the tens or low hundreds; :meth:`from_data` thins a column of data to that.
+    over all J atoms: a kernel evaluation at n inputs costs O(n J + J^2) a component beside the kernel matrix itself,
+    for Matern kernels O(n log J + J^2). Keep J in the tens or low hundreds; :meth:`from_data` thins a column of data to
+    that.
 
     Where a few atoms lie a hundred times further out than the rest, the standard deviation says little about the rest,
     and float32 errors of an RBF kernel rise to some 2e-4: transform such an input, or clip the atoms. In a long tail
@@ -108,7 +114,88 @@ class Empirical(Measure):
         moments = self._moments(lengthscale)
         return self._constants(lengthscale, moments), *self._embedding(x, lengthscale, moments)
 
+    def matern_deviation(self, x: Tensor, rate: Tensor, nu: float) -> Tensor | None:
+        """
+        See :meth:`Measure.matern_deviation`. The atoms on one side of x are those of its neighbour on that side, at a
+        further distance: a kernel is a polynomial times an exponential, so that their sum at x follows from sums there.
+        """
+        if trace_mode.on() or is_transformed(x, rate):
+            return None  # searches among sorted atoms know no such transformations
+        atoms, order = self.atoms.double().sort(-1)
+        weights = self._normalised_weights().gather(-1, order)
+        batch_shape = torch.broadcast_shapes(x.shape[:-1], atoms.shape[:-1], rate.shape[:-1])
+        place = torch.searchsorted(
+            atoms.expand(*batch_shape, -1).contiguous(), x.detach().expand(*batch_shape, -1).contiguous(), right=True
+        )
+        below, above = _sums_on_each_side(rate.unsqueeze(-1) * _distances(atoms), weights, nu)
+        padded = torch.cat([atoms[..., :1], atoms, atoms[..., -1:]], -1)
+        from_below, to_above = (_taken(part, place) for part in (padded[..., :-1], padded[..., 1:]))
+        left = _matern_sum(rate * (x - from_below), _Sums(*(_taken(part, place) for part in below)), nu)
+        right = _matern_sum(rate * (to_above - x), _Sums(*(_taken(part, place) for part in above)), nu)
+        return left + right
+
     def _normalised_weights(self) -> Tensor:
         # Conversion to float32 rounds the stored weights; their sum is restored in float64.
         weights = self.weights.double()
         return weights / weights.sum(-1, keepdim=True)
+
+
+class _Sums(NamedTuple):
+    r"""Sums over atoms on one side of a point, with weights w, at scaled distances v from it."""
+
+    exponential: Tensor  # of w exp(-v)
+    loss: Tensor  # of w (exp(-v) - 1)
+    slope: Tensor  # of w v exp(-v)
+    deviation: Tensor  # of w (p(v) exp(-v) - 1), p the polynomial of the Matern kernel
+
+
+def _distances(atoms: Tensor) -> Tensor:
+    return (atoms.unsqueeze(-1) - atoms.unsqueeze(-2)).abs()
+
+
+def _sums_on_each_side(distance: Tensor, weights: Tensor, nu: float) -> tuple[_Sums, _Sums]:
+    """
+    From scaled distances ``(*batch, J, J)`` between sorted atoms and their weights ``(*batch, J)``, the sums for each
+    of the J + 1 gaps between them: of the atoms below a gap at the highest of these, of those above at the lowest.
+    """
+    distance = distance.clamp(max=_LARGEST_MATERN_DISTANCE)
+    loss = torch.expm1(-distance)
+    exponential = 1 + loss
+    parts = _Sums(exponential, loss, distance * exponential, _matern_deviation(distance, loss, nu))
+    column = weights.unsqueeze(-1)
+    below = [(part.tril() @ column).squeeze(-1) for part in parts]
+    above = [(part.triu() @ column).squeeze(-1) for part in parts]
+    pad = torch.nn.functional.pad
+    return _Sums(*(pad(part, (1, 0)) for part in below)), _Sums(*(pad(part, (0, 1)) for part in above))
+
+
+def _taken(values: Tensor, place: Tensor) -> Tensor:
+    """Values ``(*batch, J + 1)`` at places ``(*batch, n)``."""
+    return values.expand(*place.shape[:-1], values.shape[-1]).gather(-1, place)
+
+
+def _matern_sum(distance: Tensor, sums: _Sums, nu: float) -> Tensor:
+    r"""
+    The sum of :math:`w (p(u + v) e^{-u - v} - 1)` at scaled distances :math:`u` from the nearest of the atoms, whose
+    own are :math:`v`, and with :math:`g(t) = p(t) e^{-t} - 1`
+
+    .. math::
+        g(u + v) = g(u) e^{-v} + e^{-u} g(v) - (e^{-u} - 1) (e^{-v} - 1) + c \, u e^{-u} v e^{-v} ,
+
+    where :math:`c = 2 / 3` if p is quadratic, and otherwise zero. At short distances all terms are of the order of the
+    result, which is of the second: none cancels another.
+    """
+    u = distance.clamp(0.0, _LARGEST_MATERN_DISTANCE)
+    loss = torch.expm1(-u)
+    exponential = 1 + loss
+    total = torch.addcmul(exponential * sums.deviation, _matern_deviation(u, loss, nu), sums.exponential)
+    total = total - loss * sums.loss
+    return total if nu < 2 else torch.addcmul(total, u * exponential, sums.slope, value=2 / 3)
+
+
+def _matern_deviation(distance: Tensor, loss: Tensor, nu: float) -> Tensor:
+    r""":math:`p(t) e^{-t} - 1` at scaled distances t, given :math:`e^{-t} - 1`."""
+    if nu == 0.5:
+        return loss
+    polynomial = distance if nu == 1.5 else torch.addcmul(distance, distance, distance, value=1 / 3)
+    return torch.addcmul(polynomial, loss, 1 + polynomial)
