@@ -139,7 +139,7 @@ def test_matern_means_over_atoms_are_those_of_the_sums(nu, lengthscale):
 
     others = (slice(1, None), slice(20, None)) if nu == 0.5 else ...  # where the kernel has no kink
     wanted, found = (torch.autograd.grad(each.sum(), (x, rates)) for each in (expected, actual))
-    torch.testing.assert_close(found[0][others], wanted[0][others], rtol=1e-10, atol=1e-14 * float(rates.max()))
+    torch.testing.assert_close(found[0][others], wanted[0][others], rtol=1e-10, atol=1e-14 * rates.max().item())
     torch.testing.assert_close(found[1], wanted[1], rtol=1e-10, atol=1e-13)
     one = measure[1].matern_deviation(x[1], rates[1], nu)
     torch.testing.assert_close(one, actual[1], rtol=1e-14, atol=0)
