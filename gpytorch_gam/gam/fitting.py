@@ -27,8 +27,8 @@ from .integration import integrated
 from .interactions import Limits, Start, search
 from .prediction import response_moments
 
-# Inducing variables up to which the posterior has a full covariance.
-_MOST_COUPLED = 500
+# Inducing variables up to which the posterior has a full covariance at the start, and with interactions after growth.
+_MOST_COUPLED, _MOST_COUPLED_LATER = 500, 1024
 
 # The share of the prior variance that is left where data determine everything: bands of millions of rows are narrow.
 JITTER = 1e-8
@@ -204,14 +204,14 @@ def make(
         predictor, likelihood = design.predictor(x), family.likelihood()
         if start is not None:
             start.copy_to(predictor, likelihood)
-        return _model(predictor, options), likelihood
+        return _model(predictor, options, _MOST_COUPLED if start is None else _MOST_COUPLED_LATER), likelihood
 
 
-def _model(predictor: AdditivePredictor, options: Options) -> AdditiveGP:
+def _model(predictor: AdditivePredictor, options: Options, most_coupled: int) -> AdditiveGP:
     if options.posterior != "auto":
         rank = "auto" if options.posterior in ("block_low_rank", "low_rank") else None
         return AdditiveGP(predictor, family=options.posterior, rank=rank)
-    if predictor.num_inducing_total <= _MOST_COUPLED and options.method != "minibatches":
+    if predictor.num_inducing_total <= most_coupled and options.method != "minibatches":
         return AdditiveGP(predictor, family="coupled")
     return AdditiveGP(predictor, family="block_low_rank", rank="auto")
 
