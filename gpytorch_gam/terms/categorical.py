@@ -29,7 +29,7 @@ from ._placements import GridPlacement, LevelPlacement
 _FACTOR_VARIANCE = 25.0
 
 # The first and the largest number of inducing points that a fit gives each level of a curve.
-_CURVE = (10, 40)
+_CURVE = (10, 160)
 
 # The shortest lengthscale of an ordinal kernel, in steps: neighbours then have a correlation of exp(-5).
 _SHORTEST_ORDINAL_LENGTHSCALE = 0.2

@@ -36,7 +36,7 @@ _MOST_REFERENCE_ROWS = 256
 
 # The first and the largest number of inducing points that a fit gives a smooth or a cyclic effect, a tensor along each
 # of its columns, and a spatial effect.
-_SMOOTH, _CYCLIC, _TENSOR, _SPATIAL = (16, 64), (12, 48), (7, 14), (64, 256)
+_SMOOTH, _CYCLIC, _TENSOR, _SPATIAL = (16, 256), (12, 192), (7, 20), (64, 512)
 
 
 def smooth(

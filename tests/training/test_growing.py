@@ -104,7 +104,7 @@ def grown(gains: list[float], shortfalls: list[dict[str, float]], *groups: Compo
         ([], [{}], [16, 16]),
         ([3.0], [{"x0": 1.1, "x1": 0.9}, {"x0": 0.2, "x1": 0.9}], [32, 16]),
         ([0.1], [{"x0": 9.0, "x1": 0.9}, {"x0": 9.0, "x1": 0.9}], [32, 16]),  # the promise was not kept
-        ([9.0, 9.0], [{"x0": 9.0, "x1": 0.0}] * 2 + [{"x0": 9.0, "x1": 0.0}], [64, 16]),  # the largest number
+        ([9.0] * 4, [{"x0": 9.0, "x1": 0.0}] * 5, [256, 16]),  # the largest number
     ],
 )
 def test_growth_stops(gains: list[float], shortfalls: list[dict[str, float]], expected: list[int]) -> None:
@@ -126,7 +126,8 @@ def test_fits_are_loose_until_there_are_points_enough() -> None:
     assert model.predictor.groups[0].num_inducing == 64
     assert (found.bound, found.passes, found.evaluations) == (36.0, 4, 8)
     tolerances.clear()
-    grow(model.variational_strategy, run, lambda _: {}, tolerance=0.05)  # there are no more
+    fixed = model_of(smooth(0, num_inducing=64, **RANGE))
+    grow(fixed.variational_strategy, run, lambda _: {}, tolerance=0.05)
     assert tolerances == [0.05]
 
 
@@ -138,7 +139,7 @@ def test_components_of_a_group_grow_by_what_they_need_together() -> None:
 def test_all_points_together_have_a_limit() -> None:
     groups: list[Any] = [smooth(list(range(24)), **RANGE), smooth(24, **RANGE)]
     need = {f"x{column}": 5.0 for column in range(25)}
-    assert grown([500.0, 5.0], [need] * 3, *groups) == [32, 64]
+    assert grown([500.0, 5.0, 5.0], [need] * 4, *groups) == [32, 128]
 
 
 def test_minibatches_keep_the_first_number() -> None:
