@@ -16,6 +16,7 @@ from gpytorch_gam.optim.posterior.parameters import StructuredDistribution
 from gpytorch_gam.optim.rows.likelihood_check import is_gaussian, unwrapped
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 
+from ._growing import MOST_INDUCING
 from ._hyperparameters import hyperparameters_of
 from ._likelihood_step import is_deterministic
 from .discretized.discretized_fit import MAX_BINS, check_supported
@@ -146,6 +147,11 @@ def why_not_rows(
     if number > _MAX_HYPERPARAMETERS:
         return f"{number} hyperparameters are too many for a quasi-Newton method"
     return _why_no_passes(likelihood, batches)
+
+
+def most_inducing(method: str, num_data: int) -> int:
+    """The largest number of inducing points of all components that a fit by a method gives them."""
+    return min(MOST_INDUCING, _MAX_FEATURES // num_data) if method == "rows" else MOST_INDUCING
 
 
 def why_not_bins(model: gpytorch.models.ApproximateGP, likelihood: Likelihood, batches: Iterable[Any]) -> str | None:

@@ -18,7 +18,7 @@ WORTH, _KEPT_PROMISE = 1.0, 0.25
 _LOOSE = 1.0
 
 # Largest number of inducing points of all components together, because the work of a fit grows with its third power.
-_MOST_INDUCING = 1024
+MOST_INDUCING = 1024
 
 
 def grow(
@@ -26,6 +26,7 @@ def grow(
     run: Callable[[float, bool], Outcome],
     shortfalls: Callable[[Outcome], Mapping[str, float]],
     tolerance: float,
+    most_inducing: Callable[[], int] = lambda: MOST_INDUCING,
     *,
     keeps_posterior: bool = True,
 ) -> tuple[Outcome, dict[str, float]]:
@@ -38,6 +39,7 @@ def grow(
         maxima in the end. That takes long with many points: loose fits that go on from another one leave it out.
     :param shortfalls: Nats that more points would bring to each component, by name, see :func:`.inducing_shortfall`.
     :param tolerance: The tolerance of the last fit in nats.
+    :param most_inducing: Largest number of inducing points of all components together.
     :param keeps_posterior: Whether a fit starts from the posterior of the one before.
     :return: The outcome of all fits, and the last shortfalls.
     """
@@ -51,7 +53,7 @@ def grow(
             outcomes.append(run(each, each <= tolerance or not outcomes))
             found = shortfalls(outcomes[-1])
             pays = pays and outcomes[-1].bound - before >= min(WORTH, _KEPT_PROMISE * promised)
-            needy = _needy(strategy, found) if pays else []
+            needy = _needy(strategy, found, most_inducing()) if pays else []
             if not needy:
                 break
             strategy.add_inducing_points([name for group in needy for name in group.names], keeps_posterior)
@@ -63,7 +65,7 @@ def _can_grow(strategy: AdditiveVariationalStrategy) -> bool:
     return any(group.more_inducing_points() is not None for group in strategy.predictor.groups)
 
 
-def _needy(strategy: AdditiveVariationalStrategy, found: Mapping[str, float]) -> list[ComponentGroup]:
+def _needy(strategy: AdditiveVariationalStrategy, found: Mapping[str, float], most: int) -> list[ComponentGroup]:
     """The groups that more points are promised to pay, the neediest first, as far as all points are not too many."""
     total, needy = strategy.predictor.num_inducing_total, []
     for group in sorted(strategy.predictor.groups, key=lambda group: -_need(group, found)):
@@ -71,7 +73,7 @@ def _needy(strategy: AdditiveVariationalStrategy, found: Mapping[str, float]) ->
         if points is None:
             continue
         more = group.num_components * (points.shape[-2] - group.num_inducing)
-        if total + more <= _MOST_INDUCING:
+        if total + more <= most:
             total += more
             needy.append(group)
     return needy

@@ -16,7 +16,6 @@ from gpytorch.variational import CholeskyVariationalDistribution
 
 from gpytorch_gam import _checks as checks
 from gpytorch_gam._caught_warnings import warnings_at_caller
-from gpytorch_gam.data.whole_epochs import every_row
 from gpytorch_gam.optim.posterior.parameters import StructuredDistribution, validated_strategy
 from gpytorch_gam.optim.processes import Processes
 from gpytorch_gam.optim.rows.likelihood_check import check_number_of_predictors, with_noise_by_row
@@ -24,18 +23,15 @@ from gpytorch_gam.optim.rows.stream import num_rows_of
 from gpytorch_gam.warnings import ConvergenceWarning
 
 from ._choice import METHODS, Choice, choose, why_not_bins, why_not_minibatches, why_not_rows
-from ._data_sources import as_batches, as_minibatches
-from ._growing import grow
+from ._data_sources import as_batches
 from ._hyperparameters import at_bounds
-from ._minibatches import MinibatchOptions, fit_minibatches
+from ._method_runs import MethodRuns, RunOptions
+from ._minibatches import MinibatchOptions
 from ._progress import steps_shown
 from ._row_count import number_of_rows
-from ._row_fit import RowFit
-from .discretized.bin_shortfall import shortfall_at_bins
-from .discretized.discretized_fit import run_bins
 from .discretized.fit_statistics import FitStatistics
 from .fit_result import Epoch, FitResult, Outcome, Recorder
-from .shortfall import shortfall_of_batches, warn_of_shortfall
+from .shortfall import warn_of_shortfall
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -95,7 +91,9 @@ def fit(
 
     **Inducing points.** With rows, and bins in one process, terms whose ``num_inducing`` is ``"auto"`` get twice as
     many points, and the model is fitted again from where it is, while that promises the components of a term more than
-    a nat. Components that would still gain from more are named by an
+    a nat, up to sixteen times the first number (eight times with several columns), 1,024 in all, and features that fit
+    into memory. Where ``"auto"`` has begun with bins, and they would be too coarse for so many, it goes on with rows.
+    Components that would still gain from more are named by an
     :class:`~gpytorch_gam.warnings.InducingPointsWarning`, see :func:`~gpytorch_gam.training.inducing_shortfall`.
 
     Hyperparameters with their initial values start from the responses, see
@@ -175,65 +173,27 @@ def fit(
             print(f"fit by {choice.method}: {choice.reason}")
         shows_steps = progress and processes.leads and choice.method != "minibatches"
         record = Recorder(stack.enter_context(steps_shown(callback, shows_steps)))
-        by_rows: RowFit | None = None
-
-        def run(tolerance: float, jumps: bool = True) -> Outcome:
-            nonlocal by_rows
-            if choice.method == "rows":
-                by_rows = by_rows or RowFit.of_batches(model, likelihood, every_row(batches), processes, warm_start)
-                return by_rows.run(tolerance, record, jumps)
-            if choice.method == "bins":
-                return run_bins(model, likelihood, batches, max_bins, bins, tolerance, record, processes)
-            return fit_minibatches(
-                model,
-                likelihood,
-                as_minibatches(batches, is_chosen=isinstance(data, list) or data is batches),
-                num_rows,
-                options,
-                tolerance=tolerance,
-                warm_start=warm_start,
-                callback=callback,
-                progress=progress,
-                process_group=process_group,
-            )
-
-        def shortfalls_after(outcome: Outcome) -> dict[str, float]:
-            if by_rows is not None:
-                return by_rows.shortfalls()
-            if not (processes.leads and outcome.has_moved):
-                return {}
-            if isinstance(data, FitStatistics):
-                return shortfall_at_bins(strategy, likelihood, data.tables(strategy.predictor.device), data.bins)
-            if iter(batches) is batches:
-                return {}
-            seen = batches if choice.method == "minibatches" else every_row(batches)
-            return shortfall_of_batches(strategy, likelihood, seen, num_rows)
-
-        shortfalls: dict[str, float] | None = None
-        try:
-            if choice.method == "minibatches" or (choice.method == "bins" and not processes.is_alone):
-                outcome = run(tolerance)
-            else:
-                # Rows start from the sites of their last posterior; bins that are interrupted leave theirs.
-                keeps_posterior = choice.method == "bins"
-                outcome, shortfalls = grow(strategy, run, shortfalls_after, tolerance, keeps_posterior=keeps_posterior)
-            if by_rows is not None:
-                outcome = by_rows.finished(outcome)
-        except BaseException:
-            if record.history:
-                strategy.has_arrived = False
-            if by_rows is not None:
-                by_rows.leave()
-            raise
-        if shortfalls is None:
-            shortfalls = shortfalls_after(outcome)
+        wanted = RunOptions(tolerance, warm_start, max_bins, bins, options, callback, progress)
+        runs = MethodRuns(
+            model,
+            likelihood,
+            batches,
+            num_rows,
+            choice,
+            wanted,
+            record,
+            processes,
+            is_automatic=method == "auto",
+            are_minibatches=isinstance(data, list) or data is batches,
+        )
+        outcome, shortfalls = runs.finish()
         if processes.leads and outcome.has_moved:
             warn_of_shortfall(shortfalls)
             _warn_if_open(outcome, tolerance)
     strategy.has_arrived = None if math.isnan(outcome.open) else outcome.open <= tolerance
     return FitResult(
-        method=choice.method,
-        reason=choice.reason,
+        method=runs.choice.method,
+        reason=runs.choice.reason,
         bound=outcome.bound,
         history=outcome.history,
         gradient=outcome.gradient,

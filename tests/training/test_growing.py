@@ -17,6 +17,7 @@ from gpytorch_gam.training._growing import grow
 from gpytorch_gam.training.fit_result import Outcome
 from gpytorch_gam.warnings import InducingPointsWarning
 
+METHODS = ("auto", "rows")
 RANGE = {"low": 0.0, "high": 1.0}
 
 
@@ -49,6 +50,27 @@ def test_points_are_added_to_waves_and_not_to_a_line(method: str) -> None:
     straight = model_of(smooth(0, **RANGE), smooth(1, **RANGE))
     fit(straight, GaussianLikelihood().double(), (x, line), method=method)
     assert [group.num_inducing for group in straight.predictor.groups] == [16, 16, 1]
+
+
+def test_an_automatic_fit_leaves_bins_that_are_too_coarse_for_more_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_PATIENCE", "_FIXED", "_PER_ENTRY"):  # rows seem slow
+        monkeypatch.setattr(f"gpytorch_gam.training._choice.{name}", 0.0)
+    x = torch.linspace(0.0, 1.0, 300, dtype=torch.float64).unsqueeze(-1)
+    noise = 0.1 * torch.randn(300, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    y = torch.sin(120 * x[:, 0] ** 2) + noise
+    found = [fit(model_of(smooth(0, **RANGE)), GaussianLikelihood().double(), (x, y), method=m) for m in METHODS]
+    assert [result.method for result in found] == ["rows", "rows"]
+    assert "bins would blur" in found[0].reason
+    assert found[0].bound == pytest.approx(found[1].bound, abs=0.1)
+
+
+def test_points_are_as_many_as_their_features_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, _, waves = data()
+    monkeypatch.setattr("gpytorch_gam.training._choice._MAX_FEATURES", 20 * len(x))
+    model = model_of(smooth(1, **RANGE))
+    with pytest.warns(InducingPointsWarning):
+        fit(model, GaussianLikelihood().double(), (x, waves), method="rows")
+    assert model.predictor.groups[0].num_inducing == 16
 
 
 def test_a_fit_ends_where_one_with_as_many_points_from_the_start_ends() -> None:
