@@ -471,6 +471,8 @@ def _numbers_of_objects(values: np.ndarray) -> np.ndarray:
     if values.dtype.kind == "c":
         raise ValueError("Complex data not supported in y")
     others = {type(value).__name__ for value in values.tolist() if isinstance(value, date | timedelta)}
+    if values.dtype.kind in "mM":  # whose nanoseconds are integers in a list
+        others = {values.dtype.name}
     if others:
         raise TypeError(f"y holds {', '.join(sorted(others))}: give numbers, such as a number of days")
     return np.array(

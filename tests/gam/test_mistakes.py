@@ -43,7 +43,9 @@ def test_names_in_backticks(name: str) -> None:
         (dict(X), Y, TypeError, r"X is a dict: take pandas.DataFrame\(X\)"),
         (X.assign(a=np.nan), Y, ValueError, "column 'a' has (no value: leave it out|NaN in 40 of 40)"),
         (X.assign(a=[1, "x"] * 20), Y, TypeError, "column 'a' has number beside text"),
-        (X, pd.date_range("2020", periods=40), TypeError, "y holds datetime: give numbers"),
+        (X, pd.date_range("2020", periods=40), TypeError, r"y holds datetime64\[.s\]: give numbers"),
+        (X, np.arange(40).astype("timedelta64[ns]"), TypeError, r"y holds timedelta64\[ns\]: give numbers"),
+        (X, list(pd.date_range("2020", periods=40)), TypeError, "y holds Timestamp: give numbers"),
         (X, Y.astype(str), TypeError, "y holds text: convert it with pandas.to_numeric"),
     ],
 )
