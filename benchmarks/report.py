@@ -1,7 +1,8 @@
 """
 Runs benchmarks and keeps what they find in `results/NAME.json`: their numbers and what they print, with the command,
 the date, the commit, the versions, the hardware and the seconds. RESULTS.md, which is a page of the site, and the
-README's table of numbers are written from these files.
+README's tables of numbers are written from these files; other pages take theirs when the site is built
+(`site_numbers.py`).
 
     python benchmarks/report.py [NAME ...] [--list] [--write] [--quick]
 
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from _common import processor, write_json
+from site_numbers import readme_tables
 
 ROOT = Path(__file__).parents[1]
 README = "README.md"
@@ -83,6 +85,14 @@ SECTIONS = {
     ),
     "real_data": Section("Data frames and defaults, against peers", "python benchmarks/real_data.py"),
     "null_effects": Section("Tests of effects that are not there", "python benchmarks/null_effects.py"),
+    "calibration": Section(
+        "Bands of correlated effects", "python benchmarks/calibration.py --figure docs/calibration.png"
+    ),
+    "rank": Section("What a rank loses", "python benchmarks/rank.py"),
+    "polish": Section("What polishing gains", "python benchmarks/polish.py --sections factors components"),
+    "distributional": Section(
+        "Mean and spread of real data", "python examples/distributional.py --data ../shared/data"
+    ),
     "gam_calibration": Section("Coverage of bands and intervals", "python benchmarks/gam_calibration.py"),
     "starts": Section(
         "Small tables, from random hyperparameters",
@@ -165,43 +175,25 @@ def _section_text(name: str, found: Mapping[str, Any]) -> str:
     return f"`{found['command']}`\n\n{', '.join(facts)}; `{FILES}/{name}.json`.\n\n```text\n{printed}\n```"
 
 
-README_HEADER = "| | seconds | RMSE of the predictor | coverage of 95% bands |\n|---|---|---|---|\n"
-README_ROWS = {
-    "Gaussian: ours, by bins": ("gaussian", "fit by bins, 2 thread(s)"),
-    "`bam`, default bases": ("gaussian", "bam, default bases"),
-    "labels (probit): ours, by bins": ("labels", "fit by bins, 2 thread(s)"),
-    "`bam`, default bases ": ("labels", "bam, default bases"),
-}
-
-
-def readme_table(numbers: Mapping[str, Any], num_rows: int = 1_000_000) -> str:
-    """The README's table of numbers, from those of ``vs_bam``."""
-    summaries = {each["response"]: each["summary"] for each in numbers["results"] if each["num_rows"] == num_rows}
-    lines = []
-    for label, (response, peer) in README_ROWS.items():
-        found = summaries[response][peer]
-        rmse, coverage = f"{found['rmse']:.4f}".lstrip("0"), f"{found['coverage']:.3f}".lstrip("0")
-        lines.append(f"| {label.strip()} | {found['seconds']:.1f} | {rmse} | {coverage} |\n")
-    return README_HEADER + "".join(lines)
-
-
 def with_table(text: str, table: str) -> str:
-    """A text with another table of numbers."""
-    before, header, rest = text.partition(README_HEADER)
-    if not header:
-        raise SystemExit(f"{README} has no table that begins with\n{README_HEADER}")
+    """A text with another table in the place of the one with the same header."""
+    header = "".join(f"{line}\n" for line in table.split("\n")[:2])
+    before, found, rest = text.partition(header)
+    if not found:
+        raise SystemExit(f"{README} has no table that begins with\n{header}")
     rows = rest.split("\n")
     length = next(place for place, row in enumerate(rows) if not row.startswith("|"))
-    return before + table + "\n".join(rows[length:])
+    return "\n".join([before + table, *rows[length:]])
 
 
 def write_texts(root: Path) -> None:
-    """Write RESULTS.md and the README's table from the files."""
+    """Write RESULTS.md and the README's tables from the files."""
     records = read_records(root / FILES)
     (root / RESULTS).write_text(results_text(records))
-    if records.get("vs_bam", {}).get("numbers"):
-        readme = root / README
-        readme.write_text(with_table(readme.read_text(), readme_table(records["vs_bam"]["numbers"])))
+    text = (root / README).read_text()
+    for table in readme_tables(records):
+        text = with_table(text, table)
+    (root / README).write_text(text)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
