@@ -19,8 +19,7 @@ standardised by these; of labels the log loss. Seconds are those of the processo
 nats a row that the default gains, with the standard error over folds.
 
 What the file of `--json` holds already of peers is taken from there, unless `--refit`; with `--resume` what it holds
-of ours, too, so that sets and alternatives can be run one after the other. With `--page FILE` nothing is run, and the
-tables of the file are written into a page, between the lines that mark their places.
+of ours, too, so that sets and alternatives can be run one after the other.
 
     python benchmarks/real_data.py [--data ../shared/data] [--sets autompg ...] [--variants [DEFAULT ...]] [--json FILE]
 """
@@ -235,18 +234,6 @@ def show(results: list[dict[str, Any]]) -> None:
         print(variant_table(results))
 
 
-TABLES = {"scores": score_table, "seconds": seconds_table, "variants": variant_table}
-
-
-def with_tables(page: str, results: list[dict[str, Any]]) -> str:
-    """A page with the tables, each between the lines ``% NAME of real_data.py`` and ``% end``."""
-    for name, table in TABLES.items():
-        start, end = f"% {name} of real_data.py\n", "% end\n"
-        before, rest = page.split(start)
-        page = f"{before}{start}\n{table(results)}\n\n{end}{rest[rest.index(end) + len(end) :]}"
-    return page
-
-
 def _score(fits: Mapping[str, Any] | None) -> float:
     return math.nan if fits is None else statistics.mean(fits["nll"])
 
@@ -270,7 +257,6 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--interactions", action="store_true", help="also EBM with interactions")
     parser.add_argument("--refit", action="store_true", help="fit peers again that the file of --json holds")
     parser.add_argument("--resume", action="store_true", help="take also our fits from the file of --json")
-    parser.add_argument("--page", type=Path, help="page whose tables are written from the file of --json")
     return parser.parse_args(arguments)
 
 
@@ -278,9 +264,6 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     options = parse(arguments)
     torch.set_num_threads(1)
     found = read_known(options.json)
-    if options.page is not None:
-        options.page.write_text(with_tables(options.page.read_text(), found["results"]))
-        return found
     found["environment"] = describe_environment(torch.device("cpu"))
     if options.refit:
         found["peers"] = {}

@@ -89,7 +89,6 @@ SECTIONS = {
         "Bands of correlated effects", "python benchmarks/calibration.py --figure docs/calibration.png"
     ),
     "rank": Section("What a rank loses", "python benchmarks/rank.py"),
-    "polish": Section("What polishing gains", "python benchmarks/polish.py --sections factors components"),
     "distributional": Section(
         "Mean and spread of real data", "python examples/distributional.py --data ../shared/data"
     ),

@@ -21,7 +21,6 @@ def site_numbers(records: Records) -> dict[str, str]:
     return {
         "coverage_of_families": coverage_table(records, COVERAGES),
         **_ranks(records["rank"]["numbers"]["results"]),
-        **_polished(records["polish"]["numbers"]["results"]),
         **_false_alarms(records["null_effects"]["numbers"]),
         **_real_data(records["real_data"]["numbers"]["results"]),
         **_spreads(records["distributional"]["numbers"]),
@@ -92,23 +91,6 @@ def _ranks(results: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         "ranks_rows": str(largest["num_rows"]),
         "ranks_inducing": str(largest["num_components"] * largest["num_inducing"]),
     }
-
-
-def _polished(results: Mapping[str, Any]) -> dict[str, str]:
-    """What is lost before and after polishing, and how its time grows."""
-    rows = []
-    for family in ("block + low-rank, R = 32", "low-rank, auto", "mean-field"):
-        found = results["factors"][family]
-        ends = [_end(found[way]) for way in ("streamed", "dense")]
-        rows.append([family, _nats(found["trained_gap"]), *ends])
-    return {
-        "polished": markdown(["", "trained", "polished, streamed", "polished, dense"], rows),
-        "polished_exponent": f"{results['components']['exponents']['user_seconds']:.2f}",
-    }
-
-
-def _end(found: Mapping[str, Any]) -> str:
-    return f"{_nats(found['gap'])} (R = {found['rank']})" if found["rank"] else _nats(found["gap"])
 
 
 def _false_alarms(results: Sequence[Mapping[str, Any]]) -> dict[str, str]:

@@ -6,6 +6,7 @@ Sphinx configuration.
 
 import importlib.metadata
 import os
+import sys
 from abc import ABC
 from pathlib import Path
 
@@ -13,6 +14,11 @@ from docutils.nodes import TextElement, reference
 from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+from report import read_records  # noqa: E402
+from site_numbers import site_numbers  # noqa: E402
 
 project = "gpytorch-gam"
 author = "The gpytorch-gam developers"
@@ -23,13 +29,15 @@ extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.mathjax",
+    "sphinx-mathjax-offline",  # without a network, too
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
 ]
 exclude_patterns = ["_build"]
 suppress_warnings = ["mystnb.unknown_mime_type"]
 
-myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
+myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath", "substitution"]
+myst_substitutions = site_numbers(read_records(BENCHMARKS / "results"))  # measured numbers, {{ name }} in pages
 myst_heading_anchors = 3
 
 # Every page with code is run, once until it or the settings change; an error in a cell is an error of the build.

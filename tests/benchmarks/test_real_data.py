@@ -70,14 +70,6 @@ def test_runs_go_on_where_others_ended(
     assert not any(result["variants"] for result in json.loads(path.read_text())["results"])
 
 
-def test_the_tables_of_the_guide_are_those_of_the_file(script: ModuleType, tmp_path: Path) -> None:
-    page = DIRECTORY.parent / "docs/guide/data_frames.md"
-    copy = tmp_path / "page.md"
-    copy.write_text(page.read_text().replace("| ours |", "| theirs |"))
-    script.main(["--json", str(DIRECTORY / "results/real_data.json"), "--page", str(copy)])
-    assert copy.read_text() == page.read_text()
-
-
 def test_peers_are_not_fitted_again(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     sets, fits = sys.modules["_small_sets"], sys.modules["_small_peers"].Fits
     calls = []
