@@ -65,7 +65,9 @@ class GAMRegressor(RegressorMixin, FittedGAM):
         twenty to one.
     :ivar model_: The fitted model of the package.
     :ivar likelihood_: Its likelihood.
-    :ivar result_: What the fit has found, a :class:`~gpytorch_gam.training.FitResult`; None if it was interrupted.
+    :ivar result_: What the fit has found, a :class:`~gpytorch_gam.training.FitResult`; None if it was interrupted. Its
+        seconds are those of the whole fit: the search for interactions and the integration over hyperparameters, whose
+        own seconds ``hyperparameters_`` tells, too.
     :ivar hyperparameters_: Whether hyperparameters are integrated out or point estimates, and why.
     :ivar terms_: The labels of the terms.
     :ivar bound_: The evidence lower bound of responses in their units, in nats.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -55,7 +56,7 @@ class FitOfDesign(NamedTuple):
     """A fitted model and how well it does."""
 
     fitted: Fitted
-    result: FitResult | None  # None if the fit was interrupted
+    result: FitResult | None  # None if the fit was interrupted; its seconds are those of all that was done
     deviance_explained: float
     screened: pd.DataFrame | None  # the interactions that were looked for
 
@@ -82,6 +83,7 @@ def fit_design(
     :param options: How.
     :param limits: Which interactions are added; None for none.
     """
+    started = time.perf_counter()
     design.learn_columns(frame, weights)
     x = design.inputs(frame)
     units = units_of(family, y, weights, arguments)
@@ -102,6 +104,7 @@ def fit_design(
         x = fitted.design.inputs(frame)
     on = on_device((x, *more), fitted.model.predictor.device)
     fitted = integrated(fitted, on, len(y), result, options.hyperparameters)
+    result = None if result is None else replace(result, seconds=time.perf_counter() - started)
     some = np.linspace(0, len(y) - 1, min(len(y), _ROWS_OF_DEVIANCE)).round().astype(int)
     own = {name: value[some] for name, value in rows.items() if name != "weights"}
     explained = deviance_explained(fitted, x[some], y[some], weights[some], own)

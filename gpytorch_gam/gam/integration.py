@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from dataclasses import replace
 from typing import Any
@@ -38,6 +39,7 @@ def integrated(fitted: Fitted, data: Any, num_data: int, result: FitResult | Non
     against = _reason_against(fitted, result, wanted)
     if against is not None:
         return replace(fitted, hyperparameters=f"point estimates: {against}")
+    started = time.perf_counter()
     with warnings.catch_warnings(record=True) as given:
         warnings.simplefilter("always")
         try:
@@ -47,12 +49,15 @@ def integrated(fitted: Fitted, data: Any, num_data: int, result: FitResult | Non
         except KeyboardInterrupt:
             return replace(fitted, hyperparameters="point estimates: their uncertainty was interrupted")
     fitted = replace(fitted, intervals=found.intervals())
-    note = f"integrated over {len(found)} models"
+    took = f"in {time.perf_counter() - started:.1f} s"
+    note = f"integrated over {len(found)} models {took}"
     if any(issubclass(each.category, ConvergenceWarning) for each in given):
         note += ", at some of which the bound is higher than at the estimates"
     effective = 1.0 / found.weights.square().sum().item()
     if wanted == "auto" and len(found) > 1 and effective < min(_LEAST_EFFECTIVE, _LEAST_SHARE * len(found)):
-        return replace(fitted, hyperparameters=f"point estimates: of {len(found)} models, {effective:.1f} have weight")
+        return replace(
+            fitted, hyperparameters=f"point estimates: of {len(found)} models, {effective:.1f} have weight ({took})"
+        )
     mixture = ModelMixture(found.models, found.likelihoods, found.weights)
     return replace(fitted, mixture=mixture, hyperparameters=note)
 

@@ -106,7 +106,7 @@ def test_points_of_which_one_has_all_the_weight_are_given_up(monkeypatch: pytest
     monkeypatch.setattr("gpytorch_gam.gam.integration._LEAST_SHARE", 1000.0)
     x = table()
     assert re.match(
-        r"point estimates: of \d+ models, \d\.\d have weight",
+        r"point estimates: of \d+ models, \d\.\d have weight \(in \d+\.\d s\)",
         GAMRegressor([s("age", k=5)]).fit(x, responses(x)).hyperparameters_,
     )
     asked = GAMRegressor([s("age", k=5)], hyperparameters="integrated").fit(x, responses(x))
@@ -116,4 +116,8 @@ def test_points_of_which_one_has_all_the_weight_are_given_up(monkeypatch: pytest
 def test_the_two_points_of_a_single_hyperparameter_are_enough() -> None:
     x = table()[["subject"]]
     labels = np.random.default_rng(0).random(len(x)) < 0.2 + 0.6 * (x.subject > "p5")
-    assert GAMClassifier([random_effect("subject")]).fit(x, labels).hyperparameters_ == "integrated over 2 models"
+    assert (
+        GAMClassifier([random_effect("subject")])
+        .fit(x, labels)
+        .hyperparameters_.startswith("integrated over 2 models in ")
+    )
