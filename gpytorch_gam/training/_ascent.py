@@ -24,6 +24,13 @@ from ._row_bound import RowBound
 # single one is enough.
 _MAX_ROUNDS, _ROUGH = 4, 1.0
 
+# Largest number of evaluations of the bound in all searches. Hyperparameters of terms need some dozens to hundreds; the
+# weights of a network in front of the terms can be moved for ever.
+_MAX_EVALUATIONS = 1000
+
+# Number of steps whose gain is expected of as many further ones, where the bound has not arrived at a maximum.
+_NUM_RECENT = 20
+
 # A search ends where the next step is predicted to gain less than this share of the tolerance: gains left in many
 # directions add up.
 _SHARE_OF_TOLERANCE = 0.2
@@ -77,9 +84,9 @@ class Ascent:
     ) -> Arrival:
         """
         Climb until a further step is predicted to gain less than a share of ``tolerance`` nats, and if it ``jumps``, so
-        is a change of the lengthscales or the variance of one component. If this is interrupted, :meth:`restore_best`
-        goes to the best point seen. Another run, of an objective that has changed a little, begins with the curvatures
-        of this one.
+        is a change of the lengthscales or the variance of one component; or until all evaluations are spent. If this is
+        interrupted, :meth:`restore_best` goes to the best point seen. Another run, of an objective that has changed a
+        little, begins with the curvatures of this one.
         """
         self._begin()
         gain = _SHARE_OF_TOLERANCE * tolerance
@@ -98,6 +105,8 @@ class Ascent:
     def _jump(self, least_gain: float) -> bool:
         """Change single components from the best point; whether that promises to gain more than the least."""
         self.restore_best()
+        if self.evaluations >= _MAX_EVALUATIONS:
+            return False
         view = self._objective.site_view()
         if view is None:
             return False
@@ -109,19 +118,35 @@ class Ascent:
         return self._jumps.switched_off()
 
     def _climb(self, tolerance: float, max_steps: int, callback: Callable[[float], Any] | None) -> Arrival:
-        """Searches, all but the first with a fresh estimate of the curvature, until one gains hardly anything."""
-        gain, before, still_open = _SHARE_OF_TOLERANCE * tolerance, -math.inf, math.inf
+        """
+        Searches, all but the first with a fresh estimate of the curvature, until one gains hardly anything. Where none
+        does, the curvatures of many hyperparameters are not known well enough to say what is open: then at least as
+        much as the last steps have gained.
+        """
+        gain, values, before = _SHARE_OF_TOLERANCE * tolerance, list[float](), -math.inf
+
+        def note(value: float) -> None:
+            values.append(value)
+            if callback is not None:
+                callback(value)
+
         for number in range(_MAX_ROUNDS):
             if number > 0 or not self._has_curvatures:
                 self._newton.forget(self._information())
             self._has_curvatures = True
-            still_open = self._newton.maximise(self._seen, gain, max_steps, callback)
+            still_open = self._newton.maximise(self._seen, gain, max_steps, note, _MAX_EVALUATIONS)
             value = self._newton.value
             rise, before = value - before, value
             if still_open <= tolerance and (rise <= tolerance or tolerance >= _ROUGH):
+                return self._arrival(still_open, "the bound is at a maximum")
+            if self.evaluations >= _MAX_EVALUATIONS:
                 break
-        stopped = "the bound is at a maximum" if still_open <= tolerance else self._newton.stopped
-        return Arrival(before, largest(self._newton.gradient), still_open, stopped)
+        recent = value - values[-1 - _NUM_RECENT :][0] if values else 0.0
+        stopped = self._newton.stopped if still_open > tolerance else f"{number + 1} searches were made"
+        return self._arrival(max(still_open, recent), stopped)
+
+    def _arrival(self, still_open: float, stopped: str) -> Arrival:
+        return Arrival(self._newton.value, largest(self._newton.gradient), still_open, stopped)
 
     def _seen(self) -> Tensor:
         """The objective, whose best point is kept."""

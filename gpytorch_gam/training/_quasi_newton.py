@@ -107,9 +107,11 @@ class QuasiNewton:
         gain: float,
         max_steps: int,
         callback: Callable[[float], Any] | None = None,
+        max_evaluations: float = math.inf,
     ) -> float:
         """
-        Move uphill until the next step is predicted to gain less than ``gain``. Returns that prediction, which is
+        Move uphill until the next step is predicted to gain less than ``gain``, or as many evaluations as allowed have
+        been made since the beginning. Returns that prediction, which is
         larger if steps ran out or none led uphill any more. An ObjectiveError is raised if the objective is not finite
         at the start. ``callback`` is called with the objective after each step.
         """
@@ -126,6 +128,9 @@ class QuasiNewton:
             slope = (direction @ point.gradient).item()
             if 0.5 * slope <= gain:
                 self.stopped = "the bound is at a maximum"
+                break
+            if self.evaluations >= max_evaluations:
+                self.stopped = f"{max_evaluations} evaluations of the bound were made"
                 break
             new = self._search(objective, point, direction, slope)
             if new is None:

@@ -87,7 +87,9 @@ def fit(
     **The end.** The result holds the bound, its gradient in the hyperparameters, and the nats that are predicted to be
     still open. A fit that leaves more than ``tolerance``, or two nats after a given number of epochs or where they can
     only be estimated, gives a :class:`~gpytorch_gam.warnings.ConvergenceWarning`. Terms that rows and bins have
-    switched off on their way are looked at again before they end.
+    switched off on their way are looked at again before they end. Rows evaluate the bound a thousand times at most: a
+    model whose ``forward`` has a network in front of its terms has hardly ever arrived by then, and the result says by
+    how much the bound was still rising.
 
     **Inducing points.** With rows, and bins in one process, terms whose ``num_inducing`` is ``"auto"`` get twice as
     many points, and the model is fitted again from where it is, while that promises the components of a term more than

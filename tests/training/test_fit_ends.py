@@ -18,6 +18,7 @@ from gpytorch_gam import AdditiveGP, AdditivePredictor, fit
 from gpytorch_gam.likelihoods import PoissonLikelihood
 from gpytorch_gam.terms import constant, smooth
 from gpytorch_gam.training import Epoch, FitResult
+from gpytorch_gam.warnings import ConvergenceWarning
 
 NUM_ROWS = 40
 X = torch.rand(NUM_ROWS, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -78,6 +79,35 @@ def test_an_error_of_the_likelihood_comes_out_as_it_is(way: dict[str, Any]) -> N
             fit(model, likelihood, (X, counts), **way)
         likelihood.left = math.inf
         assert math.isfinite(bound_of(model.eval(), likelihood.eval(), X, counts))
+
+
+class _Network(AdditiveGP):
+    """Has a network in front of its terms."""
+
+    def __init__(self) -> None:
+        super().__init__(make_model().predictor)
+        layers = torch.nn.Linear(2, 12), torch.nn.Tanh(), torch.nn.Linear(12, 2), torch.nn.Sigmoid()
+        self.network = torch.nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(self.network(x))
+
+
+@pytest.mark.parametrize(("budget", "reason"), [(30, "30 evaluations of the bound were made"), (10**6, None)])
+def test_a_network_in_front_of_the_terms_ends_with_what_is_open(
+    budget: int, reason: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpytorch_gam.training._ascent._MAX_EVALUATIONS", budget)
+    monkeypatch.setattr("gpytorch_gam.training._row_fit._MAX_STEPS", 15)
+    torch.manual_seed(0)
+    model = _Network().double()
+    with pytest.warns(ConvergenceWarning, match=reason or "15 steps were taken"):
+        found = fit(model, GaussianLikelihood().double(), (X, Y), **ROWS)
+    bounds = [epoch.elbo for epoch in found.history]
+    assert not found.converged and found.open > 0.05
+    if reason is not None:
+        assert budget <= found.evaluations < budget + 30  # a search in progress is finished
+        assert found.open >= bounds[-1] - bounds[-21:][0] - 1e-9
 
 
 # --------------------------------------------------------------------------------------------------- few or poor data
