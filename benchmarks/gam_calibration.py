@@ -1,13 +1,17 @@
 """
 Claim: what the estimators say of their uncertainty is true, by their public methods and with their defaults.
 
-    python benchmarks/gam_calibration.py [--sections curve noise units levels draws mgcv] [--data FOLDER] [--json FILE]
+    python benchmarks/gam_calibration.py [--sections curve integration noise units levels draws mgcv] [--data FOLDER]
+        [--json FILE]
 
 - curve: y = sin 6x + N(0, .25^2), 2000 rows. Intervals of new observations and bands of the function hold what they
   should as often as they say, pointwise and as whole curves. A sine is smoother than what a Matern kernel expects, so
   that bands are too wide for it; over curves that are as rough as the kernel says, they have to be right.
+- integration: hyperparameters integrated out against point estimates, in tables of 50, 100 and 200 rows with four
+  effects: a sine, a random curve, nearly a line, and none at all. Coverage of bands of the effects and of intervals,
+  the width of the bands, and the log score of further rows; for normal responses and for labels.
 - noise: of twenty columns, five have effects. The others get next to no share of the variance, and the p-values of the
-  summary call few of them effects.
+  summary call few of them effects. These are at the estimates of the hyperparameters, whose integration is left out.
 - units: columns and responses in other units, shifted far from zero, give the same fit.
 - levels: a random effect of 200 names, of which 50 are unseen when predicting.
 - draws: functions drawn from the posterior have its moments, at, between and beyond the data.
@@ -23,6 +27,8 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +37,8 @@ import pandas as pd
 import torch
 from _common import describe_environment, print_table, script_parser, write_json
 
-from gpytorch_gam.gam import GAMRegressor, f, fs, re, s, te
+from gpytorch_gam.gam import GAMClassifier, GAMRegressor, f, fs, re, s, te
+from gpytorch_gam.gam.fitted import alone
 
 
 class Finding(NamedTuple):
@@ -58,9 +65,12 @@ class Sizes(NamedTuple):
     level_fits: int
     num_draws: int
     draw_rows: int
+    small_tables: int
+    small_rows: tuple[int, ...]
 
 
-FULL, QUICK = Sizes(100, 2000, 12, 500, 10, 1000, 1500), Sizes(1, 60, 1, 60, 1, 50, 60)
+FULL = Sizes(100, 2000, 40, 500, 10, 1000, 1500, 60, (50, 100, 200))
+QUICK = Sizes(1, 60, 1, 60, 1, 50, 60, 1, (50,))
 
 Section = Callable[[Sizes, Path], Iterator[Finding]]
 
@@ -124,6 +134,92 @@ def _held(
     yield bool(is_inside(effect, grid.lower_all, grid.upper_all).all())
 
 
+# ------------------------------------------------------------------------------------ hyperparameters integrated or not
+
+
+def integration(sizes: Sizes, folder: Path) -> Iterator[Finding]:
+    """What integration gains over the same fit with point estimates."""
+    for estimator, response in ((GAMRegressor, "numbers"), (GAMClassifier, "labels")):
+        for num_rows in sizes.small_rows:
+            pairs = [_small_table(estimator, seed, num_rows) for seed in range(sizes.small_tables)]
+            yield from _gains(f"{num_rows} {response}", pairs)
+
+
+def _gains(name: str, pairs: Sequence[tuple[Measures, Measures]]) -> Iterator[Finding]:
+    """What holds with hyperparameters integrated out, and how much more than with point estimates."""
+    for claim in pairs[0][0]:
+        ours, points = (np.array([each[claim] for each in side]) for side in zip(*pairs, strict=True))
+        if claim == "log score":
+            yield mean_finding(f"{name}, log score gained, thousandths of a nat", 1000 * (ours - points), 0.0, 100.0)
+        elif claim == "width of bands":
+            yield mean_finding(f"{name}, width of bands over that at point estimates", ours / points, 1.0, 1.5)
+        else:
+            level = float(claim.partition("%")[0]) / 100
+            yield mean_finding(f"{name}, {claim}", ours, level - 0.03, level + 0.03)
+            yield mean_finding(f"{name}, {claim}: more than at point estimates", ours - points, 0.0, 1.0)
+
+
+Measures = dict[str, float]
+
+
+def _small_table(estimator: type, seed: int, num_rows: int) -> tuple[Measures, Measures]:
+    """What the bands and intervals of one fit hold, with its hyperparameters integrated out and at their estimates."""
+    random = np.random.default_rng(seed)
+    effects, is_labels = _small_truth(random), estimator is GAMClassifier
+    table, fresh = (pd.DataFrame({name: random.random(size) for name in effects}) for size in (num_rows, 500))
+    predictors = [sum(effect(rows[name]) for name, effect in effects.items()) for rows in (table, fresh)]
+    y, y_fresh = (_responses(random, each, is_labels) for each in predictors)
+    gam = estimator([s(name) for name in effects]).fit(table, y)
+    mean = 1 / (1 + np.exp(-predictors[1])) if is_labels else predictors[1]
+    return tuple(_measures(each, effects, table, fresh, mean, y_fresh) for each in (gam, _at_estimates(gam)))
+
+
+def _measures(
+    gam: Any, effects: Effects, table: pd.DataFrame, fresh: pd.DataFrame, mean: np.ndarray, y_fresh: np.ndarray
+) -> Measures:
+    found, is_labels = {}, isinstance(gam, GAMClassifier)
+    for level in (0.9, 0.95):
+        grids = {name: gam.effect(f"s({name})", num=30, level=level) for name in effects}
+        inside = [
+            is_inside(effects[name](grid[name]) - effects[name](table[name]).mean(), grid.lower, grid.upper)
+            for name, grid in grids.items()
+        ]
+        interval = (gam.probability_interval if is_labels else gam.mean_interval)(fresh, level)
+        found[f"{level:.0%} bands hold the effects"] = float(np.mean(inside))
+        found[f"{level:.0%} intervals hold the mean"] = float(is_inside(mean, *interval.T).mean())
+        if not is_labels:
+            interval = gam.observation_interval(fresh, level)
+            found[f"{level:.0%} intervals hold new observations"] = float(is_inside(y_fresh, *interval.T).mean())
+    width = float(np.mean([grid["std"].mean() for grid in grids.values()]))
+    return {**found, "width of bands": width, "log score": gam.log_score(fresh, y_fresh)}
+
+
+Effects = dict[str, Callable[[Any], np.ndarray]]
+
+
+def _small_truth(random: np.random.Generator) -> Effects:
+    drawn, bend = random_curve(random), random.normal(0.0, 0.3)
+    return {
+        "sine": lambda x: np.sin(6.0 * np.asarray(x)),
+        "drawn": drawn,
+        "line": lambda x: np.asarray(x) + bend * np.asarray(x) ** 2,
+        "none": lambda x: np.zeros(len(x)),
+    }
+
+
+def _responses(random: np.random.Generator, predictor: Any, is_labels: bool) -> np.ndarray:
+    if is_labels:
+        return random.random(len(predictor)) < 1 / (1 + np.exp(-np.asarray(predictor)))
+    return np.asarray(predictor) + 0.5 * random.standard_normal(len(predictor))
+
+
+def _at_estimates(gam: Any) -> Any:
+    """The same fit, whose hyperparameters are taken as known."""
+    fitted, point = gam._fitted, copy(gam)
+    point._fitted = replace(fitted, mixture=alone(fitted.model, fitted.likelihood))
+    return point
+
+
 # -------------------------------------------------------------------------------------------------------- noise columns
 
 
@@ -136,7 +232,8 @@ def noise(sizes: Sizes, folder: Path) -> Iterator[Finding]:
         table = pd.DataFrame(random.random((sizes.noise_rows, len(names))), columns=names)
         a, b, c, d, e = (table[name] for name in names[:useful])
         y = np.sin(6 * a) + 6 * (b - 0.5) ** 2 + np.exp(c) + 2 * (d - 0.5).abs() + e
-        terms = GAMRegressor().fit(table, y + 0.5 * random.standard_normal(len(table))).summary().terms
+        y = y + 0.5 * random.standard_normal(len(table))
+        terms = GAMRegressor(hyperparameters="point").fit(table, y).summary().terms
         shares.append(terms.loc[labels[useful:], "share"].sum())
         alarms.append((terms.loc[labels[useful:], "p"] <= 0.05).mean())
         power.append((terms.loc[labels[:useful], "p"] <= 0.05).mean())
@@ -370,6 +467,7 @@ def effects_of_mgcv(model: Model, grids: dict[str, pd.DataFrame]) -> dict[str, p
 
 SECTIONS: dict[str, Section] = {
     "curve": curve,
+    "integration": integration,
     "noise": noise,
     "units": units,
     "levels": levels,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from typing import Any, NamedTuple
 
@@ -29,6 +29,9 @@ _STEP = 0.02
 # and nats by which it may be higher at a point nearby.
 _NOTABLE_CURVATURE, _NOTABLE_RISE = -0.5, 2.0
 
+# Weight of a model below which it is left out: it takes as long to evaluate as the others and changes nothing.
+_NEGLIGIBLE = 1e-4
+
 
 class _Point(NamedTuple):
     """A model with its likelihood at some hyperparameters, and their posterior probability up to a factor."""
@@ -47,7 +50,8 @@ class HyperparameterUncertainty(ModelMixture):
     A posterior given point estimates of the hyperparameters leaves out that these are uncertain, and its bands are
     somewhat too narrow. Results are those of a mixture of models with other hyperparameters, each with its optimal
     posterior, at points in the directions in which components and predictors change most; their weights are those of
-    importance sampling from Laplace's approximation. The mathematics is in :doc:`/theory/diagnostics`.
+    importance sampling from Laplace's approximation, and models of negligible weight are left out. The mathematics is
+    in :doc:`/theory/diagnostics`.
 
     For p hyperparameters it takes p evaluations of the bound and its gradient, and one of the bound for each model,
     which is about as long as the fit, or less. The bound is that of all rows, of rounded columns, or of rows that are
@@ -104,8 +108,8 @@ class HyperparameterUncertainty(ModelMixture):
         log_weights = torch.tensor([point.log_weight for point in points], dtype=torch.float64, device="cpu")
         if found.least_curvature < _NOTABLE_CURVATURE or log_weights.max() > origin.value + _NOTABLE_RISE:
             _warn_of_no_maximum()
-        models, likelihoods, _ = zip(*points, strict=True)
-        super().__init__(models, likelihoods, torch.softmax(log_weights, 0))
+        models, likelihoods, weights = _notable(points, torch.softmax(log_weights, 0))
+        super().__init__(models, likelihoods, weights)
 
     @property
     def names(self) -> list[str]:
@@ -138,6 +142,13 @@ class HyperparameterUncertainty(ModelMixture):
                 bound.write_posterior()
                 copies = deepcopy(model).eval(), deepcopy(likelihood).eval()
                 yield _Point(*copies, found.value - 0.5 * self._prior_precision * move.square().sum().item())
+
+
+def _notable(points: Sequence[_Point], weights: Tensor) -> tuple[list[Any], list[Likelihood], Tensor]:
+    """The models, likelihoods and weights of the points whose weight is not negligible."""
+    kept = [index for index, weight in enumerate(weights.tolist()) if weight >= _NEGLIGIBLE]
+    own = weights[kept]
+    return [points[index].model for index in kept], [points[index].likelihood for index in kept], own / own.sum()
 
 
 def _derivatives(

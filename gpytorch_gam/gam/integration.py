@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from dataclasses import replace
 from typing import Any
+
+import torch
 
 from gpytorch_gam.diagnostics import HyperparameterUncertainty, ModelMixture
 from gpytorch_gam.training import FitResult
@@ -21,6 +24,10 @@ HYPERPARAMETERS = ("auto", "integrated", "point")
 # distribution: it is too far from normal for its points.
 _LEAST_EFFECTIVE, _LEAST_SHARE = 2.0, 0.75
 
+# A widening of bands that is not worth several models in each prediction: at a level of 95%, bands that are wider by
+# this hold .002 more.
+_LEAST_WIDENING = 0.01
+
 # Hyperparameters for which derivatives of the bound are taken unasked: each takes as long as a step of the fit.
 _MOST_UNASKED = 100
 
@@ -33,8 +40,8 @@ def integrated(fitted: Fitted, data: Any, num_data: int, result: FitResult | Non
     :param data: The data of the fit, where the model is.
     :param num_data: Its number of rows.
     :param result: What the fit has found; None if it was interrupted.
-    :param wanted: One of :data:`HYPERPARAMETERS`; ``"auto"`` leaves it out where it takes longer than the fit, or where
-        hardly more than one of the models has weight.
+    :param wanted: One of :data:`HYPERPARAMETERS`; ``"auto"`` leaves it out where it takes longer than the fit, where
+        hardly more than one of the models has weight, or where bands are hardly wider with it.
     """
     against = _reason_against(fitted, result, wanted)
     if against is not None:
@@ -59,7 +66,26 @@ def integrated(fitted: Fitted, data: Any, num_data: int, result: FitResult | Non
             fitted, hyperparameters=f"point estimates: of {len(found)} models, {effective:.1f} have weight ({took})"
         )
     mixture = ModelMixture(found.models, found.likelihoods, found.weights)
+    wider = _widening(fitted, mixture) if wanted == "auto" else 1.0
+    if wider < _LEAST_WIDENING:
+        return replace(
+            fitted, hyperparameters=f"point estimates: integrated over, bands are {wider:.1%} wider ({took})"
+        )
     return replace(fitted, mixture=mixture, hyperparameters=note)
+
+
+@torch.no_grad()
+def _widening(fitted: Fitted, mixture: ModelMixture) -> float:
+    """By how much predictors and effects vary more, in root mean squares over rows of the fit."""
+    sums = {part.label: part.components for part in fitted.parts if part.components}
+    if not sums:
+        return math.inf
+    variances = [
+        source.predict_sums(fitted.reference, sums).stddev.square().sum()
+        + source.predict(fitted.reference, components=False).stddev.square().sum()
+        for source in (mixture, fitted.model)
+    ]
+    return math.sqrt(variances[0].item() / variances[1].item()) - 1.0
 
 
 def _reason_against(fitted: Fitted, result: FitResult | None, wanted: str) -> str | None:

@@ -296,3 +296,16 @@ def test_errors_name_what_is_wrong() -> None:
         HyperparameterUncertainty(model, likelihood, iter([(x, y)]))
     with pytest.raises(TypeError, match="needs a"):
         HyperparameterUncertainty(AdditiveGP(model.predictor, "delta").double(), likelihood, [(x, y)])
+
+
+def test_models_of_negligible_weight_are_left_out() -> None:
+    model, likelihood, x, y = make_problem()
+    maximise(CollapsedELBO(likelihood, model), x, y)
+    uncertainty = HyperparameterUncertainty(model, likelihood, (x, y))
+    points = list(zip(uncertainty.models, uncertainty.likelihoods, [0.0] * len(uncertainty), strict=True))
+    points = [hyperparameter_uncertainty._Point(*each) for each in points[:3]]
+    weights = torch.tensor([0.7, 0.29995, 0.00005]).double()
+    models, likelihoods, kept = hyperparameter_uncertainty._notable(points, weights)
+    assert models == [point.model for point in points[:2]]
+    assert likelihoods == [point.likelihood for point in points[:2]]
+    torch.testing.assert_close(kept, weights[:2] / weights[:2].sum())

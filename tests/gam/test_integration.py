@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import re
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -12,7 +14,8 @@ from scipy import optimize, stats
 
 from gpytorch_gam.gam import GAMClassifier, GAMRegressor, f, s
 from gpytorch_gam.gam import re as random_effect
-from gpytorch_gam.gam.fitted import Fitted
+from gpytorch_gam.gam.fitted import Fitted, alone
+from gpytorch_gam.gam.integration import _widening
 
 from .data import TERMS, fitted, responses, table
 
@@ -121,3 +124,23 @@ def test_the_two_points_of_a_single_hyperparameter_are_enough() -> None:
         .fit(x, labels)
         .hyperparameters_.startswith("integrated over 2 models in ")
     )
+
+
+def test_integration_that_hardly_widens_bands_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpytorch_gam.gam.integration._LEAST_WIDENING", 10.0)
+    x = table()
+    found = GAMRegressor([s("age", k=5)], tolerance=0.5).fit(x, responses(x))
+    assert re.fullmatch(r"point estimates: integrated over, bands are \d+\.\d% wider \(.* s\)", found.hyperparameters_)
+    assert len(found._fitted.mixture) == 1
+
+
+def test_widening_is_that_of_predictors_and_effects() -> None:
+    gam, x = fitted(), table()
+    inner: Fitted = gam._fitted
+    point = copy.copy(gam)
+    point._fitted = replace(inner, mixture=alone(inner.model, inner.likelihood))
+    squares = []
+    for each in (gam, point):
+        effects = each.predict_terms(x).xs("std", axis=1, level=1).to_numpy()
+        squares.append((effects**2).sum() + (each.predict_link(x, return_std=True)[1] ** 2).sum())
+    assert _widening(inner, inner.mixture) == pytest.approx(np.sqrt(squares[0] / squares[1]) - 1, rel=1e-6)
