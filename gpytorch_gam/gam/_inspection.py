@@ -228,16 +228,25 @@ class FittedGAM(GAMEstimator):
         return values, effect + working_residuals(fitted, x, observed, rows)
 
     def plot_difference(
-        self, term: str, first: Any, second: Any, *, ax: Axes | None = None, level: float = 0.95
+        self,
+        term: str,
+        first: Any,
+        second: Any,
+        *,
+        ax: Axes | None = None,
+        level: float = 0.95,
+        simultaneous: bool = True,
     ) -> Axes:
         """
-        Draw the difference of a term's curves between two levels, with a band at each point.
+        Draw the difference of a term's curves between two levels: with a band at each point, and a lighter one that
+        holds the whole difference.
 
         :param term: The label of a term of curves by levels, such as ``"s(age, by=sex)"``.
         :param first: A level.
         :param second: The level whose curve is subtracted.
         :param ax: Axes to draw on; default new ones.
-        :param level: The probability of the band.
+        :param level: The probability of the bands.
+        :param simultaneous: Whether to draw the lighter band.
         """
         fitted, part = self._part(term)
         by = part.term.columns[-1]
@@ -247,7 +256,9 @@ class FittedGAM(GAMEstimator):
         for value in (first, second):
             if value not in known:
                 raise ValueError(f"{value!r} is no level of {by!r}; levels are {list(known)}")
-        return pictures.plot_difference(fitted, part, by, (first, second), ax, self._look(level))
+        return pictures.plot_difference(
+            fitted, part, by, (first, second), ax, self._look(level, simultaneous=simultaneous)
+        )
 
     # ------------------------------------------------------------------ residuals and scores
 

@@ -10,6 +10,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from gpytorch_gam.effects import ComponentPosterior
+
 from .columns import CycleEncoding, Encoding, LevelEncoding, MultiplierEncoding, NumberEncoding
 from .design import Part
 from .fitted import Fitted
@@ -111,55 +113,78 @@ def effect_table(
     """
     x = inputs_of(fitted, part, values)
     (mean,), (deviation,) = term_moments(fitted, x, [part])
+    critical = _critical_value_of_effect(fitted, part, x, level) if simultaneous and part.components else None
+    return pd.concat([values.reset_index(drop=True), pd.DataFrame(_bands(mean, deviation, level, critical))], axis=1)
+
+
+def _bands(mean: np.ndarray, deviation: np.ndarray, level: float, critical: float | None) -> dict[str, np.ndarray]:
+    """Moments and the ends of a pointwise band; of a simultaneous one, too, if its half-width is given."""
     half = float(torch.special.ndtri(torch.tensor(0.5 + level / 2, dtype=torch.float64)))
     bands = {"mean": mean, "std": deviation, "lower": mean - half * deviation, "upper": mean + half * deviation}
-    if simultaneous and part.components:
-        wide = max(half, _critical_value(fitted, part, x, level))
-        bands |= {"lower_all": mean - wide * deviation, "upper_all": mean + wide * deviation}
-    return pd.concat([values.reset_index(drop=True), pd.DataFrame(bands)], axis=1)
+    if critical is not None:
+        wide = max(half, critical) * deviation
+        bands |= {"lower_all": mean - wide, "upper_all": mean + wide}
+    return bands
 
 
 @torch.no_grad()
-def _critical_value(fitted: Fitted, part: Part, x: Tensor, level: float) -> float:
-    """The quantile of the largest standardised deviation of a draw of the effect from its mean."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        posterior = fitted.components(x)[list(part.components)]
-        draws = posterior.sample(torch.Size([_NUM_DRAWS])).components.double().sum(1)
+def _critical_value_of_effect(fitted: Fitted, part: Part, x: Tensor, level: float) -> float:
+    posterior = fitted.components(x)[list(part.components)]
     mean, variance = posterior.total()
     if mean.dim() > 1:
         mean, variance = mean[part.predictor], variance[part.predictor]
-    deviation = variance.clamp_min(1e-300).sqrt()
-    return float(((draws - mean).abs() / deviation).amax(-1).quantile(level))
+    return _critical_value(_drawn_sums(posterior), mean, variance.sqrt(), level)
+
+
+def _drawn_sums(posterior: ComponentPosterior) -> Tensor:
+    """Draws of the sum of the components, ``(S, n)``, always the same."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return posterior.sample(torch.Size([_NUM_DRAWS])).components.double().sum(1)
+
+
+def _critical_value(draws: Tensor, mean: Tensor, deviation: Tensor, level: float) -> float:
+    """The quantile of the largest standardised deviation of draws ``(S, n)`` from their mean."""
+    return float(((draws - mean).abs() / deviation.clamp_min(1e-150)).amax(-1).quantile(level))
 
 
 @torch.no_grad()
 def difference_table(
-    fitted: Fitted, part: Part, values: Mapping[str, Any], pair: Sequence[Any], by: str, level: float
+    fitted: Fitted,
+    part: Part,
+    values: Mapping[str, Any],
+    pair: Sequence[Any],
+    by: str,
+    level: float,
+    simultaneous: bool = False,
 ) -> pd.DataFrame:
     """
-    The difference of an effect between two values of a column, such as two levels, with a pointwise band.
+    The difference of an effect between two values of a column, such as two levels, as a table as of
+    :func:`effect_table`.
 
     :param fitted: The fitted model.
     :param part: The term.
     :param values: The other columns of the term.
     :param pair: The two values; the second is subtracted.
     :param by: The column that has them.
-    :param level: The probability of the band.
+    :param level: The probability of the bands.
+    :param simultaneous: Whether to add ``lower_all`` and ``upper_all``, of a band that holds the whole difference.
     """
     frame = pd.DataFrame(values)
     num = len(frame)
     both = pd.concat([frame.assign(**{by: pair[0]}), frame.assign(**{by: pair[1]})], ignore_index=True)
     posterior = fitted.components(inputs_of(fitted, part, both))[list(part.components)]
-    covariance = posterior.full_cross_covariance().sum((-4, -2))  # of the sum of the components, (2 n, 2 n)
     total = posterior.mean.sum(-2)
     mean = total[:num] - total[num:]
-    own, other, across = covariance[:num, :num], covariance[num:, num:], covariance[:num, num:]
-    variance = own.diagonal() + other.diagonal() - 2 * across.diagonal()
+    covariance = posterior.full_cross_covariance().sum((-4, -2))  # of the sum of the components, (2 n, 2 n)
+    own = covariance.diagonal()
+    variance = own[:num] + own[num:] - 2 * covariance.diagonal(num)
+    deviation = variance.clamp_min(0.0).sqrt()
+    draws = _drawn_sums(posterior) if simultaneous else None
+    critical = None if draws is None else _critical_value(draws[:, :num] - draws[:, num:], mean, deviation, level)
     scale = fitted.scale_of(part.predictor)
-    half = float(torch.special.ndtri(torch.tensor(0.5 + level / 2, dtype=torch.float64)))
-    centre, deviation = scale * mean.numpy(), scale * variance.clamp_min(0.0).sqrt().numpy()
-    return frame.assign(mean=centre, std=deviation, lower=centre - half * deviation, upper=centre + half * deviation)
+    bands = _bands(scale * mean.numpy(), scale * deviation.numpy(), level, critical)
+    return pd.concat([frame.reset_index(drop=True), pd.DataFrame(bands)], axis=1)
 
 
 def values_in_data(fitted: Fitted, part: Part, name: str) -> Any:

@@ -268,7 +268,7 @@ def plot_difference(
     fitted: Fitted, part: Part, by: str, pair: Sequence[Any], ax: Axes | None = None, look: Look | None = None
 ) -> Axes:
     """
-    Draw the difference of the curves of two levels.
+    Draw the difference of the curves of two levels, with bands as those of curves.
 
     :param fitted: The fitted model.
     :param part: The term.
@@ -282,7 +282,7 @@ def plot_difference(
     column = part.term.arguments[0]
     grid = grid_of(fitted, part, _NUM_CURVE)
     values = grid[column][grid[by] == grid[by].iloc[0]]
-    table = difference_table(fitted, part, {column: values.to_numpy()}, pair, by, look.level)
+    table = difference_table(fitted, part, {column: values.to_numpy()}, pair, by, look.level, look.simultaneous)
     _baseline(ax, look, ax.axhline)
     _curve(ax, column, table, look.level)
     _rug(ax, values_in_data(fitted, part, column))
