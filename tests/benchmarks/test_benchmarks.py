@@ -93,7 +93,11 @@ def test_step_time_measures_every_family(run, capsys):
     assert all(name in printed for name in names)
 
 
-def test_step_time_takes_settings(run):
+def test_step_time_takes_settings(load, run, monkeypatch):
+    def times(functions, repeats, device):
+        return {name: [1.0] * repeats for name in functions}
+
+    monkeypatch.setattr(load("step_time"), "interleaved_times", times)
     results = run("step_time", "--settings", "2,4,2,16", "2,5,3,16")
     assert [[s["num_components"], s["num_inducing"], s["rank"], s["batch"]] for s in results["settings"]] == [
         [2, 4, 2, 16],
@@ -240,6 +244,12 @@ def test_training_compares_optimisers(load, tmp_path, monkeypatch):
     peer = load("gaussian_closed_form")
     quick = functools.partial(peer.HyperparameterUncertainty, max_models=2)
     monkeypatch.setattr(peer, "HyperparameterUncertainty", quick)
+
+    def score(model, likelihood, x, y, fresh):  # the peer's has the hyperparameters' uncertainty
+        with torch.no_grad():
+            return peer.score(*peer.marginals(model, fresh), fresh)
+
+    monkeypatch.setattr(script, "score_with_uncertainty", score)
     script.main(["--quick", "--settings", "friedman", "--figure", str(figure), "--json", str(path)])
     assert figure.stat().st_size > 10_000
     results = json.loads(path.read_text())["results"]
@@ -400,7 +410,8 @@ def test_prediction_measures_every_call(run):
         assert_finite_positive([record["seconds"], record["rows_per_second"], record["mib"]])
 
 
-def test_gam_prediction_measures_every_call(run):
+def test_gam_prediction_measures_every_call(load, run, monkeypatch):
+    monkeypatch.setattr(load("gam_prediction"), "NUM_CURVES", 1)
     calls = run("gam_prediction")["calls"]
     assert len(calls) == 4 and {record["rows"] for record in calls} == {5000}
     assert_finite_positive([record["seconds"] for record in calls[1:]] + [record["gib"] for record in calls])
@@ -418,8 +429,10 @@ def test_gam_calibration_compares_with_targets(load, tmp_path, capsys):
     assert "mgcv: there is no" in capsys.readouterr().out
 
 
-def test_null_effects_counts_rejections(load, tmp_path):
-    load("null_effects").main(["--quick", "--rows", "80", "--json", str(tmp_path / "results.json")])
+def test_null_effects_counts_rejections(load, tmp_path, monkeypatch):
+    script = load("null_effects")
+    monkeypatch.setattr(script, "NULL", ["null0", "null1"])
+    script.main(["--quick", "--rows", "80", "--json", str(tmp_path / "results.json")])
     results = json.loads((tmp_path / "results.json").read_text())
     assert [each["response"] for each in results] == ["Gaussian", "labels"]
     for each in results:
@@ -450,9 +463,11 @@ def test_the_gpu_table_has_a_line_for_every_target(load, tmp_path, capsys):
     assert [line.split()[-1] for line in lines[2:]] == ["NO", "yes", "NO", "yes", "-", "yes", "yes"]
 
 
-def test_discretised_fits_are_compared_with_bam(load, tmp_path):
-    path = tmp_path / "results.json"
-    load("vs_bam").main(["--quick", "--threads", "1", "--json", str(path)])
+def test_discretised_fits_are_compared_with_bam(load, tmp_path, monkeypatch):
+    path, script = tmp_path / "results.json", load("vs_bam")
+    monkeypatch.setattr(script, "NUM_COLUMNS", 5)  # without the inert ones
+    monkeypatch.setattr(script, "NUM_FRESH", 500)
+    script.main(["--quick", "--threads", "1", "--json", str(path)])
     results = json.loads(path.read_text())["results"]
     assert [result["response"] for result in results] == ["gaussian", "labels"]
     for result in results:

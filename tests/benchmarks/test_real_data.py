@@ -7,6 +7,7 @@ import json
 import math
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -38,6 +39,12 @@ def test_simulated_sets_are_compared(
     path = tmp_path / "results.json"
     some = {default: variants for default, variants in script.VARIANTS.items() if default == "link"}
     monkeypatch.setattr(script, "VARIANTS", some)
+    fit, plain = script.fit_gam, script.Variant("point estimates")
+
+    def fit_quickly(data_set: Any, num_folds: int, variant: Any = plain) -> Any:
+        return fit(data_set, num_folds, replace(variant, options={**variant.options, "hyperparameters": "point"}))
+
+    monkeypatch.setattr(script, "fit_gam", fit_quickly)
     found = script.main(["--quick", "--variants", "--json", str(path)])
     results = json.loads(path.read_text())["results"]
     assert [result["family"] for result in results] == list(script.QUICK)

@@ -39,9 +39,10 @@ def test_the_grid_is_that_of_the_script(robustness: ModuleType) -> None:
 @pytest.mark.parametrize(
     ("likelihood", "data", "family"),
     [
-        (likelihood, data, ("block_low_rank", "mean_field")[(row + column) % 2])
+        (likelihood, data, ("block_low_rank", "mean_field")[row % 2])
         for row, likelihood in enumerate(LIKELIHOODS)
         for column, data in enumerate(DATA)
+        if (row + column) % 2 == 1  # the others in float64
     ],
 )
 def test_float32_does_not_diverge_while_hyperparameters_are_learnt(
