@@ -85,7 +85,8 @@ def test_probabilities_of_classes_are_those_of_the_mixture() -> None:
     np.testing.assert_allclose(gam.predict_proba(x.head(5)), expected, atol=0.02)  # their quadratures draw
 
 
-def test_minibatches_leave_point_estimates_and_say_so() -> None:
+def test_minibatches_leave_point_estimates_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpytorch_gam.training._settling._NUM_STEPS", 8)
     x = table()[["age"]]
     gam = GAMRegressor([s("age", k=5)], method="minibatches", tolerance=1.0).fit(x, responses(table()))
     assert "minibatches" in gam.hyperparameters_ and len(gam._fitted.mixture) == 1

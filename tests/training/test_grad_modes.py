@@ -89,7 +89,6 @@ def without_switches(run: Callable[..., torch.Tensor]) -> torch.Tensor:
 CONTEXTS: dict[str, Callable[[], AbstractContextManager]] = {
     "no_grad": torch.no_grad,
     "inference": torch.inference_mode,
-    "float32 by default": lambda: _DefaultDtype(torch.float32),
     "float64 by default": lambda: _DefaultDtype(torch.float64),
 }
 

@@ -15,10 +15,17 @@ from gpytorch_gam import AdditiveGP, AdditivePredictor
 from gpytorch_gam.optim import NaturalGradient
 from gpytorch_gam.terms import constant, smooth
 from gpytorch_gam.training import initialize_posterior, polish
+from gpytorch_gam.variational import _growth_watch
 from gpytorch_gam.warnings import TrainingLoopWarning
 
 x = torch.rand(200, 2, generator=torch.Generator().manual_seed(0)).double()
 y = torch.sin(6 * x[:, 0]) + x[:, 1] + 0.2 * torch.randn(200, generator=torch.Generator().manual_seed(1)).double()
+
+
+@pytest.fixture(autouse=True)
+def early_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half as many steps as users take."""
+    monkeypatch.setattr(_growth_watch, "_LEAST_FORWARDS", 50)
 
 
 def make_model(family: str = "block_low_rank", **options: Any) -> tuple[AdditiveGP, Any]:
@@ -40,7 +47,7 @@ def train(model: AdditiveGP, likelihood: Any, num_steps: int, lr: float = 0.01) 
 @functools.cache
 def trained(family: str) -> tuple[AdditiveGP, Any]:
     model, likelihood = make_model(family)
-    train(model, likelihood, 180)
+    train(model, likelihood, 90)
     return model, likelihood
 
 
@@ -52,7 +59,7 @@ def still_growing(family: str = "block_low_rank") -> tuple[AdditiveGP, Any]:
 @pytest.mark.parametrize("family", ["block_low_rank", "low_rank", "mean_field"])
 def test_a_precision_that_still_grows_is_warned_of_once(family: str) -> None:
     model, _ = still_growing(family)
-    with pytest.warns(TrainingLoopWarning, match=r"grown \d\.\d-fold .* of 180 steps") as caught:
+    with pytest.warns(TrainingLoopWarning, match=r"grown \d\.\d-fold .* of 90 steps") as caught:
         model(x)
     assert caught[0].filename == __file__
     model(x), model.predict(x), model.components(x)  # warnings are errors
@@ -68,7 +75,7 @@ def test_copies_warn_as_well() -> None:
 def test_a_start_from_data_is_not_warned_of() -> None:
     model, likelihood = make_model()
     initialize_posterior(model, likelihood, x, y)
-    train(model, likelihood, 110)
+    train(model, likelihood, 55)
     model(x)
 
 
@@ -81,12 +88,12 @@ def test_a_precision_that_was_set_after_the_loop_is_not_warned_of() -> None:
 
 def test_natural_gradients_and_other_families_are_not_warned_of() -> None:
     model, likelihood = make_model("coupled")
-    train(model, likelihood, 110)
+    train(model, likelihood, 55)
     model(x)
     model, likelihood = make_model()
     mll = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=len(y))
     natural = NaturalGradient(model, num_data=len(y))
-    for _ in range(110):
+    for _ in range(55):
         (-mll(model(x), y)).backward()
         natural.step()
     model.eval()(x)
@@ -94,7 +101,7 @@ def test_natural_gradients_and_other_families_are_not_warned_of() -> None:
 
 def test_short_training_is_not_warned_of() -> None:
     model, likelihood = make_model()
-    train(model, likelihood, 90)
+    train(model, likelihood, 45)
     model(x)
 
 

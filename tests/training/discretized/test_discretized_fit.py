@@ -565,23 +565,20 @@ def test_hyperparameters_wait_for_the_posterior() -> None:
     assert bounds[1] == pytest.approx(bounds[0], abs=0.3)
 
 
-@pytest.mark.parametrize(("shift", "scale"), [(0.0, 1e-3), (1e4, 1.0), (0.0, 1e4)])
 @pytest.mark.parametrize("kind", [LaplaceLikelihood, StudentTLikelihood])
-def test_locations_of_any_size_are_fitted_from_the_null_model(
-    kind: type[Likelihood], shift: float, scale: float
-) -> None:
+def test_locations_of_any_size_are_fitted_from_the_null_model(kind: type[Likelihood]) -> None:
     x = torch.rand(400, 1).double()
     f = torch.sin(6 * x[:, 0])
     y = f + 0.2 * torch.distributions.StudentT(torch.tensor(4.0).double()).sample((400,))
     bounds = []
-    for a, b in ((0.0, 1.0), (shift, scale)):
+    for a, b in ((0.0, 1.0), (0.0, 1e-3), (1e4, 1.0), (0.0, 1e4)):
         likelihood = kind(noise_constraint=GreaterThan(1e-12)).double()
         likelihood.noise = 0.04 * b**2
         fix(likelihood)
         model = make_small(x, ConstantMean())
         bounds.append(fit_by_bins(model, likelihood, [(x, a + b * y)])[-1] + 400 * math.log(b))
         assert (model(x).mean - a - b * f).square().mean().sqrt() < 0.06 * b
-    assert bounds[1] == pytest.approx(bounds[0], abs=0.5)
+    assert bounds[1:] == pytest.approx(3 * [bounds[0]], abs=0.5)
 
 
 @pytest.mark.parametrize(("shift", "scale"), [(0.0, 1e3), (0.0, 1e4), (100.0, 40.0)])
