@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import gpytorch
 import torch
@@ -46,6 +46,13 @@ def rows_in_memory(strategy: AdditiveVariationalStrategy, likelihood: Likelihood
     if len(joined) > 1:
         raise ValueError("the batches must all have the same row-wise arguments: give those of some to each")
     return joined[0]
+
+
+class _Bounds(NamedTuple):
+    """The bound in nats at the best posterior of any precision, and at that of the model's family."""
+
+    of_any: float
+    of_family: float
 
 
 class RowFit:
@@ -118,9 +125,10 @@ class RowFit:
             )
 
     def finished(self, outcome: Outcome) -> Outcome:
-        """Set the posterior to that of the model's family nearest to the optimum; the outcome with its bound."""
+        """Set the posterior to that of the model's family nearest to the optimum; the outcome with bound and gap."""
         with self._training():
-            return outcome._replace(bound=self._write_posterior())
+            optimum = self._write_posterior()
+            return outcome._replace(bound=optimum.of_family, family_gap=max(optimum.of_any - optimum.of_family, 0.0))
 
     def leave(self) -> None:
         """Set the posterior as far as that is possible after an interruption."""
@@ -174,8 +182,8 @@ class RowFit:
             None if self._null is None else self._null.variance,
         )
 
-    def _write_posterior(self) -> float:
-        """Set the posterior to that of the model's family nearest to the optimum; returns its bound in nats."""
+    def _write_posterior(self) -> _Bounds:
+        """Set the posterior to that of the model's family nearest to the optimum."""
         optimum = self._bound.optimum()
         self._strategy.set_whitened_posterior(optimum.mean, optimum.precision)
         history = polish_below(
@@ -187,7 +195,7 @@ class RowFit:
             max_passes=0 if is_gaussian(self._likelihood) else 2,
             process_group=self._processes.group,
         )
-        return history[-1]
+        return _Bounds(optimum.bound.item(), history[-1])
 
     def _curvatures(self, parameters: Sequence[Tensor]) -> list[float]:
         strategy, found = self._strategy, {}

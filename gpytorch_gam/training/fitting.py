@@ -208,6 +208,7 @@ def fit(
         shortfalls=shortfalls,
         at_bounds=at_bounds(model, likelihood),
         switched_off=outcome.switched_off,
+        family_gap=outcome.family_gap,
         messages=tuple(messages),
     )
 

@@ -53,6 +53,20 @@ def test_a_posterior_of_counts_is_optimal_where_a_fit_by_rows_ends() -> None:
     assert polish(model, likelihood, [(X, counts)])[-1] == pytest.approx(found.bound, abs=1e-3)
 
 
+def test_a_fit_says_what_the_family_of_the_posterior_loses() -> None:
+    bounds, gaps, texts = [], [], []
+    x = torch.stack([X[:, 0], 0.9 * X[:, 0] + 0.1 * X[:, 1]], -1)  # effects that can stand for each other
+    y = Y + 2.0 * x[:, 1] ** 2
+    for family in ("mean_field", "coupled"):
+        model, likelihood = make_model(family=family), GaussianLikelihood().double()
+        found = fit(model, likelihood, (x, y))
+        optimum = CollapsedELBO(likelihood, model).optimum(x, y).bound.item()
+        assert found.family_gap == pytest.approx(optimum - found.bound, abs=1e-6)
+        bounds, gaps, texts = [*bounds, found.bound], [*gaps, found.family_gap], [*texts, str(found)]
+    assert gaps[0] == pytest.approx(bounds[1] - bounds[0], abs=0.05) and gaps[0] > 1.0 > gaps[1]
+    assert "nats below its optimum" in texts[0] and "nats below its optimum" not in texts[1]
+
+
 def test_options_choose_their_method() -> None:
     assert fit(make_model(), GaussianLikelihood().double(), (X, Y), num_epochs=2).method == "minibatches"
     assert fit(make_model(), GaussianLikelihood().double(), (X, Y), max_bins=64).method == "bins"
