@@ -46,9 +46,9 @@ class LevelRows(NamedTuple):
         """The projections ``(*batch, C_g, n, k)`` of the rows on weights ``(*batch, C_g, M, k)``."""
         size = self.covariance.shape[-2]
         if size == 1:
-            return torch.take_along_dim(weights, self.level.unsqueeze(-1), dim=-2) * self.covariance.mT
+            return _rows_at(weights, self.level) * self.covariance.mT
         blocks = weights.unflatten(-2, (-1, size)).flatten(-2)  # (*batch, C_g, L, m k)
-        own = torch.take_along_dim(blocks, self.level.unsqueeze(-1), dim=-2).unflatten(-1, (size, -1))
+        own = _rows_at(blocks, self.level).unflatten(-1, (size, -1))
         return (self.covariance.mT.unsqueeze(-2) @ own).squeeze(-2)
 
     def matrix(self, num_levels: int) -> Tensor:
@@ -57,6 +57,15 @@ class LevelRows(NamedTuple):
         empty = values.new_zeros(*values.shape[:-3], num_levels, *values.shape[-2:])
         place = self.level[..., None, None, :].expand_as(values)
         return empty.scatter(-3, place, values).flatten(-3, -2)
+
+
+def _rows_at(table: Tensor, place: Tensor) -> Tensor:
+    """The rows ``(*batch, n, k)`` of tables ``(*batch, L, k)`` at places ``(*batch, n)``."""
+    batch = torch.broadcast_shapes(table.shape[:-2], place.shape[:-1])
+    tables = table.expand(*batch, *table.shape[-2:]).reshape(-1, table.shape[-1])
+    first = torch.arange(batch.numel(), device=place.device).reshape(*batch, 1) * table.shape[-2]
+    chosen = (first + place).flatten()
+    return tables.index_select(0, chosen).unflatten(0, (*batch, place.shape[-1]))
 
 
 def level_blocks(kernel: Kernel, points: Tensor) -> LevelBlocks | None:

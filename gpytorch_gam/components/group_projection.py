@@ -64,9 +64,9 @@ def project_sum(
     if settings.fused_projection.value() != "off":
         rows = group.level_rows(x)
         if rows is not None:
-            shared = rows.project(_by_component(group, shared_weights)).sum(-3).mT
+            shared = rows.project(by_component(group, shared_weights)).sum(-3).mT
             if block_weights is not None:
-                squares = rows.project(_by_component(group, block_weights)).square().sum((-3, -1))
+                squares = rows.project(by_component(group, block_weights)).square().sum((-3, -1))
             return SummedProjection(shared, squares, group.prior_variance(x).sum(-2))
         fused = _fused_inputs(group, x, shared_weights, block_weights)
         if fused is not None:
@@ -76,7 +76,7 @@ def project_sum(
     # One matrix product over the stacked inducing points of all components of the group.
     shared = shared_weights.flatten(-3, -2).mT @ covariance.flatten(-3, -2)
     if block_weights is not None:
-        squares = _sum_of_squares(_own_directions(block_weights, covariance))
+        squares = _sum_of_squares(own_directions(block_weights, covariance))
     return SummedProjection(shared, squares, group.prior_variance(x).sum(-2))
 
 
@@ -85,8 +85,8 @@ def project_components(
 ) -> ComponentProjection:
     """Projections of a group, separately for each component. Arguments are those of :func:`project_sum`."""
     covariance, prior_variance = _covariance_and_variance(group, x)
-    block = None if block_weights is None else _own_directions(block_weights, covariance)
-    return ComponentProjection(_by_component(group, shared_weights).mT @ covariance, block, prior_variance)
+    block = None if block_weights is None else own_directions(block_weights, covariance)
+    return ComponentProjection(by_component(group, shared_weights).mT @ covariance, block, prior_variance)
 
 
 def _fused_inputs(
@@ -146,12 +146,12 @@ def _with_missing(group: ComponentGroup, x: Tensor, variance: Tensor) -> Tensor:
     return variance if missing is None else variance + missing
 
 
-def _by_component(group: ComponentGroup, weights: Tensor) -> Tensor:
+def by_component(group: ComponentGroup, weights: Tensor) -> Tensor:
     """Weights ``(*batch, C_g, M, k)`` from those of the blocks, ``(*batch, num_blocks, size, k)``."""
     return weights.flatten(-3, -2).unflatten(-2, (group.num_components, group.num_inducing))
 
 
-def _own_directions(
+def own_directions(
     block_weights: Tensor,  # (*batch, num_blocks, size, r)
     covariance: Tensor,  # (*batch, C_g, M, n)
 ) -> Tensor:  # (*batch, C_g, num_blocks / C_g * r, n)

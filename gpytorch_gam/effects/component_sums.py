@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gpytorch_gam.components import AdditivePredictor, ComponentGroup
+from gpytorch_gam.numerics.distinct_rows import distinct_rows
 from gpytorch_gam.numerics.marginals import Marginals, marginal_moments
 
 from .component_source import ComponentProjections
@@ -103,31 +104,8 @@ def moments_of_sums(
     Means and variances ``(*batch, K, n)`` that a function gives for some rows at a time, and which depend on some of
     the columns: where these have few combinations of values, at one row for each.
     """
-    found = _distinct_rows(inputs, columns) if inputs.dim() == 2 else None
+    found = distinct_rows(inputs, columns) if inputs.dim() == 2 else None
     rows = inputs if found is None else inputs[found[0]]
     parts = [function(chunk)[:2] for chunk in rows.split(chunk_size, dim=-2)]
     mean, variance = (torch.cat(each, -1) for each in zip(*parts, strict=True))
     return (mean, variance) if found is None else (mean[..., found[1]], variance[..., found[1]])
-
-
-def _distinct_rows(x: Tensor, columns: Sequence[int]) -> tuple[Tensor, Tensor] | None:
-    """
-    Rows of ``x``, ``(n, D)``, one for each combination of values in some columns, and for each row the place of its own
-    among these. None if they are more than half of all rows.
-    """
-    most, code = len(x) // 2, x.new_zeros(len(x), dtype=torch.long)
-    for column in columns:
-        code, count = _with_values(code, x[:, column])
-        if count > most:
-            return None
-    count = int(code.max()) + 1
-    place = code.new_empty(count)
-    place[code] = torch.arange(len(x), device=x.device)
-    return place, code
-
-
-def _with_values(code: Tensor, values: Tensor) -> tuple[Tensor, int]:
-    """Numbers 0, 1, ... of the combinations of a code and values, and how many they are."""
-    levels, own = values.unique(return_inverse=True)
-    combinations, joint = (code * len(levels) + own).unique(return_inverse=True)
-    return joint, len(combinations)

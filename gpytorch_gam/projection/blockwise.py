@@ -328,16 +328,18 @@ def _is_per_row(index: int) -> bool:
     return index == 2 or (index > 2 and FACTOR_TENSORS[(index - 3) % len(FACTOR_TENSORS)] in _PER_ROW)
 
 
+def factor_at(factor: Factor, rows: slice) -> Factor:
+    """The factor of some of the data."""
+    return factor._replace(
+        x=factor.x[..., rows],
+        offset_x=None if factor.offset_x is None else factor.offset_x[..., rows],
+        right=None if factor.right is None else factor.right[..., rows],
+    )
+
+
 def _rows(inputs: ProjectionInputs, block: slice) -> ProjectionInputs:
     """The inputs of some rows."""
-    factors = [
-        factor._replace(
-            x=factor.x[..., block],
-            offset_x=None if factor.offset_x is None else factor.offset_x[..., block],
-            right=None if factor.right is None else factor.right[..., block],
-        )
-        for factor in inputs.factors
-    ]
+    factors = [factor_at(factor, block) for factor in inputs.factors]
     multiplier = None if inputs.multiplier is None else inputs.multiplier[..., block]
     return inputs._replace(factors=tuple(factors), multiplier=multiplier)
 

@@ -3,35 +3,36 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
+from gpytorch.settings import trace_mode
 from torch import Tensor
 
 from gpytorch_gam.components import AdditivePredictor, ComponentGroup
 from gpytorch_gam.components.group_projection import project_components, project_sum, whitened_weights
 from gpytorch_gam.components.joined_groups import JoinedGroup, by_group, joined_groups
 from gpytorch_gam.components.reading import Reading
+from gpytorch_gam.distributions.predictor_distribution import PredictorMoments
 from gpytorch_gam.effects.component_source import ComponentProjections
 from gpytorch_gam.effects.component_sums import summed
 from gpytorch_gam.effects.group_posterior import GroupPosterior
 from gpytorch_gam.numerics.blocks import split_groups
 from gpytorch_gam.numerics.marginals import Marginals, marginal_moments
 from gpytorch_gam.numerics.precision import CovarianceFactors
+from gpytorch_gam.numerics.transforms import is_transformed
 
 from ._posterior_projection import PosteriorProjection, sum_by_predictor
+from ._predictor_in_blocks import GroupWeights, PredictorInBlocks
 
-
-class _GroupWeights(NamedTuple):
-    shared: Tensor  # (*batch, C_g, M, R + 1): columns of F, then the mean
-    block: Tensor | None  # (*batch, C_g, M, r)
+# Kernel values in a block of rows, which stay in the cache, and the least number of its rows.
+_BLOCK_NUMBERS, _LEAST_BLOCK = 2**17, 64
 
 
 class InducingProjection(PosteriorProjection):
     r"""The weights :math:`L_c^{-\top} [V_c, F_c, m_c]` of kernels between inducing points and rows."""
 
-    def __init__(self, groups: Sequence[ComponentGroup], weights: Sequence[_GroupWeights], sign: int) -> None:
+    def __init__(self, groups: Sequence[ComponentGroup], weights: Sequence[GroupWeights], sign: int) -> None:
         self._groups, self._weights, self._sign = groups, weights, sign
         self._dtype = weights[0].shared.dtype
 
@@ -53,7 +54,7 @@ class InducingProjection(PosteriorProjection):
             cholesky = each.joined(choleskys, -3)
             shared = whitened_weights(cholesky, each.joined(parts, -3)).to(dtype)
             block = None if blocks is None else whitened_weights(cholesky, each.joined(blocks, -3)).to(dtype)
-            weights.append(_GroupWeights(shared, block))
+            weights.append(GroupWeights(shared, block))
         return cls(predictor.groups, _weights_by_group(joined, weights), factors.shared_sign)
 
     def marginals(self, reading: Reading) -> Marginals:
@@ -67,6 +68,44 @@ class InducingProjection(PosteriorProjection):
         own_squares = sum_by_predictor(squares, owners, -2) if squares else None
         mean = reading.means + columns[..., -1, :]
         return marginal_moments(mean, prior_variance, own_squares, columns[..., :-1, :], self._sign)
+
+    def moments(self, reading: Reading) -> PredictorMoments:
+        """
+        Means and covariances of the P predictors in each row. Without gradients a block of rows is taken through all
+        groups at a time: one matrix product for all of them, of kernels that are still in the cache.
+        """
+        if not self._goes_in_blocks(reading.inputs):
+            return super().moments(reading)
+        x, dtype = reading.inputs.to(self._dtype), reading.inputs.dtype
+        joined = joined_groups(self._groups, within_predictors=True)
+        parts = [(each.group.predictor_index, (each.group, self._weights_of(each))) for each in joined]
+        owners = sorted({owner for owner, _ in parts})
+        predictors = [PredictorInBlocks([own for other, own in parts if other == owner], x) for owner in owners]
+        found = [self._block(predictors, reading.means, rows) for rows in self._blocks(len(x))]
+        means, covariances = zip(*(PredictorMoments.of(part, dtype) for part in found), strict=True)
+        return PredictorMoments(torch.cat(means, -2), torch.cat(covariances, -3))
+
+    def _block(self, predictors: Sequence[PredictorInBlocks], means: Tensor, rows: slice) -> Marginals:
+        """Moments of some of the rows."""
+        variances, squares, columns = zip(*(predictor.at(rows) for predictor in predictors), strict=True)
+        own, stacked = [part for part in squares if part is not None], torch.stack(columns)
+        mean = means[..., rows] + stacked[:, -1]
+        own_squares = torch.stack(own) if own else None
+        return marginal_moments(mean, torch.stack(variances), own_squares, stacked[:, :-1], self._sign)
+
+    def _blocks(self, num_rows: int) -> Iterator[slice]:
+        num_inducing = sum(group.num_components * group.num_inducing for group in self._groups)
+        size = max(_LEAST_BLOCK, _BLOCK_NUMBERS // num_inducing)
+        return (slice(start, min(start + size, num_rows)) for start in range(0, num_rows, size))
+
+    def _goes_in_blocks(self, inputs: Tensor) -> bool:
+        is_single = inputs.dim() == 2 and all(
+            each.shared.dim() == 3 and group.inducing_points.dim() == 3 and len(group.kernel.batch_shape) <= 1
+            for each, group in zip(self._weights, self._groups, strict=True)
+        )
+        if not is_single or torch.is_grad_enabled() or inputs.device.type != "cpu":
+            return False
+        return not (trace_mode.on() or is_transformed(inputs) or torch.compiler.is_compiling())
 
     def components(self, inputs: Tensor) -> ComponentProjections:
         """Projections of all components at inputs ``(*batch, n, D)`` of the predictor."""
@@ -102,22 +141,22 @@ class InducingProjection(PosteriorProjection):
         projection = InducingProjection(groups, weights, self._sign)
         return lambda inputs: summed(projection.components(inputs), own)
 
-    def _weights_of(self, joined: JoinedGroup) -> _GroupWeights:
+    def _weights_of(self, joined: JoinedGroup) -> GroupWeights:
         shared = joined.joined([weights.shared for weights in self._weights], -3)
         blocks = [weights.block for weights in self._weights if weights.block is not None]
-        return _GroupWeights(shared, joined.joined(blocks, -3) if blocks else None)
+        return GroupWeights(shared, joined.joined(blocks, -3) if blocks else None)
 
 
-def _weights_by_group(joined: Sequence[JoinedGroup], weights: Sequence[_GroupWeights]) -> list[_GroupWeights]:
+def _weights_by_group(joined: Sequence[JoinedGroup], weights: Sequence[GroupWeights]) -> list[GroupWeights]:
     shared = by_group(joined, [part.shared for part in weights], -3)
     own = [part.block for part in weights if part.block is not None]
     blocks: Sequence[Tensor | None] = by_group(joined, own, -3) if own else [None] * len(shared)
-    return [_GroupWeights(*pair) for pair in zip(shared, blocks, strict=True)]
+    return [GroupWeights(*pair) for pair in zip(shared, blocks, strict=True)]
 
 
 def _turned(
-    weights: Sequence[_GroupWeights], groups: Sequence[ComponentGroup], members: Sequence[Sequence[int]]
-) -> list[_GroupWeights]:
+    weights: Sequence[GroupWeights], groups: Sequence[ComponentGroup], members: Sequence[Sequence[int]]
+) -> list[GroupWeights]:
     """
     The weights with the coupled directions of each sum turned and cut to as many as its components have inducing
     variables, which keeps the squares of the sum. Those of components in none of the sums are zero.
@@ -140,6 +179,6 @@ def _turned(
             found[index] = part
     by_place = torch.cat(found, dim=-2).split([part.shape[-2] for part in columns], dim=-2)
     return [
-        _GroupWeights(part.unflatten(-2, each.shared.shape[-3:-1]), each.block)
+        GroupWeights(part.unflatten(-2, each.shared.shape[-3:-1]), each.block)
         for part, each in zip(by_place, weights, strict=True)
     ]

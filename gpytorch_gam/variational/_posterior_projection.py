@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gpytorch_gam.components.reading import Reading
+from gpytorch_gam.distributions.predictor_distribution import PredictorMoments
 from gpytorch_gam.effects.component_source import ComponentProjections
 from gpytorch_gam.effects.component_sums import summed
 from gpytorch_gam.numerics.marginals import Marginals
@@ -20,6 +21,10 @@ class PosteriorProjection(ABC):
     @abstractmethod
     def marginals(self, reading: Reading) -> Marginals:
         """Moments of the P predictors in each row."""
+
+    def moments(self, reading: Reading) -> PredictorMoments:
+        """Means of the P predictors in each row, and the covariance between them."""
+        return PredictorMoments.of(self.marginals(reading), reading.inputs.dtype)
 
     @abstractmethod
     def components(self, inputs: Tensor) -> ComponentProjections:

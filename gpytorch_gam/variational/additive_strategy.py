@@ -193,7 +193,7 @@ class AdditiveStrategy(_FollowedStrategy):
         return self._moments(self.read(x), self._projection())
 
     def _moments(self, reading: Reading, projection: PosteriorProjection) -> PredictorMoments:
-        return PredictorMoments.of(projection.marginals(reading), reading.inputs.dtype)
+        return projection.moments(reading)
 
     def _moments_in_chunks(
         self, reading: Reading, projection: PosteriorProjection, kernels: KernelState

@@ -1,0 +1,81 @@
+"""Kernels between inducing points and rows, evaluated for a block of rows at a time, without gradients."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from gpytorch_gam import settings
+from gpytorch_gam.numerics.distinct_rows import distinct_rows
+from gpytorch_gam.projection.blockwise import factor_at, plain_kernel
+from gpytorch_gam.projection.separable_form import Factor, separable_form
+
+from ._level_rows import LevelRows
+from .component_group import ComponentGroup
+
+# Up to this number of inducing points, a row has a covariance with each of them, and not with those of its level alone.
+_MOST_DENSE_LEVELS = 128
+
+
+class KernelInBlocks:
+    """
+    The kernel between the inducing points of a group and the rows of ``x``, ``(n, D)``. What depends on a row alone is
+    computed once; what depends on a row and an inducing point, for a block of rows that fits the caches. If all
+    components read the same columns, and these have few combinations of values, the kernel is evaluated at one row for
+    each.
+
+    :ivar prior_variance: The sum of the prior variances of the components, ``(n,)``.
+    """
+
+    def __init__(self, group: ComponentGroup, x: Tensor) -> None:
+        columns = {(*own, by) for own, by in zip(group.columns.tolist(), group.multiplier_columns, strict=True)}
+        read = sorted({column for own in columns for column in own if column is not None})
+        found = distinct_rows(x, read) if len({column[:-1] for column in columns}) == 1 else None
+        rows = x if found is None else x[found[0]]
+        self._places = None if found is None else found[1]
+        self._factors: tuple[Factor, ...] | None = None
+        self._values: Tensor | None = None  # (C_g, M, n), or as many columns as there are different rows
+        self._multiplier = group.multiplier(rows)
+        self._levels = group.level_rows(rows) if group.num_inducing > _MOST_DENSE_LEVELS else None
+        variance = self._evaluate(group, rows).sum(-2).expand(len(rows))
+        self.prior_variance = variance if self._places is None else variance[self._places]
+
+    def _evaluate(self, group: ComponentGroup, rows: Tensor) -> Tensor:
+        """Find the form of the kernel; its variances ``(C_g, n)``."""
+        form = None
+        if self._levels is None and settings.fused_projection.value() != "off":
+            form = separable_form(group.kernel, group.inducing_points.to(rows.dtype), group.select(rows))
+        if form is None:
+            if self._levels is None:
+                self._values = group.cross_covariance(rows)
+            return group.prior_variance(rows)
+        self._factors = form.factors
+        if self._places is not None:
+            self._values = self._of_factors(slice(None))
+        variance, missing = form.variance, group.missing_variance(rows)
+        variance = variance if self._multiplier is None else variance * self._multiplier.square()
+        return variance if missing is None else variance + missing
+
+    def _of_factors(self, rows: slice) -> Tensor:
+        assert self._factors is not None
+        kernel = plain_kernel([factor_at(factor, rows) for factor in self._factors])
+        if self._multiplier is not None:
+            kernel = kernel * self._multiplier[..., rows].unsqueeze(-2)
+        return kernel
+
+    @property
+    def is_of_levels(self) -> bool:
+        """Whether a row sees few of many inducing points: there is :meth:`project` in the place of :meth:`at`."""
+        return self._levels is not None
+
+    def at(self, rows: slice) -> Tensor:
+        """The kernel ``(C_g, M, n)`` at some of the rows."""
+        if self._values is None:
+            return self._of_factors(rows)
+        return self._values[..., rows] if self._places is None else self._values.index_select(-1, self._places[rows])
+
+    def project(self, rows: slice, weights: Tensor) -> Tensor:
+        """The projections ``(C_g, k, n)`` of levels at some of the rows on weights ``(C_g, M, k)``."""
+        assert self._levels is not None
+        chosen = rows if self._places is None else self._places[rows]
+        levels = LevelRows(self._levels.level[..., chosen], self._levels.covariance[..., chosen])
+        return levels.project(weights).mT
