@@ -43,6 +43,9 @@ from ._precision_variational_distribution import _PrecisionVariationalDistributi
 
 # Number of entries in the features of a chunk of rows (Q a row) in predictions, and smallest number of rows in a chunk.
 _PREDICTION_NUMBERS, _LEAST_PREDICTION_ROWS = 2**20, 256
+# By how much chunks are larger where moments of the whole predictor alone are asked for, whose features are made in
+# smaller blocks.
+_TIMES_MORE_ROWS = 4
 # The former for sums of a few components, whose work is all in elementwise functions: they stay in the cache.
 _NUMBERS_OF_SUMS = 2**18
 
@@ -380,7 +383,9 @@ class AdditiveStrategy(_FollowedStrategy):
         if hyperparameters is not None:
             models = checked_models(hyperparameters, self.predictor)
             return models.predict(x, components, chunk_size, exclude, **kwargs)
-        chunks = x.split(chunk_size or self._rows_at_a_time(x), dim=-2)
+        is_whole = not names and len(kept) == self.predictor.num_components
+        size = self._rows_at_a_time(x) * (_TIMES_MORE_ROWS if is_whole else 1)
+        chunks = x.split(chunk_size or size, dim=-2)
         self._prepare()
         projection = self._projection_in(torch.float64)  # once for all chunks
         return joined((self._predict_rows(rows, names, kept, projection, kwargs) for rows in chunks), x.shape[-2])
