@@ -37,8 +37,8 @@ class LowRankPrecisionVariationalDistribution(_PrecisionVariationalDistribution)
     **Training.** Natural gradients (:class:`~gpytorch_gam.optim.NaturalGradient`, :func:`~gpytorch_gam.fit`). The
     entries of B grow like the root of the number of rows over the standard deviation of the noise, to tens and
     hundreds, while Adam moves an entry by its rate in a step: with rates such as .01, hundreds of steps leave the
-    precision far too small and bands too wide (46 nats below the optimum in the example of
-    :class:`BlockLowRankPrecisionVariationalDistribution`, whose warning and remedy are the same).
+    precision far too small and bands too wide. Warning and remedy are those of
+    :class:`BlockLowRankPrecisionVariationalDistribution`.
 
     :param num_inducing_points: Length Q of the inducing vector, ``predictor.num_inducing_total``.
     :param rank: Number of columns R of B, between 1 and Q; None for 64, or Q if it is smaller; or ``"auto"`` for as
