@@ -79,6 +79,9 @@ def run_script(name, folder, *options, fails=False):
         # Searches for the best hyperparameters are broken off, which is said: they have tests of their own.
         for limit in ("_MAX_STEPS", "_MAX_PASSES", "_MAX_ROUNDS"):
             patch.setattr(f"gpytorch_gam.training._profile_bound.{limit}", 1)
+        patch.setattr("gpytorch_gam.training._component_jumps._MAX_JUMPS", 0)
+        patch.setattr("gpytorch_gam.training._ascent._MAX_ROUNDS", 1)
+        patch.setattr("gpytorch_gam.training._row_fit._MAX_STEPS", 20)
         warnings.simplefilter("ignore", ConvergenceWarning)
         warnings.simplefilter("ignore", DeprecationWarning)  # of torch, GPyTorch and pandas
         try:
