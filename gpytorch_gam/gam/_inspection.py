@@ -113,7 +113,8 @@ class FittedGAM(GAMEstimator):
 
     def summary(self) -> Summary:
         """The terms one by one and the fit as a whole: a :class:`~gpytorch_gam.gam.summary.Summary`, which prints."""
-        return summarise(self._checked(), self.result_, self.n_rows_, self.deviance_explained_, self.bound_)
+        fitted, response = self._checked(), self._shown_response()
+        return summarise(fitted, self.result_, self.n_rows_, self.deviance_explained_, self.bound_, response)
 
     def effect(
         self,

@@ -85,5 +85,16 @@ def name_on_scale(fitted: Fitted, part: Part, response: str, scale: str) -> str:
     if part.predictor == 0 and fitted.has_identity_link:
         return f"effect on {response}"
     if part.predictor == 0 and fitted.family.link in _LINKS:
-        return f"effect on {_LINKS[fitted.family.link]}"
+        return f"effect on {name_of_predictor(fitted, response)}"
     return f"effect on {parameter.replace('_', ' ')}"
+
+
+def name_of_predictor(fitted: Fitted, response: str) -> str:
+    """
+    What the first predictor is through its link, which is not the identity: of labels and successes, whose log odds.
+
+    :param fitted: The fitted model.
+    :param response: What the response is called.
+    """
+    name = _LINKS[fitted.family.link]
+    return f"{name} of {response}" if fitted.family.name == "binomial" else name

@@ -22,6 +22,7 @@ from gpytorch_gam.training import FitResult
 from .columns import NumberEncoding
 from .design import INTERCEPT, Part
 from .fitted import Fitted
+from .response_scale import name_of_predictor
 from .terms import PERIODS, Factor, Place, RandomCurves, RandomEffect, Smooth
 from .terms import Tensor as TensorTerm
 
@@ -124,7 +125,12 @@ _SHOWN = {
 
 
 def summarise(
-    fitted: Fitted, result: FitResult | None, num_rows: int, deviance_explained: float, bound: float
+    fitted: Fitted,
+    result: FitResult | None,
+    num_rows: int,
+    deviance_explained: float,
+    bound: float,
+    response: str,
 ) -> Summary:
     """
     Summarise a fitted model.
@@ -134,6 +140,7 @@ def summarise(
     :param num_rows: The number of rows of the fit.
     :param deviance_explained: The share of the deviance that is explained.
     :param bound: The evidence lower bound of responses in their units.
+    :param response: What the response is called.
     """
     with torch.no_grad():
         rows = _complete(fitted.reference)
@@ -144,7 +151,7 @@ def summarise(
         order = ["edf", "prior_sd", "lengthscale", "share", "share_lower", "share_upper", "p"]
         warnings = (*(() if result is None else result.messages), *_concurvity_warnings(fitted, rows))
         intercepts, random = intercept_table(fitted), _random_effects(fitted)
-    facts = _facts(fitted, result, num_rows, deviance_explained, bound)
+    facts = _facts(fitted, result, num_rows, deviance_explained, bound, response)
     return Summary(terms[order], intercepts, random, facts, warnings)
 
 
@@ -174,9 +181,17 @@ def _complete(x: Tensor) -> Tensor:
 
 
 def _facts(
-    fitted: Fitted, result: FitResult | None, num_rows: int, deviance_explained: float, bound: float
+    fitted: Fitted,
+    result: FitResult | None,
+    num_rows: int,
+    deviance_explained: float,
+    bound: float,
+    response: str,
 ) -> dict[str, Any]:
-    facts: dict[str, Any] = {"family": fitted.family.name, "link": fitted.family.link, "rows": num_rows}
+    facts: dict[str, Any] = {"family": fitted.family.name, "link": fitted.family.link}
+    if fitted.family.name == "binomial":
+        facts["predictor"] = name_of_predictor(fitted, response)
+    facts["rows"] = num_rows
     facts |= _likelihood_parameters(fitted)
     facts["hyperparameters"] = fitted.hyperparameters
     facts["deviance explained"] = deviance_explained

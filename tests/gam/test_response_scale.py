@@ -73,7 +73,11 @@ def test_probabilities_are_those_of_the_second_class() -> None:
     assert found[["lower", "mean", "upper"]].to_numpy().min() > 0
     assert found[["lower", "mean", "upper"]].to_numpy().max() < 1
     assert gam.plot_term("f(site)", scale="response").get_xlabel() == "probability of class yes"
-    assert gam.plot_term("f(site)").get_xlabel() == "effect on log odds"
+    assert gam.plot_term("f(site)").get_xlabel() == "effect on log odds of class yes"
+    assert "predictor: log odds of class yes" in str(gam.summary())
+    truths = GAMClassifier([f("site")], family="probit", tolerance=0.5).fit(x, y == "yes")
+    assert truths.summary().facts["predictor"] == "probit of class True"
+    assert "predictor" not in counts().summary().facts
     several = GAMClassifier([s("age", k=5)], tolerance=0.5).fit(x, table().site)
     with pytest.raises(ValueError, match="scale must be 'link' with the family 'softmax'"):
         several.plot(scale="response")
