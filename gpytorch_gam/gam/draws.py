@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,13 +20,10 @@ from gpytorch_gam.numerics.blocks import split_groups
 from gpytorch_gam.numerics.triangular import solve_in_blocks
 
 from .design import INTERCEPT, Part
-from .fitted import Fitted
+from .fitted import KERNELS, Fitted
 from .terms import RandomCurves, RandomEffect
 
 _ROWS_AT_A_TIME = 1024
-
-# GPyTorch's kernels change themselves while they are called, so that one thread at a time may do it.
-_KERNELS = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -82,7 +78,7 @@ class _GroupDraws:
         :param place: Which draws, ``(S,)``.
         """
         x = x.to(self.group.inducing_points.device)
-        with _KERNELS:
+        with KERNELS:
             covariance = self.group.cross_covariance(x)
         values = torch.einsum("cmn,scm->scn", covariance, self.weights[place])
         if self.prior is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -11,11 +12,14 @@ from torch import Tensor
 
 from gpytorch_gam._checks import did_you_mean
 from gpytorch_gam.diagnostics import ModelMixture
-from gpytorch_gam.effects import ComponentPosterior, SumPrediction
+from gpytorch_gam.effects import ComponentPosterior, Prediction, SumPrediction
 from gpytorch_gam.models import AdditiveGP
 
 from .design import INTERCEPT, Design, Part
 from .families import Family, Units
+
+# GPyTorch's kernels change themselves while they are called, so that one thread at a time may do it.
+KERNELS = threading.RLock()
 
 # The most rows of the data that are kept with the model, for summaries and ranges.
 MOST_REFERENCE_ROWS = 1000
@@ -55,7 +59,18 @@ class Fitted:
 
         :param x: Inputs ``(n, D)``.
         """
-        return self.mixture.components(x) if len(self.mixture) > 1 else self.model.components(x)
+        with KERNELS:
+            return self.mixture.components(x) if len(self.mixture) > 1 else self.model.components(x)
+
+    def predictions(self, x: Tensor, exclude: Sequence[str]) -> list[Prediction]:
+        """
+        The moments of the predictors under each model of the mixture.
+
+        :param x: Inputs ``(n, D)``.
+        :param exclude: The components to leave out.
+        """
+        with KERNELS:
+            return self.mixture.predictions(x, components=False, exclude=exclude or None)
 
     def sums(self, x: Tensor, sums: Mapping[str, Sequence[str]]) -> SumPrediction:
         """
@@ -64,7 +79,8 @@ class Fitted:
         :param x: Inputs ``(n, D)``.
         :param sums: The components of each sum.
         """
-        return self.mixture.predict_sums(x, sums) if len(self.mixture) > 1 else self.model.predict_sums(x, sums)
+        with KERNELS:
+            return self.mixture.predict_sums(x, sums) if len(self.mixture) > 1 else self.model.predict_sums(x, sums)
 
     @property
     def parts(self) -> list[Part]:

@@ -34,7 +34,7 @@ def _chunks(
     left_out = fitted.left_out(kept)
     for start in range(0, len(x), _ROWS_AT_A_TIME):
         rows = slice(start, min(start + _ROWS_AT_A_TIME, len(x)))
-        predictions = fitted.mixture.predictions(x[rows], components=False, exclude=left_out or None)
+        predictions = fitted.predictions(x[rows], left_out)
         yield rows, predictions, {name: value[rows] for name, value in arguments.items()}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pandas as pd
@@ -59,3 +60,13 @@ def test_terms_in_chunks_are_those_of_the_joint_posterior(monkeypatch: pytest.Mo
     half = float(torch.special.ndtri(torch.tensor(0.975, dtype=torch.float64)))
     np.testing.assert_allclose(terms["s(age)"]["upper"] - terms["s(age)"]["mean"], half * terms["s(age)"]["std"])
     pd.testing.assert_index_equal(gam.predict_terms(x, only=[]).index, x.index)
+
+
+def test_threads_predict_what_one_does() -> None:
+    gam, x = fitted(), table()
+    expected = gam.predict(x)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: (gam.predict(x), gam.predict_terms(x)), range(8)))
+    for values, terms in found:
+        np.testing.assert_array_equal(values, expected)
+        pd.testing.assert_frame_equal(terms, found[0][1])
