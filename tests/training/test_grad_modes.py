@@ -22,6 +22,9 @@ from gpytorch_gam.training import fit, initialize_posterior, polish
 from gpytorch_gam.training.discretized._data import sampled
 from tests.problems import fit_by_bins
 
+# Results without switches, against which others are held, stay in one process.
+pytestmark = pytest.mark.xdist_group("grad_modes")
+
 Problem = tuple[AdditiveGP, GaussianLikelihood, torch.Tensor, torch.Tensor]
 
 

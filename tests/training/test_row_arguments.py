@@ -32,6 +32,9 @@ from gpytorch_gam.training import (
 )
 from tests.problems import fit_by_bins
 
+# Fits without row-wise arguments, against which others are held, stay in one process.
+pytestmark = pytest.mark.xdist_group("row_arguments")
+
 NUM_ROWS = 40
 
 

@@ -18,6 +18,9 @@ from gpytorch_gam.training import initialize_posterior, polish
 from gpytorch_gam.variational import _growth_watch
 from gpytorch_gam.warnings import TrainingLoopWarning
 
+# The models that are trained once stay in one process.
+pytestmark = pytest.mark.xdist_group("growth_watch")
+
 x = torch.rand(200, 2, generator=torch.Generator().manual_seed(0)).double()
 y = torch.sin(6 * x[:, 0]) + x[:, 1] + 0.2 * torch.randn(200, generator=torch.Generator().manual_seed(1)).double()
 
