@@ -69,15 +69,16 @@ def choose(
     not_bins = why_not_bins(model, likelihood, batches)
     if not_rows is None and not_bins is not None:
         return Choice("rows", f"{size}, and bins cannot be used: {not_bins}")
-    if not_rows is None:
-        costs = _Costs.of(model.variational_strategy, likelihood, batches, num_data)
+    costs = None if not_bins else _Costs.of(model.variational_strategy, likelihood, batches, num_data)
+    if not_rows is None and costs is not None:
         if costs.of_rows <= max(_PATIENCE, worth_exactness * costs.of_bins):
             return Choice("rows", f"{size} are few enough for the exact bound")
         if costs.has_blur and costs.of_rows <= _PATIENCE_WITH_BLUR:
             return Choice("rows", f"{size}: bins would blur components of so many inducing points")
     keeps_rows = not is_gaussian(likelihood)
     if not_bins is None and (not keeps_rows or num_data * predictor.num_components <= _MAX_INDICES):
-        return Choice("bins", not_rows or f"{size}: tables of bins are faster than the rows")
+        coarse = "; bins are coarse for components of so many inducing points" if costs and costs.has_blur else ""
+        return Choice("bins", (not_rows or f"{size}: tables of bins are faster than the rows") + coarse)
     if not_rows is None:
         return Choice("rows", f"{size}, and the indices of all rows would not fit into memory")
     return Choice("minibatches", f"{not_rows}; {not_bins or 'the indices of all rows would not fit into memory'}")

@@ -143,10 +143,9 @@ class MethodRuns:
             return False
         self._num_inducing = number
         again = choose(self._model, self._likelihood, self._batches, self._num_rows)
-        if again.method != "rows":
-            return False
-        self.choice = again
-        return True
+        if again.method in ("rows", "bins"):
+            self.choice = again
+        return again.method == "rows"
 
     def _shortfalls(self, outcome: Outcome) -> dict[str, float]:
         if self._by_rows is not None:

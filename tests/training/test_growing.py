@@ -15,7 +15,7 @@ from gpytorch_gam.likelihoods import GaussianLocationScaleLikelihood, PoissonLik
 from gpytorch_gam.terms import constant, factor, smooth
 from gpytorch_gam.training._growing import grow
 from gpytorch_gam.training.fit_result import Outcome
-from gpytorch_gam.warnings import InducingPointsWarning
+from gpytorch_gam.warnings import DiscretizationWarning, InducingPointsWarning
 
 METHODS = ("auto", "rows")
 RANGE = {"low": 0.0, "high": 1.0}
@@ -62,6 +62,16 @@ def test_an_automatic_fit_leaves_bins_that_are_too_coarse_for_more_points(monkey
     assert [result.method for result in found] == ["rows", "rows"]
     assert "bins would blur" in found[0].reason
     assert found[0].bound == pytest.approx(found[1].bound, abs=0.1)
+
+
+def test_bins_that_are_too_coarse_say_so_where_rows_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.linspace(0.0, 1.0, 300, dtype=torch.float64).unsqueeze(-1)
+    y = torch.sin(120 * x[:, 0] ** 2) + 0.1 * torch.randn(300, generator=torch.Generator().manual_seed(1)).double()
+    monkeypatch.setattr("gpytorch_gam.training._choice._MAX_FEATURES", 300)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DiscretizationWarning)
+        found = fit(model_of(smooth(0, **RANGE)), GaussianLikelihood().double(), (x, y))
+    assert found.method == "bins" and found.reason.endswith("coarse for components of so many inducing points")
 
 
 def test_points_are_as_many_as_their_features_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
