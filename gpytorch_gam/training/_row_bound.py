@@ -25,7 +25,6 @@ from gpytorch_gam.optim.rows.predictors import (
     positive_part,
     predictor_segments,
     product_in_rows,
-    semidefinite_rows,
     sum_over_rows,
     weighted_gram,
 )
@@ -34,6 +33,7 @@ from gpytorch_gam.optim.rows.stream import Rows
 from ._component_scan import SiteView, Trial
 from ._hyperparameters import hyperparameters_of
 from ._model_at_rows import ModelAtRows, RowView
+from ._sites import Acceleration, Posterior, Sites
 from .bound_gradients import linear_function, log_prior, sum_over_processes
 
 # Gain of a pass, in nats, below which the posterior counts as optimal, and the largest numbers of passes and halvings.
@@ -45,43 +45,11 @@ _LEAST_RAW_SHARE = 0.125
 # Number of passes in a row with gains below the least one that end the search, although they were short.
 _MAX_IDLE = 2
 
-# Number of passes that an extrapolation of the sites takes into account.
-_DEPTH = 5
-
 # Largest fall of the bound, relative to the sizes of its terms, that counts as rounding.
 _ROUNDING = 1e-11
 
 # Variances of the predictor for which derivatives are computed at the start, besides that of the present posterior.
 _FIRST_VARIANCES = (0.1, 1e-3)
-
-
-class _Sites(NamedTuple):
-    """Gaussian factors, one a row, that stand for the likelihood: its quadratic approximation in the predictors."""
-
-    curvatures: Tensor  # Lambda_n, (P, P, n)
-    targets: Tensor  # Lambda_n eta_n + g_n, (P, n)
-
-    def semidefinite(self, mean: Tensor) -> _Sites:
-        """The same derivatives at predictors ``(P, n)`` with semidefinite curvatures: all that holds far from there."""
-        return self._with(semidefinite_rows(self.curvatures), mean)
-
-    def uncorrelated(self, mean: Tensor) -> _Sites:
-        """
-        The same gradients at predictors ``(P, n)`` with curvatures between predictors left out. In the mean and the
-        log scale of a distribution they are zero on average, but anything where the mean is far from the responses.
-        """
-        diagonal = self.curvatures.diagonal(dim1=0, dim2=1).clamp_min(0.0)
-        return self._with(torch.diag_embed(diagonal).movedim(0, -1), mean)
-
-    def _with(self, curvatures: Tensor, mean: Tensor) -> _Sites:
-        return _Sites(curvatures, self.targets + ((curvatures - self.curvatures) * mean.unsqueeze(0)).sum(1))
-
-    def are_finite(self) -> bool:
-        """Whether all are."""
-        return bool(torch.isfinite(self.targets.sum() + self.curvatures.sum()))
-
-    def towards(self, other: _Sites, share: float) -> _Sites:
-        return _Sites(*(torch.lerp(own, new, share) for own, new in zip(self, other, strict=True)))
 
 
 class _Slopes(NamedTuple):
@@ -90,55 +58,6 @@ class _Slopes(NamedTuple):
     features: Tensor  # (Q, n)
     prior: Tensor  # (P, n)
     means: Tensor  # (P, n)
-
-
-class _Posterior(NamedTuple):
-    """The posterior of some sites, its bound, and the sites that the likelihood has there."""
-
-    sites: _Sites
-    mean: Tensor  # m, (Q,)
-    precision: Tensor  # P, (Q, Q)
-    covariance: Tensor  # its inverse
-    divergence: Tensor  # from the prior in nats, ()
-    own: float  # sum of the expected log-likelihoods of this process's rows, in nats
-    expected: float  # that of all rows
-    bound: float  # in nats, without priors of the hyperparameters
-    next_sites: _Sites
-    predictors: Tensor  # their means in the rows, (P, n)
-
-    def as_optimum(self) -> GaussianOptimum:
-        """The posterior and its bound alone."""
-        return GaussianOptimum(self.mean, self.precision, self.mean.new_tensor(self.bound))
-
-
-class _Acceleration:
-    """Anderson's acceleration of the iteration of the sites of all processes, see Walker and Ni (2011)."""
-
-    def __init__(self, processes: Processes) -> None:
-        self._processes = processes
-        self._points: list[Tensor] = []  # sites, flat
-        self._residuals: list[Tensor] = []  # next sites minus sites
-
-    def extrapolated(self, posterior: _Posterior) -> _Sites | None:
-        """The sites to which the last ones converge if each residual is linear in the sites; None with one residual."""
-        own, new = (torch.cat([part.flatten() for part in sites]) for sites in (posterior.sites, posterior.next_sites))
-        self._points, self._residuals = [*self._points, own][-_DEPTH:], [*self._residuals, new - own][-_DEPTH:]
-        if len(self._points) < 2:
-            return None
-        changes = torch.stack(self._residuals, dim=-1).diff(dim=-1)
-        moves = torch.stack(self._points, dim=-1).diff(dim=-1) + changes
-        weights = self._least_squares(changes, (new - own).unsqueeze(-1))
-        parts = (new - (moves @ weights).squeeze(-1)).split([part.numel() for part in posterior.sites])
-        return _Sites(*(part.view_as(like) for part, like in zip(parts, posterior.sites, strict=True)))
-
-    def _least_squares(self, matrix: Tensor, target: Tensor) -> Tensor:
-        """The solution for the rows of all processes, from a triangle of each, which has the same squares."""
-        triangle = torch.linalg.qr(torch.cat([matrix, target], dim=-1), mode="r").R
-        size = matrix.shape[-1] + 1
-        table = triangle.new_zeros(self._processes.size, size, size)
-        table[self._processes.rank, : len(triangle)] = triangle
-        table = self._processes.sum([table])[0].flatten(0, 1)
-        return torch.linalg.lstsq(table[:, :-1], table[:, -1:], driver="gelsd").solution
 
 
 class RowBound:
@@ -176,7 +95,7 @@ class RowBound:
             )
             self._shifted = self._y - OFFSET.read(self._arguments.get("offset"), self._y)
         # Sites of the best posterior so far: where hyperparameters were bad, they may be far from those of others.
-        self._sites: _Sites | None = None
+        self._sites: Sites | None = None
         #: Number of passes over the rows so far.
         self.passes = 0
         #: The optimal posterior where the bound was evaluated last, None where it does not exist.
@@ -291,12 +210,12 @@ class RowBound:
 
     # ------------------------------------------------------------------ any likelihood
 
-    def _settle(self, view: RowView) -> _Posterior | None:
+    def _settle(self, view: RowView) -> Posterior | None:
         """The optimal posterior, from the sites of the best one so far; None if no bound is finite."""
         present = self._first(view) if self._sites is None else self._posterior(view, self._sites)
         if present is None:
             return None
-        acceleration, share, num_idle = _Acceleration(self.processes), 1.0, 0
+        acceleration, share, num_idle = Acceleration(self.processes), 1.0, 0
         for _ in range(_MAX_PASSES):
             moved = self._moved(view, present, acceleration.extrapolated(present), min(2.0 * share, 1.0))
             if moved is None:
@@ -308,14 +227,14 @@ class RowBound:
             if gain <= _GAIN * share or num_idle == _MAX_IDLE:
                 break
             if share < 1:
-                acceleration = _Acceleration(self.processes)
+                acceleration = Acceleration(self.processes)
         if present.bound >= self._best:
             self._sites, self._best = present.sites, present.bound
         return present
 
     def _moved(
-        self, view: RowView, before: _Posterior, extrapolated: _Sites | None, share: float
-    ) -> tuple[_Posterior, float] | None:
+        self, view: RowView, before: Posterior, extrapolated: Sites | None, share: float
+    ) -> tuple[Posterior, float] | None:
         """
         The posterior of the extrapolated sites, or else of a share of the way to the next sites, and that share, halved
         until the bound does not fall; None if it falls everywhere.
@@ -335,7 +254,7 @@ class RowBound:
             share /= 2
         return None
 
-    def _first(self, view: RowView) -> _Posterior | None:
+    def _first(self, view: RowView) -> Posterior | None:
         """
         The best posterior of the sites at the present one, and at the same mean with small variances, all without
         curvatures between predictors.
@@ -344,7 +263,7 @@ class RowBound:
         finite = [posterior for posterior in found if posterior is not None]
         return max(finite, key=lambda posterior: posterior.bound) if finite else None
 
-    def _first_sites(self, view: RowView) -> Iterator[_Sites]:
+    def _first_sites(self, view: RowView) -> Iterator[Sites]:
         moments = self._strategy.predictor_moments(self._x)
         mean, covariance = moments.mean.double().mT, moments.covariance.double().movedim(0, -1)
         identity = torch.eye(self._num_predictors).to(mean).unsqueeze(-1)
@@ -352,7 +271,7 @@ class RowBound:
             _, sites = self._derivatives(mean, each)
             yield sites.uncorrelated(mean) if sites.are_finite() else sites
 
-    def _posterior(self, view: RowView, sites: _Sites) -> _Posterior | None:
+    def _posterior(self, view: RowView, sites: Sites) -> Posterior | None:
         self.passes += 1
         offsets = (sites.curvatures * view.means.unsqueeze(0)).sum(1)
         gram = weighted_gram(view.features, sites.curvatures, self._segments)
@@ -378,7 +297,7 @@ class RowBound:
         if not torch.isfinite(total + flaw):
             return None
         bound = (total - 0.5 * excess).item()
-        return _Posterior(
+        return Posterior(
             sites, mean, precision, covariance, 0.5 * excess, expected, total.item(), bound, next_sites, moments[0]
         )
 
@@ -398,12 +317,12 @@ class RowBound:
                 rows[owner][other] = rows[owner][other] + product
         return means, torch.stack([torch.stack(row) for row in rows]) + torch.diag_embed(view.prior.mT).movedim(0, -1)
 
-    def _derivatives(self, mean: Tensor, covariance: Tensor) -> tuple[float, _Sites]:
+    def _derivatives(self, mean: Tensor, covariance: Tensor) -> tuple[float, Sites]:
         """The sum of the rows' expected log-likelihoods, and their sites, which may not be finite."""
         with self.processes.sharing_errors("evaluate its likelihood", mean.device):
             return self._own_derivatives(mean, covariance)
 
-    def _own_derivatives(self, mean: Tensor, covariance: Tensor) -> tuple[float, _Sites]:
+    def _own_derivatives(self, mean: Tensor, covariance: Tensor) -> tuple[float, Sites]:
         if self._num_predictors == 1:
             found = expected_gradients(
                 self._likelihood, self._y, mean[0], covariance[0, 0], self._arguments, clamped=False
@@ -415,9 +334,9 @@ class RowBound:
             )
             gradients, curvatures = found.gradients.mT, found.curvatures.movedim(0, -1)
         targets = gradients + (curvatures * mean.unsqueeze(0)).sum(1)
-        return found.expected.sum().item(), _Sites(curvatures, targets)
+        return found.expected.sum().item(), Sites(curvatures, targets)
 
-    def _expected(self, view: RowView, posterior: _Posterior) -> Tensor:
+    def _expected(self, view: RowView, posterior: Posterior) -> Tensor:
         """The sum of this process's expected log-likelihoods at a fixed posterior, differentiable."""
         with torch.no_grad():
             known, (curvatures, targets) = view.detach(), posterior.next_sites
