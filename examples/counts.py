@@ -216,7 +216,7 @@ def true_temperature(temperature: Tensor, low: float, high: float) -> Tensor:
     return curve(temperature) - curve(torch.linspace(low, high, 1001)).mean()  # mean zero over the range
 
 
-def simulate(num_days: int, dispersion: float = 0.4, seed: int = 0) -> Study:
+def simulate(num_days: int, num_steps: int, dispersion: float = 0.4, seed: int = 0) -> Study:
     generator = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)  # torch.distributions take no generator
     day = torch.arange(num_days).repeat_interleave(24)
@@ -245,7 +245,7 @@ def simulate(num_days: int, dispersion: float = 0.4, seed: int = 0) -> Study:
         lambda: hourly_terms(x),
         {name: effect._replace(truth=truths[name]) for name, effect in effects.items()},
         [f"simulated: the counts of {counters.min():.0f} to {counters.max():.0f} counters in each of {len(y)} hours"],
-        num_steps=100,
+        num_steps=num_steps,
         true_dispersion=dispersion,
     )
 
@@ -315,7 +315,8 @@ def read_bicycles(folder: Path, is_quick: bool) -> Study:
         "taken as zeros",
         f"temperature: mean of the stations that have it; missing in {int(rows.x[:, TEMPERATURE].isnan().sum())} rows",
     ]
-    return Study("cyclists at five stations", train, test, terms, effects, notes, num_steps=36, batch_size=4000)
+    num_steps = 4 if is_quick else 36
+    return Study("cyclists at five stations", train, test, terms, effects, notes, num_steps, batch_size=4000)
 
 
 def read_chicago(folder: Path, is_quick: bool) -> Study:
@@ -351,7 +352,7 @@ def read_chicago(folder: Path, is_quick: bool) -> Study:
         f"chicago.csv: deaths on {len(y)} days",
         f'missing="marginal" keeps {num_missing} of {len(rows.y)} days, on which the air quality is not known',
     ]
-    return Study("deaths in Chicago", train, test, terms, effects, notes, num_steps=125)
+    return Study("deaths in Chicago", train, test, terms, effects, notes, 4 if is_quick else 125)
 
 
 READERS = {"bicycles": read_bicycles, "chicago": read_chicago}
@@ -369,7 +370,7 @@ class Fit(NamedTuple):
     seconds: float
 
 
-def train(study: Study, name: str, is_quick: bool) -> Fit:
+def train(study: Study, name: str) -> Fit:
     """Learn a model with one of the likelihoods: dispersion, variances and lengthscales with the effects."""
     torch.manual_seed(0)
     start = time.perf_counter()
@@ -378,7 +379,7 @@ def train(study: Study, name: str, is_quick: bool) -> Fit:
     mean.initialize(constant=(y.sum() / exposure.sum()).log()).requires_grad_(False)
     model, likelihood = AdditiveGP(AdditivePredictor(*study.terms(), mean=mean), rank=64), LIKELIHOODS[name]()
     loader = DataLoader(RowDataset(x, y, exposure=exposure), study.batch_size, shuffle=True)
-    num_epochs = math.ceil((12 if is_quick else study.num_steps) / len(loader))
+    num_epochs = math.ceil(study.num_steps / len(loader))
     # A fast rate for few steps: variances of log rates end far from the one that they start from.
     with warnings.catch_warnings():
         # Where counts vary more than Poisson ones do, effects would bend after the noise, and ask for more points.
@@ -655,11 +656,11 @@ def print_effects(results: dict[str, Any], has_truth: bool) -> None:
         )
 
 
-def report(study: Study, is_quick: bool, path: Path) -> dict[str, Any]:
+def report(study: Study, path: Path) -> dict[str, Any]:
     print(f"\n{study.title}: {len(study.train.y)} rows for training, {len(study.test.y)} held out")
     for note in study.notes:
         print(note)
-    fits = {name: train(study, name, is_quick) for name in LIKELIHOODS}
+    fits = {name: train(study, name) for name in LIKELIHOODS}
     checks = {name: check(fitted, study.test) for name, fitted in fits.items()}
     results = analyse(study, fits, checks)
     print_scores(study, results)
@@ -675,8 +676,8 @@ def main() -> None:
     torch.set_default_dtype(torch.float64)
     torch.set_num_threads(1)  # matrices of this size gain nothing from more
     if arguments.data is None:
-        study = simulate(42 if arguments.quick else 182)
-        write_json(report(study, arguments.quick, arguments.out / "counts.png"), arguments.json)
+        study = simulate(42, num_steps=12) if arguments.quick else simulate(182, num_steps=100)
+        write_json(report(study, arguments.out / "counts.png"), arguments.json)
         return
     found = {name: read for name, read in READERS.items() if (arguments.data / f"{name}.csv").is_file()}
     for name in READERS:
@@ -687,7 +688,7 @@ def main() -> None:
     results = {}
     for name, read in found.items():
         study = read(arguments.data, arguments.quick)
-        results[name] = report(study, arguments.quick, arguments.out / f"counts_{name}.png")
+        results[name] = report(study, arguments.out / f"counts_{name}.png")
     write_json(results, arguments.json)
 
 
