@@ -16,7 +16,7 @@ Scores are the mean negative log predictive density of held-out rows in nats: fi
 standardised by these; of labels the log loss. Seconds are those of the processor for a fit to all rows, on one thread.
 
 `--variants` fits with something else in the place of each default, and prints what that changes: positive numbers are
-nats a row that the default gains, with the standard error over folds.
+nats a row that the default gains, with the standard error over folds. A difference within it is a tie.
 
 What the file of `--json` holds already of peers is taken from there, unless `--refit`; with `--resume` what it holds
 of ours, too, so that sets and alternatives can be run one after the other.
@@ -213,12 +213,14 @@ def variant_table(results: list[dict[str, Any]]) -> str:
 
 
 def victories(results: list[dict[str, Any]]) -> list[str]:
-    """On how many sets each peer scores worse."""
+    """On how many sets each peer scores worse, and on how many it does so or not within a standard error."""
     found = []
     for name in peers_of(results)[1:]:
-        both = [result["fits"] for result in results if name in result["fits"]]
-        better = sum(_score(fits[OURS]) < _score(fits[name]) for fits in both)
-        found.append(f"better than {name} on {better} of {len(both)} sets")
+        gains = [gain(each["fits"][name], each["fits"][OURS]) for each in results if name in each["fits"]]
+        better = sum(mean > error for mean, error in gains)
+        ties = sum(abs(mean) <= error for mean, error in gains)
+        also = f", a tie on {ties}" if ties else ""
+        found.append(f"better than {name} on {better} of {len(gains)} sets{also}")
     return found
 
 

@@ -128,3 +128,11 @@ def test_constants_of_the_package_return(script: ModuleType) -> None:
     with variant.active():
         assert math.isinf(columns._LONG_TAIL)
     assert before == columns._LONG_TAIL
+
+
+def test_differences_within_a_standard_error_are_ties(script: ModuleType) -> None:
+    results = [
+        {"fits": {script.OURS: {"nll": [0.5, 0.6]}, "peer": {"nll": nll}}}
+        for nll in ([0.7, 0.9], [0.4, 0.71], [0.4, 0.5])
+    ]
+    assert script.victories(results) == ["better than peer on 1 of 3 sets, a tie on 1"]
