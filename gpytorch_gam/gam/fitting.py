@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import torch
 from gpytorch.likelihoods import Likelihood
+from gpytorch.variational import CholeskyVariationalDistribution
 from scipy.special import xlogy
 
 from gpytorch_gam.components import AdditivePredictor
@@ -29,11 +30,13 @@ from .interactions import Limits, Start, search
 from .prediction import response_moments
 
 # Inducing variables up to which the posterior has a full covariance at the start, and with interactions after growth.
-_MOST_COUPLED, _MOST_COUPLED_LATER = 500, 1024
+_MOST_COUPLED, _MOST_COUPLED_LATER = 500, 2048
 
 # The share of the prior variance that is left where data determine everything: bands of millions of rows are narrow.
 JITTER = 1e-8
 
+# Tolerance in nats of fits that tell which interactions pay.
+_LOOSE = 1.0
 
 # The most rows by which the deviance that is explained is estimated.
 _ROWS_OF_DEVIANCE = 20000
@@ -96,9 +99,10 @@ def fit_design(
     screened = None
     if limits is not None:
 
-        def refit(extended: Design, start: Start) -> tuple[Fitted, FitResult | None]:
-            inputs = extended.inputs(frame)
-            return fit_to_data(extended, family, units, inputs, (inputs, *more), options, start)
+        def refit(extended: Design, start: Start, is_loose: bool) -> tuple[Fitted, FitResult | None]:
+            inputs, tolerance = extended.inputs(frame), max(options.tolerance, _LOOSE if is_loose else 0.0)
+            own = replace(options, tolerance=tolerance)
+            return fit_to_data(extended, family, units, inputs, (inputs, *more), own, start)
 
         fitted, result, screened = search(fitted, result, (x, *more), frame, weights, limits, refit)
         x = fitted.design.inputs(frame)
@@ -160,8 +164,8 @@ def fit_to_data(
 
 def _needs_minibatches(model: AdditiveGP, likelihood: Likelihood, data: Any) -> bool:
     """Whether the posterior is one that minibatches cannot train, although neither rows nor bins serve."""
-    has_rank = model.predictor.num_inducing_total > _MOST_COUPLED
-    return not has_rank and method_of_fit(model, likelihood, data) == "minibatches"
+    is_coupled = isinstance(model.variational_strategy._variational_distribution, CholeskyVariationalDistribution)
+    return is_coupled and method_of_fit(model, likelihood, data) == "minibatches"
 
 
 def on_device(data: Any, device: torch.device) -> Any:

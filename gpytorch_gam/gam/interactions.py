@@ -96,11 +96,12 @@ def search(
     frame: pd.DataFrame,
     weights: np.ndarray,
     limits: Limits,
-    refit: Callable[[Design, Start], tuple[Fitted, FitResult | None]],
+    refit: Callable[[Design, Start, bool], tuple[Fitted, FitResult | None]],
 ) -> Search:
     """
     Add the interactions to a model of main effects that raise its bound by more than some nats. Candidates can stand
-    for each other, so that the weakest is left out, and the others fitted again, until all of them pay.
+    for each other, so that the weakest is left out, and the others fitted again, until all of them pay: in loose fits
+    at first, and in the last one, which goes on from these.
 
     :param fitted: The model of main effects.
     :param result: What its fit has found.
@@ -108,28 +109,30 @@ def search(
     :param frame: The columns.
     :param weights: The weights of the rows.
     :param limits: Which interactions are kept.
-    :param refit: Fits another design, from some hyperparameters.
+    :param refit: Fits another design, from some hyperparameters, and loosely or not.
     """
     candidates = _screened(fitted, data, frame, weights)
     most = _MOST if limits.most is None else limits.most
     chosen = [each for each in candidates if each.nats > limits.least_nats][:most]
     tried: dict[str, float] = {}
-    least = limits.nats(len(candidates))
+    least, is_loose = limits.nats(len(candidates)), True
+    start = Start(
+        [*fitted.model.predictor.groups, *(group for each in chosen for group in each.groups)], fitted.likelihood
+    )
     while chosen and result is not None:
         terms = [
             [each.term for each in chosen if each.predictor == index] for index in range(len(fitted.design.parameters))
         ]
-        start = Start(
-            [*fitted.model.predictor.groups, *(group for each in chosen for group in each.groups)], fitted.likelihood
-        )
-        found, its_result = refit(fitted.design.extended(terms, frame, weights), start)
+        found, its_result = refit(fitted.design.extended(terms, frame, weights), start, is_loose)
         if its_result is None:
             break
         tried |= _evidence(found, [each.label for each in chosen])
         weakest = min(tried[each.label] for each in chosen)
-        if weakest > least:
+        if weakest > least and not is_loose:
             return Search(found, its_result, _table(candidates, tried, chosen))
-        chosen = [each for each in chosen if tried[each.label] > max(weakest, 0.0)]
+        is_loose = weakest <= least
+        start = Start(found.model.predictor.groups, found.likelihood)
+        chosen = [each for each in chosen if weakest > least or tried[each.label] > max(weakest, 0.0)]
     return Search(fitted, result, _table(candidates, tried, []))
 
 
