@@ -29,8 +29,9 @@ from .integration import integrated
 from .interactions import Limits, Start, search
 from .prediction import response_moments
 
-# Inducing variables up to which the posterior has a full covariance at the start, and with interactions after growth.
-_MOST_COUPLED, _MOST_COUPLED_LATER = 500, 2048
+# Inducing variables up to which the posterior has a full covariance at the start, and with interactions after growth:
+# larger ones cannot be polished with dense matrices.
+_MOST_COUPLED, _MOST_COUPLED_LATER = 500, 1024
 
 # The share of the prior variance that is left where data determine everything: bands of millions of rows are narrow.
 JITTER = 1e-8
