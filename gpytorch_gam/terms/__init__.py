@@ -12,10 +12,10 @@ A term that takes several columns makes a component of each, and has ``names=``;
   ``smooth``, 12 of ``cyclic``, 7 along each column of ``tensor``, 64 of ``spatial``, 10 a level of ``factor_smooth``
   and ``interaction``), which :func:`~gpytorch_gam.fit` by rows or bins doubles while that promises the components of
   the call, which grow together, more than a nat, up to sixteen times as many (eight times of ``tensor`` and
-  ``spatial``), no more than a column has distinct values, and 1,024 of all components together; see
-  :func:`~gpytorch_gam.training.inducing_shortfall`. Elsewhere the first number stays, unless you call
-  :meth:`~gpytorch_gam.AdditiveVariationalStrategy.add_inducing_points`. A state with more points is loaded into a model
-  whose numbers are ``"auto"``. ``learn_inducing_locations``: whether their places are trained.
+  ``spatial``), no more than a column has distinct values, and 1,024 of all components together, or 640 if any has more
+  than four times its first number; see :func:`~gpytorch_gam.training.inducing_shortfall`. Elsewhere the first number
+  stays, unless you call :meth:`~gpytorch_gam.AdditiveVariationalStrategy.add_inducing_points`. A state with more points
+  is loaded into a model whose numbers are ``"auto"``. ``learn_inducing_locations``: whether their places are trained.
 * ``measure``: the :class:`~gpytorch_gam.kernels.Measure` under which centred effects have mean zero. Default: uniform
   on the range, or on its bulk where the column has a long tail.
 * ``by``: the column of a multiplier, or, with ``levels``, that of a category.

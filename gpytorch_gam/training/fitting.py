@@ -93,8 +93,9 @@ def fit(
 
     **Inducing points.** With rows, and bins in one process, terms whose ``num_inducing`` is ``"auto"`` get twice as
     many points, and the model is fitted again from where it is, while that promises the components of a term more than
-    a nat, up to sixteen times the first number (eight times with several columns), 1,024 in all, and features that fit
-    into memory. Where ``"auto"`` has begun with bins, and they would be too coarse for so many, it goes on with rows.
+    a nat, up to sixteen times the first number (eight times with several columns), 1,024 in all (640 if any component
+    has more than four times its first number), and features that fit into memory. Where ``"auto"`` has begun with bins,
+    and they would be too coarse for so many, it goes on with rows.
     Components that would still gain from more are named by an
     :class:`~gpytorch_gam.warnings.InducingPointsWarning`, see :func:`~gpytorch_gam.training.inducing_shortfall`.
 

@@ -43,7 +43,7 @@ def interrupted_at(number: int, function: str) -> Iterator[None]:
     ("method", "function", "number"),
     [
         ("rows", "_evaluate", 5),
-        ("rows", "shortfalls_after", 1),  # between two numbers of inducing points
+        ("rows", "shortfalls", 1),  # between two numbers of inducing points
         ("bins", "_evaluate", 6),
         ("bins", "from_batches", 1),  # before anything is known
         ("minibatches", "_evaluate", 3),  # in the ascent at the end

@@ -171,7 +171,13 @@ def test_components_of_a_group_grow_by_what_they_need_together() -> None:
 def test_all_points_together_have_a_limit() -> None:
     groups: list[Any] = [smooth(list(range(24)), **RANGE), smooth(24, **RANGE)]
     need = {f"x{column}": 5.0 for column in range(25)}
-    assert grown([500.0, 5.0, 5.0], [need] * 4, *groups) == [32, 128]
+    assert grown([500.0, 5.0], [need] * 3, *groups) == [32, 64]
+
+
+def test_many_points_of_one_component_are_for_small_models() -> None:
+    need = {f"x{column}": 5.0 for column in range(8)}
+    assert grown([500.0, 500.0], [need] * 3, smooth(list(range(8)), **RANGE)) == [64]
+    assert grown([500.0, 500.0, 500.0], [need] * 4, smooth(list(range(4)), **RANGE)) == [128]
 
 
 def test_minibatches_keep_the_first_number() -> None:
