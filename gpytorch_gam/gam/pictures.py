@@ -26,7 +26,8 @@ from .terms import Factor, RandomEffect
 from .terms import Tensor as TensorTerm
 
 _LINE, _REST = "#1f5a9d", "#8a8a8a"
-_NUM_CURVE, _NUM_SURFACE = 150, 1600
+# Numbers of values of a smooth curve, of one with very many inducing points, and of a surface.
+_NUM_CURVE, _MOST_CURVE, _NUM_SURFACE = 150, 600, 1600
 
 # Sizes of the text of legends and of the names of levels, beside axes of matplotlib's 10.
 _SMALL = 8
@@ -111,7 +112,7 @@ def _baseline(ax: Axes, look: Look, draw: Any) -> None:
 def _curves(fitted: Fitted, part: Part, ax: Axes, look: Look, residuals: tuple[Any, np.ndarray] | None) -> None:
     column = part.term.arguments[0]
     by = [name for name in grid_of(fitted, part, 2).columns if name != column]
-    grid = grid_of(fitted, part, _NUM_CURVE)
+    grid = grid_of(fitted, part, _num_values(fitted, part))
     _baseline(ax, look, ax.axhline)
     if residuals is not None:
         ax.plot(*residuals, ".", color=_REST, markersize=2, alpha=0.6, zorder=1, label="partial residuals")
@@ -125,6 +126,12 @@ def _curves(fitted: Fitted, part: Part, ax: Axes, look: Look, residuals: tuple[A
     _dates(ax.xaxis, grid[column])
     ax.set_xlabel(column)
     ax.set_ylabel(_effect_name(fitted, part, look))
+
+
+def _num_values(fitted: Fitted, part: Part) -> int:
+    """The number of values at which a curve is drawn: at least two for each of its inducing points."""
+    groups = [group for group in fitted.model.predictor.groups if not set(part.components).isdisjoint(group.names)]
+    return min(max(_NUM_CURVE, *(2 * group.num_inducing for group in groups)), _MOST_CURVE)
 
 
 def _period(ax: Axes, period: float | None) -> None:
@@ -280,7 +287,7 @@ def plot_difference(
     look = Look() if look is None else look
     ax = _new_axes() if ax is None else ax
     column = part.term.arguments[0]
-    grid = grid_of(fitted, part, _NUM_CURVE)
+    grid = grid_of(fitted, part, _num_values(fitted, part))
     values = grid[column][grid[by] == grid[by].iloc[0]]
     table = difference_table(fitted, part, {column: values.to_numpy()}, pair, by, look.level, look.simultaneous)
     _baseline(ax, look, ax.axhline)
