@@ -59,7 +59,8 @@ class FitResult:
         :func:`~gpytorch_gam.training.inducing_shortfall`.
     :ivar at_bounds: The hyperparameters that ended at a bound of their constraint, such as ``"x0.lengthscale"``. An
         effect that is a straight line, or that is switched off, has no use for a finite lengthscale.
-    :ivar switched_off: The components whose prior variance went to zero: the data speak against them.
+    :ivar switched_off: The components whose prior variance is below a hundredth of the variance of the predictor, or of
+        over 3,000 rows n below 30 / n of it: the data hardly need them. In data without noise they may be real.
     :ivar family_gap: Nats by which the model's family of posteriors falls short of the optimal posterior, whatever its
         precision: where they are several, take a larger rank, or ``family="coupled"``, which has none and is as fast up
         to about a thousand inducing variables. Known of fits by rows, else NaN.
