@@ -22,7 +22,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from gpytorch_gam.gam import GAMClassifier, GAMRegressor
-from gpytorch_gam.gam.design import automatic_terms
+from gpytorch_gam.gam.automatic_terms import automatic_terms
 from gpytorch_gam.gam.terms import Term
 
 # Inner splits of the rows to fit, by whose residuals the noise of a peer without a density is estimated; one for those

@@ -3,7 +3,7 @@ Generalized additive models of data frames, by the conventions of scikit-learn: 
 
 :class:`GAMRegressor` and :class:`GAMClassifier` take terms as a list, ``[s("age"), f("station")]``, as a formula, or
 ``"auto"``. ``terms`` are plain values that name columns, ``columns`` says how each column becomes numbers, ``design``
-makes components of both, ``families`` has the distributions of the response, and ``fitted`` is the model with all of
+makes a model of both, ``families`` has the distributions of the response, and ``fitted`` is the model with all of
 these, which ``prediction``, ``draws``, ``summary``, ``pictures``, ``scores`` and ``files`` read. :func:`compare` weighs
 fitted models against each other.
 

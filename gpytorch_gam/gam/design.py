@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,49 +14,29 @@ from torch import Tensor
 
 from gpytorch_gam import terms as factories
 from gpytorch_gam._checks import did_you_mean
-from gpytorch_gam.components import AdditivePredictor, ComponentGroup, Levels
-from gpytorch_gam.kernels import Empirical
+from gpytorch_gam.components import AdditivePredictor, ComponentGroup
 from gpytorch_gam.warnings import ColumnKindWarning, ConstantColumnWarning
 
 from .columns import (
     CycleEncoding,
-    Encoding,
-    Kind,
     LevelEncoding,
     MultiplierEncoding,
     NumberEncoding,
     are_like_dates,
     kind_of,
-    numbers_of,
 )
-from .priors import register_priors, set_level_variance
-from .terms import PERIODS, DeviatingCurves, Factor, Linear, Place, RandomCurves, RandomEffect, Smooth, Term
-from .terms import Tensor as TensorTerm
-
-# Atoms of the distribution over which smooth effects have mean zero.
-_NUM_ATOMS = 64
-
-# The cycles for which dates have to last so that a period is a term, up to what calendars differ; parts of a
-# period, and in how many of these they have to lie; the share of steps from a date to the next that have to be short.
-_CYCLES, _PLACES, _FEWEST_PLACES, _OFTEN = 1.98, 20, 5, 0.05
+from .encoded_terms import EncodedTerms, Key
+from .term_groups import TermGroups
+from .terms import DeviatingCurves, Factor, Linear, Place, RandomEffect, Smooth, Term
 
 # The ratio of the ranges of coordinates above which they can hardly have the same unit.
 _MOST_ELONGATED = 30.0
-
-# The number of inducing points with which fits begin.
-_DEFAULT_POINTS = 16
-
-# Levels above which a column of text gets a random effect, and values up to which one of numbers is a line.
-MOST_FIXED_LEVELS, _FEW_VALUES = 10, 2
 
 #: The name of the constant in each predictor.
 INTERCEPT = "intercept"
 
 # Prior variance of the intercept, in units of the fit.
 _INTERCEPT_VARIANCE = 25.0
-
-# A column of the data frame, and how it is read.
-Key = tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -71,40 +50,14 @@ class Part:
 
 
 @dataclass
-class Design:
+class Design(EncodedTerms):
     """
-    The terms of a model with the encodings of the columns that they read.
+    The terms of a model, which choose how the columns that they read are encoded, and make inputs and components.
 
-    :ivar terms: The terms of each predictor.
-    :ivar parameters: The names of the predictors.
-    :ivar encodings: How each column is read, in the order of the columns of the inputs.
-    :ivar aliases: Further ways of reading that are the same as another.
-    :ivar kernel: The kernel of terms that name none.
-    :ivar k: The number of inducing points of terms that name none.
-    :ivar missing: What is done with missing values in the columns of terms that do not say it.
     :ivar parts: What each term consists of; filled by :meth:`predictor`.
     """
 
-    terms: list[list[Term]]
-    parameters: tuple[str, ...]
-    kernel: str
-    k: int | None
-    missing: str
-    has_intercepts: tuple[bool, ...]
-    encodings: dict[Key, Encoding] = field(default_factory=dict)
-    aliases: dict[Key, Key] = field(default_factory=dict)
     parts: list[Part] = field(default_factory=list)
-
-    # ------------------------------------------------------------------ columns
-
-    @property
-    def columns(self) -> list[str]:
-        """The names of all columns that terms read."""
-        return list(dict.fromkeys(name for term in self._all_terms for name in term.columns))
-
-    @property
-    def _all_terms(self) -> list[Term]:
-        return [term for terms in self.terms for term in terms]
 
     def learn_columns(self, frame: pd.DataFrame, weights: np.ndarray) -> None:
         """
@@ -113,7 +66,7 @@ class Design:
         :param frame: The data of the fit.
         :param weights: The weights of the rows.
         """
-        for term in self._all_terms:
+        for term in self.all_terms:
             for name, role in self._reads(term, frame):
                 key = (name, role)
                 if key not in self.encodings and key not in self.aliases:
@@ -135,7 +88,7 @@ class Design:
     def _learn(self, key: Key, values: pd.Series, weights: np.ndarray, term: Term) -> None:
         name, role = key
         if role == "levels":
-            missing_is_level = any(self._missing_of(t) == "level" for t in self._all_terms if name in t.columns)
+            missing_is_level = any(self.missing_of(t) == "level" for t in self.all_terms if name in t.columns)
             self.encodings[key] = LevelEncoding.of(values, missing_is_level=missing_is_level)
         elif role == "multiplier":
             self.encodings[key] = MultiplierEncoding.of(values)
@@ -153,24 +106,11 @@ class Design:
 
     def _reads(self, term: Term, frame: pd.DataFrame) -> Iterator[Key]:
         """The columns that a term reads, and how; errors if it cannot read them so."""
-        if isinstance(term, Smooth) and term.period is not None:
-            yield _numeric(frame, term.column, term), f"cycle {_days(term.period):.17g}"
-        elif isinstance(term, Place):
-            for name in term.names:
-                yield _numeric(frame, name, term), "coordinate"
-        elif isinstance(term, Smooth | TensorTerm):
-            has_lines = term.has_main_effects if isinstance(term, TensorTerm) else _has_line(term)
-            for name in term.arguments:
-                yield _numeric(frame, name, term), "number"
-                if has_lines:
-                    yield name, "line"
-        elif isinstance(term, Linear):
-            yield _numeric(frame, term.column, term), "line"
-        elif isinstance(term, RandomCurves):
-            yield _numeric(frame, term.column, term), "number"
-            yield term.levels, "levels"
-        else:
-            yield term.arguments[0], "levels"
+        for name in term.arguments:
+            for role in term.roles(name):
+                if role != "levels":
+                    _refuse_other_than_numbers(frame, name, term)
+                yield name, role
         if term.multiplier is not None:
             is_number = kind_of(frame[term.multiplier]).is_number
             if isinstance(term, RandomEffect) and not is_number:
@@ -179,25 +119,6 @@ class Design:
                     "by=...) is a slope"
                 )
             yield term.multiplier, "multiplier" if is_number else "levels"
-
-    def position(self, name: str, role: str) -> int:
-        """
-        The column of the inputs that holds a column of the data frame.
-
-        :param name: Of the column of the data frame.
-        :param role: How it is read.
-        """
-        key = self.aliases.get((name, role), (name, role))
-        return list(self.encodings).index(key)
-
-    def encoding(self, name: str, role: str) -> Any:
-        """
-        How a column is read.
-
-        :param name: Of the column of the data frame.
-        :param role: The way of reading.
-        """
-        return self.encodings[self.aliases.get((name, role), (name, role))]
 
     def inputs(self, frame: pd.DataFrame) -> Tensor:
         """
@@ -210,7 +131,7 @@ class Design:
         inputs = np.empty((len(frame), len(self.encodings)))
         for index, ((name, _), encoding) in enumerate(self.encodings.items()):
             inputs[:, index] = encoding.encode(frame[name])
-        for term in self._all_terms:
+        for term in self.all_terms:
             self._check_values(term, frame, inputs)
         return torch.from_numpy(inputs)
 
@@ -231,12 +152,12 @@ class Design:
         :param numbers: How many are missing in each column.
         :param num_rows: The number of rows.
         """
-        for term in self._all_terms:
+        for term in self.all_terms:
             for name in term.columns:
                 self._refuse_missing(term, name, numbers[name], num_rows)
 
     def _refuse_missing(self, term: Term, name: str, missing: int, num_rows: int) -> None:
-        if missing and self._missing_of(term) == "error":
+        if missing and self.missing_of(term) == "error":
             raise ValueError(
                 f"column {name!r} has NaN in {missing} of {num_rows} rows: drop them, fill them in, or give "
                 f"missing='marginal' to {term.label} or the estimator, for an effect that is unknown in these rows"
@@ -247,13 +168,9 @@ class Design:
         every = [*self.encodings, *self.aliases]
         roles = {name: [role for column, role in every if column == name] for name in term.columns}
         wanted = {
-            name: ("levels", "multiplier") if name == term.multiplier else _roles_of_arguments(term, name)
-            for name in term.columns
+            name: ("levels", "multiplier") if name == term.multiplier else term.roles(name) for name in term.columns
         }
         return [(name, role) for name in term.columns for role in roles[name] if role in wanted[name]]
-
-    def _missing_of(self, term: Term) -> str:
-        return self.missing if term.missing is None else term.missing
 
     def outside(self, frame: pd.DataFrame) -> pd.DataFrame:
         """
@@ -281,13 +198,14 @@ class Design:
         self.parts = []
         self._warn_of_units()
         groups: list[ComponentGroup] = []
+        groups_of_terms = TermGroups(self, x)
         with default_dtype(torch.float64):
             for index, terms in enumerate(self.terms):
                 if self.has_intercepts[index]:
                     groups.append(self._intercept(index))
                 for term in terms:
                     label = self.labelled(term.label, index)
-                    made = [] if self._has_no_effect(term, x) else self.groups(term, x, index)
+                    made = [] if self._has_no_effect(term, x) else groups_of_terms.of(term, label, index)
                     groups += made
                     components = tuple(name for group in made for name in group.names)
                     self.parts.append(Part(label, term, index, components))
@@ -296,7 +214,7 @@ class Design:
 
     def _warn_of_units(self) -> None:
         """Warn of places whose coordinates can hardly have the same unit."""
-        for term in dict.fromkeys(self._all_terms):
+        for term in dict.fromkeys(self.all_terms):
             if not isinstance(term, Place):
                 continue
             widths = [each.high - each.low for each in (self.encoding(name, "coordinate") for name in term.names)]
@@ -354,147 +272,6 @@ class Design:
                 return True
         return False
 
-    def groups(self, term: Term, x: Tensor, index: int) -> list[ComponentGroup]:
-        """
-        The groups of components of a term, in the default dtype.
-
-        :param term: The term, whose columns are learned.
-        :param x: The inputs ``(n, D)``.
-        :param index: The number of its predictor.
-        """
-        label = self.labelled(term.label, index)
-        options: dict[str, Any] = {"predictor": index}
-        if self._missing_of(term) == "marginal":
-            options["missing"] = "marginal"
-        makers = {
-            Smooth: self._smooth,
-            Linear: self._linear,
-            TensorTerm: self._tensor,
-            Place: self._place,
-            Factor: self._factor,
-            RandomEffect: self._random_effect,
-            RandomCurves: self._random_curves,
-            DeviatingCurves: self._random_curves,
-        }
-        made: list[ComponentGroup] = makers[type(term)](term, x, label, options)  # type: ignore[operator]
-        for group in made:
-            register_priors(group)
-        return made
-
-    def _smooth(self, term: Smooth, x: Tensor, label: str, options: dict[str, Any]) -> list[ComponentGroup]:
-        multiplier = self._by(term, label)
-        if term.period is not None:
-            column = self.position(term.column, f"cycle {_days(term.period):.17g}")
-            more: dict[str, Any] = {} if term.k is None else {"num_inducing": term.k}
-            return [factories.cyclic(column, 1.0, **more, **multiplier, **options)]
-        parts = [self._curve(term.column, term, x, multiplier, options)]
-        if _has_line(term):
-            parts.append(self._line(term.column, x, f"{label}.line", options))
-        return parts
-
-    def _curve(
-        self, name: str, term: Smooth | TensorTerm, x: Tensor, multiplier: dict[str, Any], options: dict[str, Any]
-    ) -> ComponentGroup:
-        column = self.position(name, "number")
-        by_number = "by" in multiplier and "levels" not in multiplier
-        measure = None if by_number else self._measure(x[:, column])
-        return factories.smooth(
-            column,
-            x,
-            kernel=self._kernel(term),
-            measure=measure,
-            **self._points(term, name),
-            **multiplier,
-            **options,
-        )
-
-    def _line(self, name: str, x: Tensor, label: str, options: dict[str, Any]) -> ComponentGroup:
-        return factories.linear(self.position(name, "line"), x, names=label, **options)
-
-    def _linear(self, term: Linear, x: Tensor, label: str, options: dict[str, Any]) -> list[ComponentGroup]:
-        return [factories.linear(self.position(term.column, "line"), x, **self._by(term, label), **options)]
-
-    def _tensor(self, term: TensorTerm, x: Tensor, label: str, options: dict[str, Any]) -> list[ComponentGroup]:
-        columns = [self.position(name, "number") for name in term.names]
-        points: dict[str, Any] = {} if (term.k or self.k) is None else {"num_inducing": term.k or min(self.k or 7, 10)}
-        joint = factories.tensor(
-            columns,
-            x,
-            kernel=self._kernel(term),
-            measure=[self._measure(x[:, column]) for column in columns],
-            names=label,
-            **points,
-            **options,
-        )
-        if not term.has_main_effects:
-            return [joint]
-        mains = []
-        for name in term.names:
-            mains.append(self._curve(name, term, x, {"names": f"{label}.{name}"}, options))
-            mains.append(self._line(name, x, f"{label}.{name}.line", options))
-        return [*mains, joint]
-
-    def _place(self, term: Place, x: Tensor, label: str, options: dict[str, Any]) -> list[ComponentGroup]:
-        columns = [self.position(name, "coordinate") for name in term.names]
-        points: dict[str, Any] = {} if (term.k or self.k) is None else {"num_inducing": term.k or self.k}
-        parts = [factories.spatial(columns, x, kernel=self._kernel(term), name=label, **points, **options)]
-        if term.linear:
-            names = [f"{label}.{name}.line" for name in term.names]
-            parts.append(factories.linear(columns, x, names=names, **options))
-        return parts
-
-    def _factor(self, term: Factor, x: Tensor, label: str, options: dict[str, Any]) -> list[ComponentGroup]:
-        encoding = self.encoding(term.column, "levels")
-        is_ordered = encoding.is_ordered if term.ordered is None else term.ordered
-        make = factories.ordinal if is_ordered else factories.factor
-        group = make(self.position(term.column, "levels"), _levels(encoding), name=label, **options)
-        if not is_ordered:
-            set_level_variance(group)
-        return [group]
-
-    def _random_effect(
-        self, term: RandomEffect, x: Tensor, label: str, options: dict[str, Any]
-    ) -> list[ComponentGroup]:
-        by = None if term.by is None else self.position(term.by, "multiplier")
-        levels = _levels(self.encoding(term.column, "levels"))
-        return [factories.random_effect(self.position(term.column, "levels"), levels, by=by, name=label, **options)]
-
-    def _random_curves(
-        self, term: RandomCurves, x: Tensor, label: str, options: dict[str, Any]
-    ) -> list[ComponentGroup]:
-        column, by = self.position(term.column, "number"), self.position(term.levels, "levels")
-        levels = _levels(self.encoding(term.levels, "levels"))
-        if (term.k or self.k) is not None:
-            options["num_inducing"] = term.k or self.k
-        if isinstance(term, DeviatingCurves):
-            options["measure"] = self._measure(x[:, column])
-        make = factories.interaction if isinstance(term, DeviatingCurves) else factories.factor_smooth
-        return [make(column, by, levels, x, kernel=self._kernel(term), name=label, **options)]
-
-    def _by(self, term: Smooth | Linear, label: str) -> dict[str, Any]:
-        """The arguments of a factory for the multiplier of a term, and the names of its components."""
-        if term.by is None:
-            return {"names": label}
-        if (term.by, "multiplier") in self.encodings:
-            return {"by": self.position(term.by, "multiplier"), "names": label}
-        levels = _levels(self.encoding(term.by, "levels"))
-        names = [f"{label}={level}" for level in levels.labels]
-        return {"by": self.position(term.by, "levels"), "levels": levels, "names": names}
-
-    def _kernel(self, term: Any) -> Any:
-        return self.kernel if term.kernel is None else term.kernel
-
-    def _points(self, term: Any, name: str) -> dict[str, Any]:
-        """The number of inducing points, where it is given or the column has fewer values than that."""
-        num_values = self.encoding(name, "number").num_values
-        wanted = self.k if term.k is None or isinstance(term, TensorTerm) else term.k
-        if wanted is None:
-            return {"num_inducing": max(2, num_values)} if num_values < _DEFAULT_POINTS else {}
-        return {"num_inducing": max(2, min(wanted, num_values))}
-
-    def _measure(self, values: Tensor) -> Empirical:
-        return Empirical.from_data(values[values.isfinite()], num_atoms=_NUM_ATOMS)
-
 
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
@@ -509,54 +286,6 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
-
-
-def automatic_terms(frame: pd.DataFrame) -> list[Term]:
-    """
-    The terms of each column, by what it holds: a smooth effect of numbers; of dates a trend and periods; effects of
-    levels, shrunk if these are many.
-
-    :param frame: The data.
-    """
-    return [term for name in frame.columns for term in _automatic_terms(frame[name])]
-
-
-def _automatic_terms(values: pd.Series) -> list[Term]:
-    name, kind, num_values = str(values.name), kind_of(values), values.nunique()
-    if kind.is_number:
-        trend: Term = Linear(column=name) if num_values <= _FEW_VALUES else Smooth(column=name)
-        return [trend, *(Smooth(column=name, period=period) for period in _periods_of(values, kind))]
-    if kind.name == "text" and are_like_dates(values):
-        warnings.warn(
-            f"column {name!r} holds text that looks like dates, and each is taken for a level: if they are dates, pass "
-            f"pandas.to_datetime(X[{name!r}])",
-            ColumnKindWarning,
-            stacklevel=2,
-        )
-    if kind.is_ordered or num_values <= MOST_FIXED_LEVELS:
-        return [Factor(column=name)]
-    return [RandomEffect(column=name)]
-
-
-def _periods_of(values: pd.Series, kind: Kind) -> list[str]:
-    """
-    The periods of a column of dates that the data can tell from a trend: they last for two of them, neighbouring dates
-    are often within a fifth, and they occur at five places, such as the working days of a week.
-    """
-    if kind.name != "date":
-        return []
-    days = numbers_of(values, kind)
-    days = np.unique(days[np.isfinite(days)])
-    if len(days) < _FEWEST_PLACES:
-        return []
-    step = np.quantile(np.diff(days), _OFTEN)
-    return [
-        name
-        for name, period in PERIODS.items()
-        if np.ptp(days) + step >= _CYCLES * period
-        and step <= period / _FEWEST_PLACES
-        and len(np.unique(np.mod(days / period, 1.0) * _PLACES // 1)) >= _FEWEST_PLACES
-    ]
 
 
 def check_columns(terms: Sequence[Iterable[Term]], columns: Iterable[str]) -> None:
@@ -575,30 +304,8 @@ def check_columns(terms: Sequence[Iterable[Term]], columns: Iterable[str]) -> No
                 )
 
 
-def _has_line(term: Smooth) -> bool:
-    return term.linear and term.by is None and term.period is None
-
-
-def _roles_of_arguments(term: Term, name: str) -> tuple[str, ...]:
-    if isinstance(term, Factor | RandomEffect) or (isinstance(term, RandomCurves) and name == term.levels):
-        return ("levels",)
-    if isinstance(term, Smooth) and term.period is not None:
-        return (f"cycle {_days(term.period):.17g}",)
-    if isinstance(term, Place):
-        return ("coordinate",)
-    return ("line",) if isinstance(term, Linear) else ("number",)
-
-
-def _days(period: float | str) -> float:
-    return PERIODS[period] if isinstance(period, str) else period
-
-
-def _levels(encoding: LevelEncoding) -> Levels:
-    return Levels(tuple(map(float, range(len(encoding.labels)))), encoding.labels)
-
-
-def _numeric(frame: pd.DataFrame, name: str, term: Term) -> str:
-    """The name of a column, which must hold numbers or dates."""
+def _refuse_other_than_numbers(frame: pd.DataFrame, name: str, term: Term) -> None:
+    """Raise a TypeError if a column holds neither numbers nor dates."""
     kind = kind_of(frame[name])
     if not kind.is_number:
         held = "categories" if kind.is_category else {"text": "text", "boolean": "booleans"}[kind.name]
@@ -608,37 +315,3 @@ def _numeric(frame: pd.DataFrame, name: str, term: Term) -> str:
     period = getattr(term, "period", None)
     if isinstance(period, str) and kind.name != "date":
         raise TypeError(f"{term.label} needs dates, but column {name!r} holds numbers: give the period as a number")
-    return name
-
-
-def described_encodings(encodings: Mapping[Key, Encoding]) -> list[dict[str, Any]]:
-    """
-    Encodings as plain values, which JSON can hold.
-
-    :param encodings: The encodings.
-    """
-    return [
-        {"name": name, "role": role, "kind_of_encoding": type(encoding).__name__, **vars(encoding)}
-        for (name, role), encoding in encodings.items()
-    ]
-
-
-_ENCODINGS: dict[str, Any] = {
-    kind.__name__: kind for kind in (NumberEncoding, MultiplierEncoding, CycleEncoding, LevelEncoding)
-}
-
-
-def encodings_of_description(description: Sequence[Mapping[str, Any]]) -> dict[Key, Encoding]:
-    """
-    The encodings with a description by :func:`described_encodings`.
-
-    :param description: The plain values.
-    """
-    found: dict[Key, Encoding] = {}
-    for each in description:
-        values: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in each.items()
-        }
-        key = values.pop("name"), values.pop("role")
-        found[key] = _ENCODINGS[values.pop("kind_of_encoding")](**values)
-    return found

@@ -30,7 +30,8 @@ from gpytorch_gam.training import FitResult
 from gpytorch_gam.warnings import ConstantColumnWarning
 
 from .columns import Encoding
-from .design import Design, described_encodings, encodings_of_description
+from .design import Design
+from .encoded_terms import described_encodings, encodings_of_description
 from .families import Family, Units, described_family, family_of_description, regression_family
 from .fitted import Fitted, alone
 from .fitting import JITTER, Options, make

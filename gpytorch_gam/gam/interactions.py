@@ -18,6 +18,7 @@ from gpytorch_gam.training import FitResult, component_gains
 
 from .design import Design, Part, default_dtype
 from .fitted import Fitted
+from .term_groups import TermGroups
 from .terms import DeviatingCurves, Factor, Linear, Smooth, Term
 from .terms import Tensor as TensorTerm
 
@@ -146,8 +147,11 @@ def _screened(fitted: Fitted, data: tuple[Any, ...], frame: pd.DataFrame, weight
     x = design.inputs(frame)
     device = data[0].device
     with default_dtype(torch.float64):
+        groups_of_terms = TermGroups(design, x)
         groups = {
-            (index, term): [group.to(device) for group in design.groups(term, x, index)]
+            (index, term): [
+                group.to(device) for group in groups_of_terms.of(term, design.labelled(term.label, index), index)
+            ]
             for index, own in enumerate(terms)
             for term in own
         }

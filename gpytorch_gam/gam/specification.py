@@ -10,7 +10,8 @@ import pandas as pd
 
 from gpytorch_gam import _checks as checks
 
-from .design import automatic_terms, check_columns
+from .automatic_terms import automatic_terms
+from .design import check_columns
 from .formula import Formula, parse
 from .terms import Term, check_terms
 

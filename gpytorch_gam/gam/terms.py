@@ -45,10 +45,18 @@ class Term:
         """The column ``by``."""
         return getattr(self, "by", None)
 
+    def roles(self, name: str) -> tuple[str, ...]:
+        """
+        How an argument of the effect is read: ``"number"``, ``"line"``, ``"coordinate"``, ``"levels"`` or a cycle.
+
+        :param name: The name of its column.
+        """
+        raise NotImplementedError
+
     @property
     def columns_of_levels(self) -> tuple[str, ...]:
         """The columns of which each value is a level, also where they hold numbers."""
-        return ()
+        return tuple(name for name in self.arguments if "levels" in self.roles(name))
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -106,6 +114,23 @@ class Smooth(Term):
         """The column."""
         return (self.column,)
 
+    @property
+    def has_line(self) -> bool:
+        """Whether the effect has a linear part of its own."""
+        return self.linear and self.by is None and self.period is None
+
+    @property
+    def cycle(self) -> str:
+        """How the column of a periodic effect is read."""
+        days = PERIODS[self.period] if isinstance(self.period, str) else self.period
+        return f"cycle {days:.17g}"
+
+    def roles(self, name: str) -> tuple[str, ...]:
+        """See :meth:`Term.roles`."""
+        if self.period is not None:
+            return (self.cycle,)
+        return ("number", "line") if self.has_line else ("number",)
+
 
 @dataclass(frozen=True, repr=False)
 class Linear(Term):
@@ -124,6 +149,10 @@ class Linear(Term):
     def arguments(self) -> tuple[str, ...]:
         """The column."""
         return (self.column,)
+
+    def roles(self, name: str) -> tuple[str, ...]:
+        """See :meth:`Term.roles`."""
+        return ("line",)
 
 
 @dataclass(frozen=True, repr=False)
@@ -154,6 +183,10 @@ class Tensor(Term):
         """The columns."""
         return self.names
 
+    def roles(self, name: str) -> tuple[str, ...]:
+        """See :meth:`Term.roles`."""
+        return ("number", "line") if self.has_main_effects else ("number",)
+
 
 @dataclass(frozen=True, repr=False)
 class Place(Tensor):
@@ -166,6 +199,10 @@ class Place(Tensor):
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.flag("linear of s", self.linear)
+
+    def roles(self, name: str) -> tuple[str, ...]:
+        """See :meth:`Term.roles`."""
+        return ("coordinate",)
 
 
 @dataclass(frozen=True, repr=False)
@@ -184,14 +221,13 @@ class Factor(Term):
         self._check_missing(levels=True)
 
     @property
-    def columns_of_levels(self) -> tuple[str, ...]:
-        """See :meth:`Term.columns_of_levels`."""
-        return (self.column,)
-
-    @property
     def arguments(self) -> tuple[str, ...]:
         """The column."""
         return (self.column,)
+
+    def roles(self, name: str) -> tuple[str, ...]:
+        """See :meth:`Term.roles`."""
+        return ("levels",)
 
 
 @dataclass(frozen=True, repr=False)
@@ -208,14 +244,13 @@ class RandomEffect(Term):
         self._check_missing(levels=True)
 
     @property
-    def columns_of_levels(self) -> tuple[str, ...]:
-        """See :meth:`Term.columns_of_levels`."""
-        return (self.column,)
-
-    @property
     def arguments(self) -> tuple[str, ...]:
         """The column."""
         return (self.column,)
+
+    def roles(self, name: str) -> tuple[str, ...]:
+        """See :meth:`Term.roles`."""
+        return ("levels",)
 
 
 @dataclass(frozen=True, repr=False)
@@ -237,14 +272,13 @@ class RandomCurves(Term):
         self._check_missing(levels=False)
 
     @property
-    def columns_of_levels(self) -> tuple[str, ...]:
-        """See :meth:`Term.columns_of_levels`."""
-        return (self.levels,)
-
-    @property
     def arguments(self) -> tuple[str, ...]:
         """The column, and that of the levels."""
         return (self.column, self.levels)
+
+    def roles(self, name: str) -> tuple[str, ...]:
+        """See :meth:`Term.roles`."""
+        return ("levels",) if name == self.levels else ("number",)
 
 
 @dataclass(frozen=True, repr=False)

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from gpytorch_gam.gam import GAMRegressor, s, te
-from gpytorch_gam.gam.design import automatic_terms
+from gpytorch_gam.gam.automatic_terms import automatic_terms
 from gpytorch_gam.gam.frames import frame_of
 from gpytorch_gam.warnings import ColumnKindWarning
 
