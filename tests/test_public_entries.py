@@ -204,6 +204,7 @@ ENTRIES: dict[str, Entry] = {
             "probability": SHARE,
             "names": NAMES,
             "hyperparameters": (3, "integrated"),
+            "column_names": (3, "ab", [1, 2], ["a"]),
         },
         x=X,
     ),

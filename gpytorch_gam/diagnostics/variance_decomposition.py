@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 import gpytorch
 import torch
@@ -15,6 +16,8 @@ from gpytorch_gam.components import AdditivePredictor
 from gpytorch_gam.effects import ComponentMixture, ComponentPosterior, WeightedModels
 from gpytorch_gam.variational.model_check import additive_strategy
 from gpytorch_gam.warnings import ConvergenceWarning
+
+from ._sobol_tables import names_of_columns, notes_of_dependence, shown_names, table_lines
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,8 @@ class SobolIndices:
         predictor's variance, ``(*batch, K)``; over all components (and the mean module) these sum to one.
     :ivar covariance_lower: The lower end of the covariance share's interval, ``(*batch, K)``.
     :ivar covariance_upper: The upper end of the covariance share's interval, ``(*batch, K)``.
-    :ivar columns: The J columns that any component reads, in order.
+    :ivar columns: The J columns that any component reads, in order; of columns with one name the first.
+    :ivar column_names: Their names.
     :ivar first_order: The posterior mean of the first-order index of each column, ``(*batch, J)``.
     :ivar first_order_lower: The lower end of its interval, ``(*batch, J)``.
     :ivar first_order_upper: The upper end of its interval, ``(*batch, J)``.
@@ -53,6 +57,7 @@ class SobolIndices:
     covariance_lower: Tensor
     covariance_upper: Tensor
     columns: tuple[int, ...]
+    column_names: tuple[str, ...]
     first_order: Tensor
     first_order_lower: Tensor
     first_order_upper: Tensor
@@ -62,7 +67,10 @@ class SobolIndices:
     converged: bool | None
 
     def __str__(self) -> str:
-        """Tables of the components and of the columns; for a batch of models only the shapes."""
+        """
+        Tables of the components and of the columns, with a line that says so where columns depend on each other; for a
+        batch of models only the shapes. Components without a name of their own are shown by the names of their columns.
+        """
         if self.share.dim() > 1:
             return f"SobolIndices(names={list(self.names)}, share={tuple(self.share.shape)})"
         lines = [] if self.converged is not False else ["NOT converged: these are indices of a fit on its way"]
@@ -70,38 +78,28 @@ class SobolIndices:
         return "\n".join(lines)
 
     def _lines_of_components(self) -> list[str]:
-        width = max(len(name) for name in (*self.names, "component"))
-        lines = [f"{'component':<{width}}  share  {f'{self.probability:.0%} interval':>14}  covariance share"]
-        for name, share, lower, upper, with_all in zip(
-            self.names, self.share, self.lower, self.upper, self.covariance_share, strict=True
-        ):
-            lines.append(f"{name:<{width}}  {share:5.3f}  {lower:6.3f}  {upper:6.3f}  {with_all:16.3f}")
-        return lines
+        of_columns = dict(zip(self.columns, self.column_names, strict=True))
+        indices = {
+            "share": (self.share, self.lower, self.upper),
+            "covariance share": (self.covariance_share, self.covariance_lower, self.covariance_upper),
+        }
+        return table_lines("component", shown_names(self.names, of_columns), indices, self.probability)
 
     def _lines_of_columns(self) -> list[str]:
         if not self.columns:
             return []
-        interval = f"{f'{self.probability:.0%} interval':>14}"
-        indices = torch.stack(
-            [
-                self.first_order,
-                self.first_order_lower,
-                self.first_order_upper,
-                self.total,
-                self.total_lower,
-                self.total_upper,
-            ],
-            dim=-1,
-        )
-        blocks = [("", indices)] if indices.dim() == 2 else [(f".{place}", each) for place, each in enumerate(indices)]
-        names = [f"x{column}{suffix}" for suffix, _ in blocks for column in self.columns]
-        width = max(len(name) for name in (*names, "column"))
-        lines = ["", f"{'column':<{width}}  first  {interval}  total  {interval}"]
-        for name, row in zip(names, torch.cat([each for _, each in blocks]).tolist(), strict=True):
-            first, total = row[:3], row[3:]
-            cells = "  ".join(f"{mean:5.3f}  {lower:6.3f}  {upper:6.3f}" for mean, lower, upper in (first, total))
-            lines.append(f"{name:<{width}}  {cells}")
-        return lines
+        first = self.first_order, self.first_order_lower, self.first_order_upper
+        total = self.total, self.total_lower, self.total_upper
+        is_single = self.total.dim() == 1
+        suffixes = [""] if is_single else [f".{place}" for place in range(len(self.total))]
+        names = [f"{name}{suffix}" for suffix in suffixes for name in self.column_names]
+        indices = {
+            kind: (mean.flatten(), lower.flatten(), upper.flatten())
+            for kind, (mean, lower, upper) in (("first", first), ("total", total))
+        }
+        each = [(self.first_order, self.total)] if is_single else zip(self.first_order, self.total, strict=True)
+        notes = [note for pair in each for note in notes_of_dependence(self.column_names, *pair)]
+        return ["", *table_lines("column", names, indices, self.probability), *dict.fromkeys(notes)]
 
 
 @torch.no_grad()
@@ -112,6 +110,7 @@ def sobol_indices(
     names: Sequence[str] | str | None = None,
     probability: float = 0.95,
     hyperparameters: WeightedModels | None = None,
+    column_names: Sequence[str] | None = None,
 ) -> SobolIndices:
     r"""
     Sobol indices of a predictor over the rows of ``x``, with their posterior distributions from joint draws of all
@@ -144,6 +143,8 @@ def sobol_indices(
     :param probability: Probability of the posterior intervals.
     :param hyperparameters: A :class:`~gpytorch_gam.diagnostics.HyperparameterUncertainty` of this model, whose
         uncertainty the intervals then include; by default they are taken as known.
+    :param column_names: A name for each of the columns of the inputs of the predictor; columns of the same name count
+        as one. Default that of the component that reads the column alone, if it was given one, and x0, x1, ...
     :return: The indices; a predictor without variance gives 0.
     :raises TypeError: If the model's strategy is of another kind, or ``num_samples`` not an integer.
     :raises ValueError: If a name is unknown, or an argument out of range.
@@ -169,13 +170,14 @@ def sobol_indices(
     variance = variance.clamp_min(torch.finfo(variance.dtype).tiny)
     owners = [predictor.predictor_of[index] for index in indices]
     chosen, own_variance = components[..., indices, :], variance[..., owners]
-    columns, alone, among_others = _columns_of(predictor)
+    columns, named, alone, among_others = _columns_of(predictor, column_names)
     return SobolIndices(
         tuple(predictor.names[index] for index in indices),
         probability,
         *_summary(chosen.square().sum(-1) / own_variance, probability),
         *_summary((chosen * total[..., owners, :]).sum(-1) / own_variance, probability),
         columns,
+        named,
         *_of_columns(components, variance, alone, probability),
         *_of_columns(components, variance, among_others, probability),
         strategy.has_arrived,
@@ -195,25 +197,44 @@ def _draws(posterior: ComponentPosterior, predictor: AdditivePredictor, num_samp
     return _deviations(drawn.components.double()), _deviations(total.double() + posterior.prior_means.double())
 
 
-def _columns_of(predictor: AdditivePredictor) -> tuple[tuple[int, ...], Tensor, Tensor]:
+def _columns_of(
+    predictor: AdditivePredictor, column_names: Sequence[str] | None
+) -> tuple[tuple[int, ...], tuple[str, ...], Tensor, Tensor]:
     """
-    The J columns that components read; for each predictor and column which components read it alone, ``(P, J, C)``, and
-    which read it at all.
+    The J columns that components read and their names; for each predictor and column which components read it alone,
+    ``(P, J, C)``, and which read it at all.
     """
     reads = [
         {*columns, *([] if multiplier is None else [multiplier])}
         for group in predictor.groups
         for columns, multiplier in zip(group.columns.tolist(), group.multiplier_columns, strict=True)
     ]
-    columns = tuple(sorted(set().union(*reads)))
+    names = names_of_columns(predictor, reads) if column_names is None else _given_names(column_names, reads)
+    columns = {name: column for column, name in reversed(names.items())}
     shape = predictor.num_predictors, len(columns), len(reads)
     among = torch.zeros(shape, dtype=torch.float64, device=predictor.device)
     alone = torch.zeros_like(among)
+    ordered = sorted(columns.items(), key=itemgetter(1))
     for index, (owner, own) in enumerate(zip(predictor.predictor_of, reads, strict=True)):
-        for place, column in enumerate(columns):
-            among[owner, place, index] = column in own
-            alone[owner, place, index] = own == {column}
-    return columns, alone, among
+        read = {names[column] for column in own}
+        for place, (name, _) in enumerate(ordered):
+            among[owner, place, index] = name in read
+            alone[owner, place, index] = read == {name}
+    return tuple(column for _, column in ordered), tuple(name for name, _ in ordered), alone, among
+
+
+def _given_names(column_names: Sequence[str], reads: Sequence[set[int]]) -> dict[int, str]:
+    """The names of the columns that components read, from those of all columns."""
+    is_list = isinstance(column_names, Sequence) and not isinstance(column_names, str)
+    if not is_list or not all(isinstance(name, str) for name in column_names):
+        raise TypeError(f"column_names must be a list of strings, got {checks.shown(column_names)}")
+    read = sorted(set().union(*reads))
+    if read and len(column_names) <= read[-1]:
+        raise ValueError(
+            f"column_names has {len(column_names)} names, but components read column {read[-1]}: give one for each "
+            "column of x"
+        )
+    return {column: column_names[column] for column in read}
 
 
 def _of_columns(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import gpytorch
 import numpy as np
@@ -18,7 +19,7 @@ from gpytorch_gam.diagnostics import ModelMixture
 from gpytorch_gam.diagnostics.variance_decomposition import SobolIndices, sobol_indices
 from gpytorch_gam.kernels import ANOVAKernel, Uniform
 from gpytorch_gam.mlls import CollapsedELBO
-from gpytorch_gam.terms import constant, smooth
+from gpytorch_gam.terms import constant, smooth, tensor
 from gpytorch_gam.training import Epoch
 from gpytorch_gam.warnings import ConvergenceWarning
 
@@ -212,6 +213,49 @@ def test_columns_gather_the_components_that_read_them() -> None:
         torch.testing.assert_close(getattr(found, kind), shares.mean(0))
         torch.testing.assert_close(getattr(found, f"{kind}_lower"), shares.quantile(0.025, dim=0))
         torch.testing.assert_close(getattr(found, f"{kind}_upper"), shares.quantile(0.975, dim=0))
+
+
+def test_tables_name_columns_by_their_terms_and_have_as_many_decimals_as_intervals_need() -> None:
+    x = torch.rand(25, 3).double()
+    groups = [smooth([0, 1], x, names=["wind", "rain"]), tensor((0, 1), x, num_inducing=3), smooth(2, x), constant()]
+    model = AdditiveGP(AdditivePredictor(*groups), "mean_field").double().eval()
+    found = sobol_indices(model, x, num_samples=20)
+    assert found.names == ("wind", "rain", "x0:x1", "x2", "constant") and found.column_names == ("wind", "rain", "x2")
+    lines = str(found).splitlines()
+    assert [line.split()[0] for line in lines[1:6]] == ["wind", "rain", "wind:rain", "x2", "constant"]
+    assert [line.split()[0] for line in lines[8:11]] == ["wind", "rain", "x2"]
+    assert f"{found.share[0]:.4f}  " in lines[1]
+    narrow = replace(found, upper=found.lower + 3e-5)
+    assert f"{found.share[0]:.6f}  " in str(narrow).splitlines()[1]
+    given = sobol_indices(model, x, num_samples=20, column_names=["a", "b", "c"])
+    assert [line.split()[0] for line in str(given).splitlines()[1:5]] == ["wind", "rain", "a:b", "c"]
+    with pytest.raises(ValueError, match="column_names has 2 names, but components read column 2"):
+        sobol_indices(model, x, column_names=["a", "b"])
+
+
+def test_columns_of_one_name_count_as_one() -> None:
+    model, x = make_model(), torch.rand(20, 2).double()
+    torch.manual_seed(1)
+    found = sobol_indices(model, x, column_names=["a", "a"])
+    assert found.columns == (0,) and found.column_names == ("a",)
+    torch.testing.assert_close(found.first_order, found.total)
+    torch.manual_seed(1)
+    components = model.components(x).sample(torch.Size([200]))
+    total = components.total + model.predictor.prior_means(x)[0]
+    expected = components.components[:, :2].sum(1).var(-1) / total.var(-1)
+    torch.testing.assert_close(found.total, expected.mean(0, keepdim=True))
+
+
+def test_a_line_says_where_indices_are_no_shares() -> None:
+    model, first = make_model(), torch.rand(40, 1).double()
+    model.predictor.means[0].weights.data.zero_()
+    found = sobol_indices(model, torch.cat([first, first], dim=-1), num_samples=20)
+    note = str(found).splitlines()[-1]
+    assert note.startswith("no Sobol indices: ") and "depend on each other" in note
+    below = replace(found, first_order=torch.tensor([0.5, 0.5]), total=torch.tensor([0.6, 0.4]))
+    assert "total indices are below first-order ones of x1, so" in str(below)
+    fine = replace(found, first_order=torch.tensor([0.5, 0.4]), total=torch.tensor([0.6, 0.5]))
+    assert "no Sobol" not in str(fine)
 
 
 def test_the_uncertainty_of_hyperparameters_is_that_of_the_models_in_turn() -> None:
