@@ -4,6 +4,7 @@ import functools
 import importlib
 import json
 import math
+import os
 import sys
 from pathlib import Path
 
@@ -60,10 +61,27 @@ def run(load, tmp_path):
 
 
 @pytest.fixture
+def without_mgcv(load, monkeypatch):
+    """Leave mgcv out where it is installed: one test runs it, and R takes seconds to start."""
+    for name in ("training", "vs_bam"):
+        monkeypatch.setattr(load(name), "has_mgcv", lambda: False)
+
+
+@pytest.fixture
 def in_this_process(load, monkeypatch):
     """Measure here what has a process of its own, which takes longer to start than to work."""
     for name in ("polish", "scaling", "streaming"):
         monkeypatch.setattr(load(name), "in_new_process", lambda function, *arguments: function(*arguments))
+
+
+@pytest.fixture
+def point_estimates(load, monkeypatch):
+    """Integrating hyperparameters out takes most of the time of a small fit, and has tests of its own."""
+    for name in ("gam_prediction", "null_effects"):
+        for kind in ("GAMRegressor", "GAMClassifier"):
+            if hasattr(load(name), kind):
+                quick = functools.partial(getattr(load(name), kind), hyperparameters="point")
+                monkeypatch.setattr(load(name), kind, quick)
 
 
 def assert_finite_positive(values):
@@ -239,11 +257,14 @@ def test_calibration_shows_what_mean_field_loses(load, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:the bound is higher near")  # after a few steps
+@pytest.mark.usefixtures("without_mgcv")
 def test_training_compares_optimisers(load, tmp_path, monkeypatch):
     figure, path, script = tmp_path / "training.png", tmp_path / "results.json", load("training")
     peer = load("gaussian_closed_form")
     quick = functools.partial(peer.HyperparameterUncertainty, max_models=2)
     monkeypatch.setattr(peer, "HyperparameterUncertainty", quick)
+    maximise = peer.maximise
+    monkeypatch.setattr(peer, "maximise", lambda *arguments, iterations: maximise(*arguments, iterations=5))
 
     def score(model, likelihood, x, y, fresh):  # the peer's has the hyperparameters' uncertainty
         with torch.no_grad():
@@ -277,9 +298,11 @@ def test_rank_decides(load, tmp_path):
     assert result["gaps"]["block_low_rank"]["0"] < result["gaps"]["low_rank"]["0"]
 
 
-def test_polishing_brings_every_family_closer(load, tmp_path):
-    path = tmp_path / "results.json"
-    load("polish").main(["--quick", "--sections", "factors", "labels", "--json", str(path)])
+def test_polishing_brings_every_family_closer(load, tmp_path, monkeypatch):
+    path, script = tmp_path / "results.json", load("polish")
+    monkeypatch.setattr(script, "CORRELATIONS", {"correlated": script.CORRELATIONS["correlated"]})
+    monkeypatch.setattr(script, "check_goals", lambda results: [])  # of both
+    script.main(["--quick", "--sections", "factors", "labels", "--json", str(path)])
     results = json.loads(path.read_text())["results"]
     for found in results["factors"].values():
         for way in ("streamed", "dense"):
@@ -294,7 +317,12 @@ def test_polishing_brings_every_family_closer(load, tmp_path):
         assert found["gaps"]["block + low-rank, R = 16"]["dense"] < 1.0
 
 
-def test_polishing_measures_time_in_another_process(load, tmp_path, monkeypatch):
+def test_another_process_is_another_one(load):
+    assert load("polish").in_new_process(os.getpid) != os.getpid()
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_polishing_measures_time(load, tmp_path, monkeypatch):
     path, script = tmp_path / "results.json", load("polish")
     monkeypatch.setattr(script, "QUICK", script.QUICK._replace(components=(5,)))
     script.main(["--quick", "--sections", "components", "--json", str(path)])
@@ -323,19 +351,21 @@ def test_growth_exponent_leaves_the_intercept_out(load):
 
 
 @pytest.mark.usefixtures("in_this_process")
-def test_scaling_measures_steps_and_epochs_over_files(run, tmp_path):
+def test_scaling_measures_steps_and_epochs_over_files(load, run, tmp_path, monkeypatch):
     figure = tmp_path / "scaling.png"
-    results = run("scaling", "--sizes", "5e2", "1000", "--figure", str(figure))
+    script = load("scaling")
+    monkeypatch.setattr(script, "QUICK_SWEEPS", script.QUICK_SWEEPS[::2])
+    results = run("scaling", "--sizes", "2e2", "400", "--figure", str(figure))
     assert_describes_environment(results)
     assert figure.stat().st_size > 10_000
-    assert [sweep["variable"] for sweep in results["sweeps"]] == ["C", "M", "R"]
+    assert [sweep["variable"] for sweep in results["sweeps"]] == ["C", "R"]
     for sweep in results["sweeps"]:
         for found in sweep["families"].values():
             assert_finite_positive(found["seconds"])
             assert len(found["mib"]) == len(sweep["sizes"])
             assert all(math.isfinite(exponent) for exponent in found["exponents"]["seconds"].values())
     records = results["epochs"]["records"]
-    assert [record["num_rows"] for record in records] == [500, 1000]
+    assert [record["num_rows"] for record in records] == [200, 400]
     for record in records:
         assert_finite_positive([record["seconds"], record["rows_per_second"], record["noise"]])
     assert results["epochs"]["memory_ratio"] is None  # of sizes that were not asked for
@@ -410,6 +440,7 @@ def test_prediction_measures_every_call(run):
         assert_finite_positive([record["seconds"], record["rows_per_second"], record["mib"]])
 
 
+@pytest.mark.usefixtures("point_estimates")
 def test_gam_prediction_measures_every_call(load, run, monkeypatch):
     monkeypatch.setattr(load("gam_prediction"), "NUM_CURVES", 1)
     calls = run("gam_prediction")["calls"]
@@ -429,6 +460,7 @@ def test_gam_calibration_compares_with_targets(load, tmp_path, capsys):
     assert "mgcv: there is no" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("point_estimates")
 def test_null_effects_counts_rejections(load, tmp_path, monkeypatch):
     script = load("null_effects")
     monkeypatch.setattr(script, "NULL", ["null0", "null1"])
@@ -463,6 +495,7 @@ def test_the_gpu_table_has_a_line_for_every_target(load, tmp_path, capsys):
     assert [line.split()[-1] for line in lines[2:]] == ["NO", "yes", "NO", "yes", "-", "yes", "yes"]
 
 
+@pytest.mark.usefixtures("without_mgcv")
 def test_discretised_fits_are_compared_with_bam(load, tmp_path, monkeypatch):
     path, script = tmp_path / "results.json", load("vs_bam")
     monkeypatch.setattr(script, "NUM_COLUMNS", 5)  # without the inert ones

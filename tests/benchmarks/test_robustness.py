@@ -42,7 +42,7 @@ def test_the_grid_is_that_of_the_script(robustness: ModuleType) -> None:
         (likelihood, data, ("block_low_rank", "mean_field")[row % 2])
         for row, likelihood in enumerate(LIKELIHOODS)
         for column, data in enumerate(DATA)
-        if (row + column) % 2 == 1  # the others in float64
+        if (row + column) % 4 == 1
     ],
 )
 def test_float32_does_not_diverge_while_hyperparameters_are_learnt(
@@ -59,7 +59,7 @@ def test_float32_does_not_diverge_while_hyperparameters_are_learnt(
         (likelihood, data)
         for row, likelihood in enumerate(LIKELIHOODS)
         for column, data in enumerate(DATA)
-        if (row + column) % 2 == 0
+        if (row + column) % 4 == 0  # each likelihood once
     ],
 )
 def test_float64_does_not_diverge_at_fixed_hyperparameters(robustness: ModuleType, likelihood: str, data: str) -> None:
@@ -68,8 +68,14 @@ def test_float64_does_not_diverge_at_fixed_hyperparameters(robustness: ModuleTyp
     assert len(outcome.checkpoints) == 3
 
 
-@pytest.mark.parametrize("family", ["block_low_rank", "low_rank", "mean_field"])
-@pytest.mark.parametrize("likelihood", ["Gaussian", "Bernoulli", "Poisson, log link"])
+@pytest.mark.parametrize(
+    ("likelihood", "family"),
+    [
+        ("Gaussian", "low_rank"),
+        ("Bernoulli", "mean_field"),
+        *((likelihood, "block_low_rank") for likelihood in ("Gaussian", "Bernoulli", "Poisson, log link")),
+    ],
+)
 def test_steps_on_all_rows_do_not_diverge(robustness: ModuleType, likelihood: str, family: str) -> None:
     case = robustness.Case(likelihood, "duplicated columns", family, "float64", seed=1)
     outcome = robustness.run(case, STEPS, batch=robustness.NUM_ROWS)
@@ -116,11 +122,12 @@ def test_an_error_is_a_failure_with_its_message(robustness: ModuleType, monkeypa
 
 
 def test_the_script_writes_every_run(
-    robustness: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    robustness: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "results.json"
+    path, likelihoods = tmp_path / "results.json", ("Gaussian", "Poisson, log link")
+    monkeypatch.setattr(robustness, "LIKELIHOODS", likelihoods)
     robustness.main(["--quick", "--json", str(path)])
     runs = json.loads(path.read_text())["runs"]
-    assert len(runs) == len(LIKELIHOODS) * 3 * 2
+    assert len(runs) == len(likelihoods) * 3 * 2
     assert all(len(run["checkpoints"]) == 2 for run in runs)
-    assert "0 of 30 runs failed" in capsys.readouterr().out
+    assert "0 of 12 runs failed" in capsys.readouterr().out
