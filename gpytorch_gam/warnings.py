@@ -35,3 +35,7 @@ class ConstantColumnWarning(UserWarning):
 
 class ColumnKindWarning(UserWarning):
     """A column may hold something else than its type says."""
+
+
+class DependentColumnsWarning(UserWarning):
+    """Columns depend on each other, so that the variance of their effects cannot be divided among them."""

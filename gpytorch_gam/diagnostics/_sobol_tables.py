@@ -89,16 +89,16 @@ def _decimals(values: Tensor) -> int:
     return min(max(_FEWEST, 1 + math.ceil(-math.log10(widths.min().item()))), _MOST)
 
 
-def notes_of_dependence(names: Sequence[str], first_order: Tensor, total: Tensor) -> list[str]:
+def signs_of_dependence(names: Sequence[str], first_order: Tensor, total: Tensor) -> str:
     """
-    What shows that the indices of one predictor are no shares of its variance, as a sentence each.
+    What shows that the indices of one predictor are no shares of its variance; empty if nothing does.
 
     :param names: The names of the columns.
     :param first_order: Their first-order indices ``(J,)``.
     :param total: Their total indices ``(J,)``.
     """
     if not len(names) or not total.any():
-        return []
+        return ""
     found = []
     if first_order.sum() > 1 + _ROUNDING:
         found.append(f"first-order indices sum to {first_order.sum():.2f}")
@@ -107,9 +107,4 @@ def notes_of_dependence(names: Sequence[str], first_order: Tensor, total: Tensor
     below = [name for name, one, all_ in zip(names, first_order, total, strict=True) if all_ < one - _ROUNDING]
     if below:
         found.append(f"total indices are below first-order ones of {', '.join(below)}")
-    if not found:
-        return []
-    return [
-        f"no Sobol indices: {' and '.join(found)}, so that columns depend on each other in these rows, or components "
-        "are not orthogonal (see covariance shares)"
-    ]
+    return " and ".join(found)

@@ -17,7 +17,7 @@ from gpytorch_gam.effects import ComponentMixture, ComponentPosterior, WeightedM
 from gpytorch_gam.variational.model_check import additive_strategy
 from gpytorch_gam.warnings import ConvergenceWarning
 
-from ._sobol_tables import names_of_columns, notes_of_dependence, shown_names, table_lines
+from ._sobol_tables import names_of_columns, shown_names, signs_of_dependence, table_lines
 
 
 @dataclass(frozen=True)
@@ -97,9 +97,27 @@ class SobolIndices:
             kind: (mean.flatten(), lower.flatten(), upper.flatten())
             for kind, (mean, lower, upper) in (("first", first), ("total", total))
         }
-        each = [(self.first_order, self.total)] if is_single else zip(self.first_order, self.total, strict=True)
-        notes = [note for pair in each for note in notes_of_dependence(self.column_names, *pair)]
-        return ["", *table_lines("column", names, indices, self.probability), *dict.fromkeys(notes)]
+        notes = [
+            f"no Sobol indices: {signs}, so that columns depend on each other in these rows, or components are not "
+            "orthogonal (see covariance shares)"
+            for signs in dict.fromkeys(self.signs_of_dependence)
+            if signs
+        ]
+        return ["", *table_lines("column", names, indices, self.probability), *notes]
+
+    @property
+    def signs_of_dependence(self) -> tuple[str, ...]:
+        """
+        What shows that the indices of columns are no shares of the variance: first-order ones that sum to more than
+        one, total ones that sum to less, or that are below first-order ones. One text for each predictor, empty if
+        nothing does; none for a batch of models.
+        """
+        if self.share.dim() > 1:
+            return ()
+        pairs = [(self.first_order, self.total)]
+        if self.total.dim() > 1:
+            pairs = list(zip(self.first_order, self.total, strict=True))
+        return tuple(signs_of_dependence(self.column_names, *pair) for pair in pairs)
 
 
 @torch.no_grad()

@@ -10,6 +10,7 @@ import pandas as pd
 from sklearn.utils import check_random_state
 
 from gpytorch_gam import _checks as checks
+from gpytorch_gam._caught_warnings import warnings_at_caller
 from gpytorch_gam.diagnostics import LeaveOneOut
 
 from . import pictures
@@ -21,6 +22,7 @@ from .prediction import predictor_moments, term_moments, term_table
 from .residuals import quantile_residuals, working_residuals
 from .response_scale import SCALES, scaled_effect_table
 from .scores import Seen, left_out, log_densities
+from .sensitivity import sobol_table
 from .streams import in_parts
 from .summary import Summary, intercept_table, summarise
 
@@ -155,6 +157,47 @@ class FittedGAM(GAMEstimator):
         checks.integer("num", num, least=1)
         seed = int(check_random_state(random_state).randint(2**31 - 1))
         return draw_functions(self._checked(), self._frame, num, seed)
+
+    def sobol_indices(
+        self,
+        X: Any = None,
+        *,
+        parameter: str | None = None,
+        independent: bool = False,
+        num: int = 200,
+        level: float = 0.95,
+        random_state: Any = 0,
+    ) -> pd.DataFrame:
+        """
+        First-order and total Sobol indices of the columns: the shares in the variance of a predictor, on the scale of
+        the link and without offsets, of what a column does alone, and of all that it takes part in.
+
+        Rows of X count alike and are the distribution of the columns. They are shares of the variance where columns are
+        independent of each other in these rows, see :func:`~gpytorch_gam.diagnostics.sobol_indices`. Where sums of the
+        indices tell that they are not, a :class:`~gpytorch_gam.warnings.DependentColumnsWarning` says so.
+
+        :param X: A table of the columns of the fit; 1,024 of its rows are drawn if it has more, and rows with missing
+            values are left out. None takes rows of the fit, of which the estimator keeps about a thousand.
+        :param parameter: The name of the predictor; default the first.
+        :param independent: Whether each column takes its values by itself, in quasi-random rows: for independent
+            columns of the same distributions, in combinations that X need not have.
+        :param num: Number of draws from the posterior, those of hyperparameters included if they are integrated out.
+        :param level: The probability of the intervals.
+        :param random_state: The seed of draws and of rows, or a random state.
+        :return: A data frame with a row for each column that terms read: posterior means ``first`` (order) and
+            ``total``, each followed by the ends ``_lower`` and ``_upper`` of its interval.
+        :raises ValueError: For the softmax family, whose predictors have no meaning one by one.
+        """
+        checks.integer("num", num, least=2)
+        checks.flag("independent", independent)
+        level = checks.number("level", level, above=0, below=1)
+        fitted = self._checked()
+        parameters = fitted.design.parameters
+        predictor = 0 if parameter is None else parameters.index(checks.choice("parameter", parameter, parameters))
+        seed = int(check_random_state(random_state).randint(2**31 - 1))
+        x = None if X is None else fitted.design.inputs(self._frame(X))
+        with warnings_at_caller():
+            return sobol_table(fitted, x, predictor, independent, num, level, seed)
 
     # ------------------------------------------------------------------ pictures
 

@@ -1,0 +1,87 @@
+"""Sobol indices of the columns of data frames."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from gpytorch_gam.gam import GAMClassifier, GAMRegressor, f, s, ti
+from gpytorch_gam.warnings import DependentColumnsWarning
+from tests.gam import data
+
+NUM_ROWS = 300
+
+
+def fitted() -> GAMRegressor:
+    random = np.random.default_rng(0)
+    x = pd.DataFrame(random.uniform(-1, 1, (NUM_ROWS, 2)), columns=["wind", "heat"])
+    x["site"] = list("uvw") * (NUM_ROWS // 3)
+    level = x.site.map({"u": -1.0, "v": 0.0, "w": 1.0})
+    y = 10 * (x.wind + 2 * x.wind * x.heat + level) + 0.3 * random.standard_normal(NUM_ROWS)
+    terms = [s("wind"), s("heat"), ti("wind", "heat"), f("site")]
+    return GAMRegressor(terms, hyperparameters="point").fit(x, y)
+
+
+def test_indices_of_columns_of_a_frame() -> None:
+    """Variances over the cube: 1/3 of wind, 2/3 of the levels, 4/9 of the interaction."""
+    gam = fitted()
+    found = gam.sobol_indices(independent=True)
+    assert found.index.name == "column" and list(found.index) == ["wind", "heat", "site"]
+    total = 1 / 3 + 2 / 3 + 4 / 9
+    expected = {"wind": (1 / 3, 7 / 9), "heat": (0.0, 4 / 9), "site": (2 / 3, 2 / 3)}
+    for name, (first, every) in expected.items():
+        assert found.first[name] == pytest.approx(first / total, abs=0.05)  # moments of the data
+        assert found.total[name] == pytest.approx(every / total, abs=0.05)  # moments of the data
+    for kind in ("first", "total"):
+        assert (found[f"{kind}_lower"] <= found[kind]).all() and (found[kind] <= found[f"{kind}_upper"]).all()
+    assert found["first"].sum() + (found.total - found["first"]).iloc[0] == pytest.approx(1.0, abs=0.01)
+    pd.testing.assert_frame_equal(found, gam.sobol_indices(independent=True))  # the seed is fixed
+
+
+def test_indices_are_those_of_draws_at_the_same_rows() -> None:
+    """Those of functions drawn by another way, hyperparameters being uncertain in both."""
+    gam, x = data.fitted(), data.table()
+    assert len(gam._fitted.mixture) > 1
+    drawn = gam.draw_functions(2000, random_state=0)
+    terms, total = drawn.terms(x), drawn(x).var(-1)
+    with pytest.warns(DependentColumnsWarning):  # by chance, with so few rows
+        found = gam.sobol_indices(x, num=2000)
+    sums = {"site": terms["f(site)"], "subject": terms["re(subject)"], "age": terms["s(age)"]}
+    for name, values in sums.items():
+        share = values.var(-1) / total
+        assert found.first[name] == pytest.approx(share.mean(), abs=0.02)
+        assert found.first_upper[name] == pytest.approx(np.quantile(share, 0.975), abs=0.05)
+    both = sum(terms[name] for name in ("s(age)", "ti(age, hour)")).var(-1) / total
+    assert found.total["age"] == pytest.approx(both.mean(), abs=0.02)
+
+
+def test_dependence_is_warned_of() -> None:
+    random = np.random.default_rng(0)
+    x = pd.DataFrame(random.uniform(-1, 1, (NUM_ROWS, 2)), columns=["wind", "heat"])
+    x["heat"] += 2 * x.wind
+    y = 2 * x.wind + x.heat + 0.3 * random.standard_normal(NUM_ROWS)
+    gam = GAMRegressor("~ wind + heat", hyperparameters="point").fit(x, y)
+    with pytest.warns(DependentColumnsWarning, match=r"no shares .*total indices sum to .*independent=True") as given:
+        gam.sobol_indices()
+    assert given[0].filename == __file__
+    assert gam.sobol_indices(x, independent=True).total.sum() == pytest.approx(1.0, abs=0.01)
+
+
+def test_predictors_missing_values_and_what_has_no_indices() -> None:
+    random = np.random.default_rng(1)
+    x = pd.DataFrame({"a": random.uniform(-1, 1, 200), "b": random.uniform(-1, 1, 200), "same": 1.0})
+    y = np.sin(3 * x.a) + np.exp(x.b - 1) * random.standard_normal(200)
+    gam = GAMRegressor(
+        [[s("a")], [s("b")]], family="gaussian_location_scale", missing="marginal", hyperparameters="point"
+    ).fit(x, y)
+    assert gam.sobol_indices().loc["a", "total"] == pytest.approx(1.0)
+    assert gam.sobol_indices(parameter="log_scale").loc["b", "total"] == pytest.approx(1.0)
+    assert gam.sobol_indices(x.assign(a=x.a.where(x.a > 0))).loc["a", "total"] == pytest.approx(1.0)
+    with pytest.raises(ValueError, match=r"X has 0 rows without missing values \(200 have some\)"):
+        gam.sobol_indices(x.assign(a=np.nan))
+    with pytest.raises(ValueError, match="parameter must be one of"):
+        gam.sobol_indices(parameter="scale")
+    labels = np.digitize(y, [-0.5, 0.5])
+    with pytest.raises(ValueError, match="fit one class against the others"):
+        GAMClassifier([s("a")], hyperparameters="point").fit(x, labels).sobol_indices()
