@@ -35,6 +35,46 @@ class SumPrediction:
         return self.variance.sqrt()
 
 
+class MixedSums:
+    r"""
+    The moments of sums under a mixture of models, to which one model is added after the other, so that those of two are
+    in memory at a time. With :math:`W` the weights so far and :math:`d = m_k - m`,
+
+    .. math::
+        m \leftarrow m + \frac{w_k}{W} d, \qquad v \leftarrow v + w_k v_k + w_k d\,(m_k - m)
+
+    whose last factor has the new mean (West, 1979).
+    """
+
+    def __init__(self) -> None:
+        self._weight = 0.0
+        self._moments: SumPrediction | None = None
+
+    def add(self, part: SumPrediction, weight: float) -> None:
+        """
+        Add a model.
+
+        :param part: What it predicts; the tensors of the first are overwritten.
+        :param weight: Its weight, above zero.
+        """
+        self._weight += weight
+        if self._moments is None:
+            part.variance.mul_(weight)
+            self._moments = part
+            return
+        mean, variance = self._moments.mean, self._moments.variance
+        step = part.mean - mean
+        mean.add_(step, alpha=weight / self._weight)
+        variance.add_(part.variance, alpha=weight)
+        variance.addcmul_(step, part.mean - mean, value=weight)
+
+    @property
+    def moments(self) -> SumPrediction:
+        """Those of the models so far, whose weights sum to one."""
+        assert self._moments is not None
+        return self._moments
+
+
 def summed(projections: ComponentProjections, members: Sequence[Sequence[int]]) -> Marginals:
     """Moments ``(*batch, K, n)`` of K sums, of each of which ``members`` has the numbers of the components."""
     groups, sign = projections

@@ -12,7 +12,7 @@ from gpytorch_gam.components import AdditivePredictor
 
 from .component_mixture import ComponentMixture, mixed_moments, mixed_variance
 from .component_posterior import ComponentPosterior
-from .component_sums import SumPrediction
+from .component_sums import MixedSums, SumPrediction
 from .prediction import Prediction
 
 
@@ -99,9 +99,11 @@ class WeightedModels:
         :param args: Its further arguments.
         :param kwargs: Its further arguments.
         """
-        parts = [each.predict_sums(x, *args, **kwargs) for each in self._strategies]
-        moments = mixed_variance([part.mean for part in parts], [part.variance for part in parts], self.weights)
-        return SumPrediction(parts[0].names, *moments)
+        total = MixedSums()
+        for strategy, weight in zip(self._strategies, self.weights.tolist(), strict=True):
+            if weight > 0:
+                total.add(strategy.predict_sums(x, *args, **kwargs), weight)
+        return total.moments
 
 
 def mixed_prediction(parts: Sequence[Prediction], weights: Tensor) -> Prediction:

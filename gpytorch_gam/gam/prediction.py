@@ -18,7 +18,7 @@ from .design import Part
 from .fitted import Fitted
 
 # Rows whose predictive distributions are in memory at a time, and those whose terms are.
-_ROWS_AT_A_TIME, _ROWS_OF_TERMS = 2**14, 2**17
+_ROWS_AT_A_TIME, _ROWS_OF_TERMS = 2**14, 2**16
 
 # Row-wise arguments by name, one number a row.
 Arguments = Mapping[str, Tensor]

@@ -119,6 +119,14 @@ def test_sums_of_a_mixture_of_models() -> None:
     torch.testing.assert_close(found.variance[0], variance)
 
 
+def test_a_model_without_weight_adds_nothing() -> None:
+    first, second, x = make_model(), make_model(), torch.rand(5, 3).double()
+    mixture = WeightedModels([first, second], torch.tensor([0.0, 1.0]).double())
+    found, expected = mixture.predict_sums(x, SUMS), second.predict_sums(x, SUMS)
+    torch.testing.assert_close(found.mean, expected.mean)
+    torch.testing.assert_close(found.variance, expected.variance)
+
+
 def test_what_sums_cannot_be() -> None:
     model, x = make_model(), torch.rand(4, 3).double()
     with pytest.raises(ValueError, match=r"sums\['a'\].*unknown components \['x9'\]"):
