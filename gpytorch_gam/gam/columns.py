@@ -66,6 +66,8 @@ def kind_of(values: pd.Series) -> Kind:
         return Kind("number")
     if types.is_datetime64_any_dtype(values.dtype):
         return Kind("date")
+    if isinstance(values.dtype, pd.StringDtype):
+        return Kind("text" if values.notna().any() else "number")
     if types.is_object_dtype(values.dtype) or types.is_string_dtype(values.dtype):
         return Kind(_kind_of_objects(values))
     remedy = f": take X[{values.name!r}].dt.total_seconds()" if types.is_timedelta64_dtype(values.dtype) else ""
@@ -307,18 +309,15 @@ class LevelEncoding(Encoding):
 
     def encode(self, values: pd.Series) -> np.ndarray:
         """See :meth:`Encoding.encode`; values that are none of the levels get codes above, in order of appearance."""
-        kind = self._refuse_other_kind(values)
-        plain = values.astype(object) if kind.is_category else values
-        missing = plain.isna().to_numpy()
-        codes = np.full(len(plain), np.nan)
-        present = pd.Index([_plain(value, self.kind) for value in plain[~missing]], dtype=object)
-        found = pd.Index(self.levels, dtype=object).get_indexer(present).astype(np.float64)
+        self._refuse_other_kind(values)
+        places, present = pd.factorize(values)  # in order of appearance, -1 where a value is missing
+        plain = pd.Index([_plain(value, self.kind) for value in present], dtype=object)
+        found = pd.Index(self.levels, dtype=object).get_indexer(plain).astype(np.float64)
         is_new = found < 0
-        if is_new.any():
-            found[is_new] = len(self.labels) + pd.factorize(present[is_new])[0]
-        codes[~missing] = found
+        found[is_new] = len(self.labels) + pd.factorize(plain[is_new])[0]
+        codes = np.append(found, np.nan)[places]
         if self.has_missing_level:
-            codes[missing] = len(self.levels)
+            codes[places < 0] = len(self.levels)
         return codes
 
     def names(self, values: pd.Series) -> tuple[str, ...]:
