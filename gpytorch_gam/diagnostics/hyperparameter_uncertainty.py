@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from typing import Any, NamedTuple
@@ -94,7 +95,8 @@ class HyperparameterUncertainty(ModelMixture):
             bound = OptimalBound(own, noise, data, num_data)
             self._free = bound.free
             if not self.names:
-                raise ValueError(f"no hyperparameter is free to move: {self.left_out or 'none is trained'}")
+                reasons = [f"{reason} ({number} of them)" for reason, number in Counter(self.left_out.values()).items()]
+                raise ValueError(f"no hyperparameter is free to move: {', '.join(reasons) or 'none is trained'}")
             origin = bound.evaluate(self._free.position)
             curvature, changes = _derivatives(bound, origin, own.variational_strategy)
             found = laplace(curvature, self._prior_precision)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from gpytorch_gam.components import ComponentGroup
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 
+from ._rough_effects import RoughEffect
 from .fit_result import Outcome, joined
 
 # Nats that more points must promise a group to be added, and the part of them that a fit with more points must have
@@ -30,12 +31,14 @@ def grow(
     shortfalls: Callable[[Outcome], Mapping[str, float]],
     tolerance: float,
     most_inducing: Callable[[], int] = lambda: MOST_INDUCING,
+    rough_effects: Callable[[], Sequence[RoughEffect]] = lambda: (),
     *,
     keeps_posterior: bool = True,
 ) -> tuple[Outcome, dict[str, float]]:
     """
     Fit, and while groups whose number of inducing points is left to the fit would gain more than ``WORTH`` from others,
-    double these and fit again: loosely at first, and to the tolerance once there are points enough.
+    double these and fit again: loosely at first, and to the tolerance once there are points enough. Before that, groups
+    with effects that are too rough for their points to be seen get the points that these need.
 
     :param strategy: The strategy of the model.
     :param run: Fits the model from its present hyperparameters to a tolerance in nats, and if asked to, looks for other
@@ -43,29 +46,53 @@ def grow(
     :param shortfalls: Nats that more points would bring to each component, by name, see :func:`.inducing_shortfall`.
     :param tolerance: The tolerance of the last fit in nats.
     :param most_inducing: Largest number of inducing points of all components together.
+    :param rough_effects: Finds such effects where a fit has ended.
     :param keeps_posterior: Whether a fit starts from the posterior of the one before.
     :return: The outcome of all fits, and the last shortfalls.
     """
     loose = max(tolerance, _LOOSE)
     tolerances = [loose, tolerance] if _can_grow(strategy) and loose > tolerance else [tolerance]
     outcomes: list[Outcome] = []
-    pays = True
+    pays, has_looked, jumps = True, not _can_grow(strategy), True
     for each in tolerances:
         before, promised = -math.inf, 0.0
         while True:
-            outcomes.append(run(each, each <= tolerance or not outcomes))
-            found = shortfalls(outcomes[-1])
+            outcomes.append(run(each, jumps or each <= tolerance))
+            found, jumps = shortfalls(outcomes[-1]), False
             pays = pays and outcomes[-1].bound - before >= min(WORTH, _KEPT_PROMISE * promised)
             needy = _needy(strategy, found, most_inducing()) if pays else []
-            if not needy:
+            if needy:
+                strategy.add_inducing_points([name for group in needy for name in group.names], keeps_posterior)
+                before, promised = outcomes[-1].bound, sum(_need(group, found) for group in needy)
+            elif not has_looked:
+                jumps = _begin_rough_effects(strategy, rough_effects(), most_inducing(), keeps_posterior)
+                has_looked, pays, before, promised = True, True, -math.inf, 0.0
+                if not jumps:
+                    break
+            else:
                 break
-            strategy.add_inducing_points([name for group in needy for name in group.names], keeps_posterior)
-            before, promised = outcomes[-1].bound, sum(_need(group, found) for group in needy)
     return joined(outcomes), dict(found)
 
 
 def _can_grow(strategy: AdditiveVariationalStrategy) -> bool:
     return any(group.more_inducing_points() is not None for group in strategy.predictor.groups)
+
+
+def _begin_rough_effects(
+    strategy: AdditiveVariationalStrategy, effects: Sequence[RoughEffect], most: int, keeps_posterior: bool
+) -> bool:
+    """Give components the points that their rough effects need, those that gain most first; whether any got them."""
+    begun = False
+    for effect in sorted(effects, key=lambda effect: -effect.gain):
+        group = strategy.predictor.group_of(effect.name)
+        more = group.num_components * max(effect.num_inducing - group.num_inducing, 0)
+        if strategy.predictor.num_inducing_total + more > most:
+            continue
+        while group.num_inducing < effect.num_inducing:
+            strategy.add_inducing_points(group.names, keeps_posterior)
+        effect.start(group)
+        begun = True
+    return begun
 
 
 def _needy(strategy: AdditiveVariationalStrategy, found: Mapping[str, float], most: int) -> list[ComponentGroup]:

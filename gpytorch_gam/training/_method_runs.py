@@ -17,6 +17,7 @@ from ._choice import Choice, choose, most_inducing
 from ._data_sources import as_minibatches
 from ._growing import grow
 from ._minibatches import MinibatchOptions, fit_minibatches
+from ._rough_effects import Residuals, RoughEffect, dependent_residuals, residuals_of_batches, rough_effects
 from ._row_fit import RowFit
 from .discretized.bin_shortfall import shortfall_at_bins
 from .discretized.discretized_fit import run_bins
@@ -86,6 +87,7 @@ class MethodRuns:
                 self._shortfalls,
                 tolerance,
                 self._most_inducing,
+                self._rough_effects,
                 keeps_posterior=keeps_posterior,
             )
             return outcome if self._by_rows is None else self._by_rows.finished(outcome), found
@@ -159,3 +161,22 @@ class MethodRuns:
             return {}
         seen = self._batches if self.choice.method == "minibatches" else every_row(self._batches)
         return shortfall_of_batches(self._strategy, self._likelihood, seen, self._num_rows)
+
+    def _residuals(self) -> Residuals | None:
+        """What the last run has left of the data, as far as the rows can be read again."""
+        if self._by_rows is not None:
+            return self._by_rows.residuals()
+        if isinstance(self._batches, FitStatistics) or iter(self._batches) is self._batches:
+            return None
+        seen = self._batches if self.choice.method == "minibatches" else every_row(self._batches)
+        return residuals_of_batches(self._strategy, self._likelihood, seen)
+
+    def _rough_effects(self) -> list[RoughEffect]:
+        """The components whose effects are too rough to be seen with their inducing points."""
+        residuals = self._residuals()
+        return [] if residuals is None else rough_effects(self._strategy.predictor, residuals, self._processes)
+
+    def dependent_residuals(self) -> dict[str, float]:
+        """Where the end of the fit leaves residuals that are alike along a column, see :func:`.dependent_residuals`."""
+        residuals = self._residuals()
+        return {} if residuals is None else dependent_residuals(self._strategy.predictor, residuals, self._processes)

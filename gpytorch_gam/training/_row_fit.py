@@ -12,14 +12,17 @@ from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 
 from gpytorch_gam.likelihoods.null_model import NullModel
+from gpytorch_gam.numerics.capacitance import add_identity
 from gpytorch_gam.optim.processes import Processes, start_from_first
 from gpytorch_gam.optim.rows.likelihood_check import is_gaussian
+from gpytorch_gam.optim.rows.predictors import predictor_segments, product_in_rows, sum_over_rows, weighted_gram
 from gpytorch_gam.optim.rows.stream import Rows, check_finite_responses, checked_rows, concatenated
 from gpytorch_gam.parameters.log_scale import Coordinates
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 
 from ._ascent import Ascent
 from ._hyperparameters import hyperparameters_of, limits_of
+from ._rough_effects import Residuals
 from ._row_bound import RowBound
 from .bound_gradients import log_prior_in_nats
 from .fit_result import Outcome, Recorder
@@ -146,6 +149,22 @@ class RowFit:
             # Sums over all rows, so that all processes take the same decisions.
             total = self._processes.sum([found])[0].tolist()
             return dict(zip(self._strategy.predictor.names, total, strict=True))
+
+    def residuals(self) -> Residuals | None:
+        """What is left of the rows at the optimal posterior; None if there is none."""
+        with torch.inference_mode(False), torch.no_grad():
+            view, predictor = self._bound.site_view(), self._strategy.predictor
+            if view is None:
+                return None
+            segments = predictor_segments(predictor)
+            gram = weighted_gram(view.features, view.curvatures, segments)
+            projected = sum_over_rows(view.features, view.targets.unsqueeze(-1), segments)
+            gram, projected = self._processes.sum([gram, projected])
+            mean = torch.cholesky_solve(projected, torch.linalg.cholesky(add_identity(gram)))
+            predicted = product_in_rows(view.features, mean, predictor.num_predictors, segments).squeeze(-1)
+            gradients = view.targets - (view.curvatures * predicted.unsqueeze(0)).sum(1)
+            x = self._strategy.read(self._rows.x).inputs.double()
+            return Residuals(x, gradients, view.curvatures.diagonal(dim1=0, dim2=1).mT)
 
     @contextmanager
     def _training(self) -> Iterator[None]:

@@ -93,9 +93,14 @@ def shortfall_of_batches(
     return dict(zip(strategy.predictor.names, torch.stack(totals).sum(0).tolist(), strict=True))
 
 
+def notably_short(found: Mapping[str, float]) -> list[str]:
+    """The components that would gain notably from more inducing points, given the nats of each."""
+    return [name for name, nats in found.items() if nats > _NOTABLE]
+
+
 def warn_of_shortfall(found: Mapping[str, float]) -> None:
     """Warn if a component would gain notably from more inducing points, given the nats of each."""
-    notable = sorted((name for name, nats in found.items() if nats > _NOTABLE), key=lambda name: -found[name])
+    notable = sorted(notably_short(found), key=lambda name: -found[name])
     if notable:
         listing = ", ".join(f"{name!r} ({found[name]:.2g} nats)" for name in notable[:3])
         more = f" and {len(notable) - 3} more" if len(notable) > 3 else ""
