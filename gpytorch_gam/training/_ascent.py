@@ -48,8 +48,7 @@ class Arrival(NamedTuple):
 class Ascent:
     """
     The ascent of a bound in ``parameters``, which move in ``coordinates``. ``curvatures`` are those of the start;
-    ``num_rows`` is the number of rows of the data, and ``variances`` are those of each predictor between rows, if they
-    are known, by which terms that are off are told.
+    ``variances`` are those of each predictor between rows, if they are known.
     """
 
     def __init__(
@@ -60,13 +59,12 @@ class Ascent:
         coordinates: Coordinates,
         curvatures: Sequence[float | Tensor],
         limits: Sequence[float],
-        num_rows: float,
         variances: Sequence[float] | None = None,
     ) -> None:
         self._objective, self._predictor, self._parameters = objective, predictor, list(parameters)
         self._newton = QuasiNewton(parameters, curvatures, coordinates, limits)
         self._information = ComponentInformation(objective, predictor, parameters, coordinates)
-        self._jumps = ComponentJumps(predictor, num_rows, variances)
+        self._jumps = ComponentJumps(predictor, variances)
         self._has_curvatures = False
         self._begin()
 
@@ -113,9 +111,9 @@ class Ascent:
         sums = SumsAtRows(view, list(places_of_components(self._predictor).values()), self._objective.processes)
         return self._jumps.jump(sums, self._objective.trial, least_gain)
 
-    def switched_off(self) -> tuple[str, ...]:
-        """The names of the components that are off."""
-        return self._jumps.switched_off()
+    def of_small_variance(self) -> tuple[str, ...]:
+        """The names of the components whose prior variance is small beside that of their predictor."""
+        return self._jumps.of_small_variance()
 
     def _climb(self, tolerance: float, max_steps: int, callback: Callable[[float], Any] | None) -> Arrival:
         """

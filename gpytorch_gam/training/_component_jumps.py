@@ -24,9 +24,8 @@ from ._component_scan import Change, ComponentScan, ScanSums
 # Largest number of jumps to other maxima.
 _MAX_JUMPS = 8
 
-# A term is off if its variance is below this multiple of the predictor's variance over the number of rows, where the
-# data hardly see it, or below this share of the predictor's variance.
-_OFF_BY_ROWS, _OFF = 30.0, 1e-2
+# Share of the predictor's variance below which that of a component is small.
+_SMALL = 1e-2
 
 # Lengthscales, as multiples of a reference, of which the best is looked for in each component, the number of sweeps
 # over the components before the next search, and the least variance relative to the predictor's.
@@ -54,13 +53,12 @@ def best_after_jumps(
 class ComponentJumps:
     """
     Changes of components' lengthscales and variances to better ones that are not uphill from where they are, such as
-    those of terms that are off: better by the sum of bound and log prior. ``num_rows`` is the number of rows of the
-    data, and ``variances`` are those of each predictor between rows, if they are known, by which terms that are off are
-    told.
+    those of terms that are off: better by the sum of bound and log prior. ``variances`` are those of each predictor
+    between rows, if they are known: the unit of the components' variances.
     """
 
-    def __init__(self, predictor: AdditivePredictor, num_rows: float, variances: Sequence[float] | None = None) -> None:
-        self._predictor, self._num_rows, self._variances = predictor, num_rows, variances
+    def __init__(self, predictor: AdditivePredictor, variances: Sequence[float] | None = None) -> None:
+        self._predictor, self._variances = predictor, variances
         self._scales = list(scales_of_components(predictor))
         self._references = [[reference_lengthscale(part) for part in scale.lengthscales] for scale in self._scales]
         self._is_complete = _are_all(predictor, self._scales)
@@ -158,13 +156,9 @@ class ComponentJumps:
         """The variance of the predictor that a component belongs to."""
         return 1.0 if self._variances is None else self._variances[scale.predictor]
 
-    def _is_off(self, scale: Scale) -> bool:
-        variance = self._variance(scale)
-        return scale.value() < min(_OFF_BY_ROWS * variance / self._num_rows, _OFF * variance)
-
-    def switched_off(self) -> tuple[str, ...]:
-        """The names of the components that are off."""
-        return tuple(scale.name for scale in self._scales if self._is_off(scale))
+    def of_small_variance(self) -> tuple[str, ...]:
+        """The names of the components whose prior variance is small beside that of their predictor."""
+        return tuple(scale.name for scale in self._scales if scale.value() < _SMALL * self._variance(scale))
 
     def _set(self, index: int, factor: float, variance: float) -> None:
         """Give a term a variance, and lengthscales that are a multiple of their references."""

@@ -163,7 +163,7 @@ def dependent_residuals(
     :param processes: Those among which the rows are shared. Default: this one has them all.
     """
     processes = Processes(None) if processes is None else processes
-    found = {}
+    found: dict[str, float] = {}
     for group, scales in _curves(predictor):
         scores, nats = _Columns.of(group, residuals).dependence(processes)
         notable = torch.where(nats > _LEAST_GAIN, scores, 0.0).amax(0).tolist()

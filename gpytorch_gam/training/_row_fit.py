@@ -124,7 +124,7 @@ class RowFit:
                 stopped=arrival.stopped,
                 passes=self._bound.passes - passes,
                 evaluations=self._ascent.evaluations - evaluations,
-                switched_off=self._ascent.switched_off(),
+                of_small_variance=self._ascent.of_small_variance(),
             )
 
     def finished(self, outcome: Outcome) -> Outcome:
@@ -197,7 +197,6 @@ class RowFit:
             Coordinates(parameters, [self._model, self._likelihood], units),
             self._curvatures(parameters),
             limits_of(parameters, self._model, self._likelihood),
-            self._num_rows,
             None if self._null is None else self._null.variance,
         )
 

@@ -59,8 +59,10 @@ class FitResult:
         :func:`~gpytorch_gam.training.inducing_shortfall`.
     :ivar at_bounds: The hyperparameters that ended at a bound of their constraint, such as ``"x0.lengthscale"``. An
         effect that is a straight line, or that is switched off, has no use for a finite lengthscale.
-    :ivar switched_off: The components whose prior variance is below a hundredth of the variance of the predictor, or of
-        over 3,000 rows n below 30 / n of it: the data hardly need them. In data without noise they may be real.
+    :ivar switched_off: The components that are practically zero: the prior variance is below a hundredth of that of the
+        predictor, and the data have hardly moved the posterior away from the prior: the squared whitened means and the
+        shares of variance that the data explain sum to less than 0.05, which is worth some hundredths of a nat. A
+        component of small variance that the data do see is not among them. Not known of fits by minibatches.
     :ivar family_gap: Nats by which the model's family of posteriors falls short of the optimal posterior, whatever its
         precision: where they are several, take a larger rank, or ``family="coupled"``, which has none and is as fast up
         to about a thousand inducing variables. Known of fits by rows, else NaN.
@@ -110,7 +112,7 @@ class Outcome(NamedTuple):
     stopped: str
     passes: int
     evaluations: int
-    switched_off: tuple[str, ...] = ()
+    of_small_variance: tuple[str, ...] = ()  # components beside whose predictor the prior variance is small
     family_gap: float = math.nan
     has_moved: bool = True  # whether any hyperparameter has
     notable: float | None = None  # nats that may be open without a warning, if not the tolerance

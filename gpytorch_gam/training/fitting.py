@@ -20,6 +20,7 @@ from gpytorch_gam.optim.posterior.parameters import StructuredDistribution, vali
 from gpytorch_gam.optim.processes import Processes
 from gpytorch_gam.optim.rows.likelihood_check import check_number_of_predictors, with_noise_by_row
 from gpytorch_gam.optim.rows.stream import num_rows_of
+from gpytorch_gam.variational import AdditiveVariationalStrategy
 from gpytorch_gam.warnings import ConvergenceWarning
 
 from ._choice import METHODS, Choice, choose, why_not_bins, why_not_minibatches, why_not_rows
@@ -32,6 +33,7 @@ from ._rough_effects import warn_of_dependence
 from ._row_count import number_of_rows
 from .discretized.fit_statistics import FitStatistics
 from .fit_result import Epoch, FitResult, Outcome, Recorder
+from .free_hyperparameters import NO_EFFECT, effect_sizes
 from .shortfall import notably_short, warn_of_shortfall
 
 if TYPE_CHECKING:
@@ -219,7 +221,7 @@ def fit(
         seconds=time.perf_counter() - started,
         shortfalls=shortfalls,
         at_bounds=at_bounds(model, likelihood),
-        switched_off=outcome.switched_off,
+        switched_off=_switched_off(strategy, outcome),
         family_gap=outcome.family_gap,
         messages=tuple(messages),
     )
@@ -299,6 +301,14 @@ def _chosen_for_sums(method: str, processes: Processes) -> Choice:
     if not processes.is_alone:
         raise ValueError("data is FitStatistics, which one process fits: add those of all, and leave out process_group")
     return Choice("bins", "the data are sums over bins")
+
+
+def _switched_off(strategy: AdditiveVariationalStrategy, outcome: Outcome) -> tuple[str, ...]:
+    """The components of small variance of which the data say nothing."""
+    if not outcome.of_small_variance:
+        return ()
+    sizes = effect_sizes(strategy)
+    return tuple(name for name in outcome.of_small_variance if sizes[name] < NO_EFFECT)
 
 
 def _warn_if_open(outcome: Outcome, tolerance: float) -> None:

@@ -18,7 +18,7 @@ from ._hyperparameters import entries_at_bounds, hyperparameters_of, limits_of
 
 # Sum of a component's squared whitened means and of the share of its variance that the data explain below which its
 # hyperparameters make no difference.
-_NO_EFFECT = 0.05
+NO_EFFECT = 0.05
 
 # Distance of a coordinate from its limit within which it counts as being there.
 _NEAR_LIMIT = 0.5
@@ -142,19 +142,23 @@ def _moving(model: gpytorch.models.ApproximateGP, likelihood: Likelihood) -> Ite
 
 def _without_effect(strategy: AdditiveVariationalStrategy) -> list[tuple[int, int]]:
     """Ids and entries of kernel parameters that only components read whose posterior is as good as the prior."""
-    sizes = _effect_sizes(strategy)
+    sizes = effect_sizes(strategy)
     largest: dict[tuple[int, int], float] = {}
     for group in strategy.predictor.groups:
         for raw in group.parameters():
             for entry in range(raw.numel()):
                 own = max(sizes[name] for name in _owners(group, raw, entry))
                 largest[id(raw), entry] = max(own, largest.get((id(raw), entry), 0.0))
-    return [place for place, size in largest.items() if size < _NO_EFFECT]
+    return [place for place, size in largest.items() if size < NO_EFFECT]
 
 
 @torch.no_grad()
-def _effect_sizes(strategy: AdditiveVariationalStrategy) -> dict[str, float]:
-    """Squares of a component's whitened means, plus by how much the posterior variances are below the prior's."""
+def effect_sizes(strategy: AdditiveVariationalStrategy) -> dict[str, float]:
+    """
+    The sum of a component's squared whitened means, and of how far the posterior variances are below the prior's.
+
+    :param strategy: The strategy of a fitted model.
+    """
     factors = strategy.covariance_factors()
     total = factors.mean.square()
     if factors.explained_blocks is not None:

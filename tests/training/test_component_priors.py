@@ -55,7 +55,7 @@ def test_gains_of_jumps_are_those_of_the_bound_and_the_log_prior(monkeypatch: py
         return dense_optimum(model, likelihood, x, y), log_prior_in_nats(model, likelihood)
 
     before = values()
-    assert ComponentJumps(model.predictor, len(y)).jump(sums, bound.trial, 0.01)
+    assert ComponentJumps(model.predictor).jump(sums, bound.trial, 0.01)
     after = values()
     assert len(gains) > 3 and abs(after[1] - before[1]) > 0.5
     # A component that is taken away keeps a millionth of its variance.

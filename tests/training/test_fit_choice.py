@@ -40,6 +40,16 @@ def test_small_data_are_fitted_by_rows_in_any_form(data: Any) -> None:
     assert str(found).startswith("converged")
 
 
+@pytest.mark.parametrize("method", ["rows", "bins"])
+def test_a_small_component_that_the_data_see_is_not_switched_off(method: str) -> None:
+    model, likelihood = make_model(), GaussianLikelihood().double()
+    wave = torch.sin(6 * X[:, 0])
+    y = wave + 0.03 * torch.sin(6 * X[:, 1]) + 0.1 * (Y - wave)
+    found = fit(model, likelihood, (X, y), method=method)
+    large, small = model.predictor.groups[0].kernel.outputscale.detach()
+    assert found.switched_off == () and small < 0.01 * large
+
+
 def test_a_component_may_have_a_kernel_without_batch_shape() -> None:
     """Its variance is a number without dimensions."""
     group = ComponentGroup(ScaleKernel(RBFKernel(ard_num_dims=2)), [[0, 1]], regular_grid([0.0, 0.0], [1.0, 1.0], 4))

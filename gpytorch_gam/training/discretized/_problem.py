@@ -100,7 +100,7 @@ class DiscretizedProblem:
         self._trials: tuple[list[Tensor], dict[float, SetFeatures]] | None = None  # at some bins
         if null is not None:
             start_from_null_model(self.strategy, likelihood, null)
-        self._jumps = ComponentJumps(self.strategy.predictor, num_rows, None if null is None else null.variance)
+        self._jumps = ComponentJumps(self.strategy.predictor, None if null is None else null.variance)
         units = {} if null is None else units_of_means(self.strategy, null)
         # The bound of sites does not depend on the likelihood.
         elsewhere = set() if self.is_closed_form else {id(parameter) for parameter in likelihood.parameters()}
@@ -254,9 +254,9 @@ class DiscretizedProblem:
         self._ascent.forget()
         return self._maximise_fully(statistics, nats, steps)
 
-    def switched_off(self) -> tuple[str, ...]:
-        """The names of the components whose variance went to zero."""
-        return self._jumps.switched_off()
+    def of_small_variance(self) -> tuple[str, ...]:
+        """The names of the components whose prior variance is small beside that of the predictor."""
+        return self._jumps.of_small_variance()
 
     def maximise(self, statistics: BinStatistics, nats: float, steps: int, begins: bool = False) -> float:
         """

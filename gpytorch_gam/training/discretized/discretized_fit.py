@@ -317,7 +317,7 @@ def _fit_sums(
         stopped=found.stopped,
         passes=1,
         evaluations=problem.evaluations,
-        switched_off=problem.switched_off(),
+        of_small_variance=problem.of_small_variance(),
     )
 
 
@@ -348,7 +348,7 @@ def _fit_sites(
         stopped=fit.stopped,
         passes=fit.passes,
         evaluations=data.processes.of_first(problem.evaluations + fit.evaluations),
-        switched_off=problem.switched_off(),
+        of_small_variance=problem.of_small_variance(),
     )
 
 
