@@ -68,6 +68,7 @@ class Residuals(NamedTuple):
     curvatures: Tensor
 
 
+@torch.inference_mode(False)
 @torch.no_grad()
 def residuals_of_batches(
     strategy: AdditiveVariationalStrategy, likelihood: Likelihood, batches: Iterable[Any]
