@@ -51,7 +51,7 @@ def fitted(kind: str, counts: tuple[int, int], group: Group) -> tuple[FitResult,
     if group is not None and distributed.get_rank(group) > 0:  # these start from the first one's
         model.predictor.groups[0].kernel.outputscale = 7.0
     own = share(data, counts, group)
-    found = fit(model, likelihood, own, method="bins", max_bins=(40, 8), process_group=group)
+    found = fit(model, likelihood, own, method="bins", max_bins=(40, 8), tolerance=1.0, process_group=group)
     return found, {**model.state_dict(), **likelihood.state_dict()}
 
 

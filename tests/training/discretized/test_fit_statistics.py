@@ -57,7 +57,7 @@ def posterior_of(model: AdditiveGP) -> Tensor:
     return torch.cat([q.mean.unsqueeze(-1), q.covariance_matrix], dim=-1)
 
 
-@pytest.mark.parametrize("arguments", [(), ("weights", "offset"), ("noise", "offset", "weights")])
+@pytest.mark.parametrize("arguments", [("weights", "offset"), ("noise", "offset", "weights")])
 def test_parts_add_up_to_the_fit_of_all_rows(arguments: tuple[str, ...], tmp_path: Path) -> None:
     x, y = make_data()
     values = {
@@ -69,14 +69,14 @@ def test_parts_add_up_to_the_fit_of_all_rows(arguments: tuple[str, ...], tmp_pat
     whole, summed = make_model(x), make_model(x)
     likelihoods = [RowwiseLikelihood(GaussianLikelihood().double()) for _ in range(2)]
     bins = ColumnBins.from_data(x, whole.predictor, max_bins=MAX_BINS)
-    expected = fit_by_bins(whole, likelihoods[0], [(x, y, rows)], bins=bins)
+    expected = fit_by_bins(whole, likelihoods[0], [(x, y, rows)], bins=bins, tolerance=5.0)
     parts = []
     for number, (a, b, *some) in enumerate(parts_of(x, y, *rows.values())):
         FitStatistics.from_batches([(a, b, dict(zip(rows, some, strict=True)))], bins).save(tmp_path / f"{number}.pt")
         parts.append(FitStatistics.load(tmp_path / f"{number}.pt"))
     total = sum(parts)
     assert (total.num_rows, total.row_arguments) == (900, tuple(sorted(arguments)))
-    found = fit_by_bins(summed, likelihoods[1], total)
+    found = fit_by_bins(summed, likelihoods[1], total, tolerance=5.0)
     assert found == pytest.approx(expected, rel=1e-9)
     torch.testing.assert_close(posterior_of(summed), posterior_of(whole), rtol=0.0, atol=1e-6)
 
@@ -97,7 +97,7 @@ def test_bins_of_ranges_give_the_fit_of_bins_of_rows() -> None:
         if len(term) == 1:
             assert torch.equal(bins.values(term), known.values(term))
     histories = [
-        fit_by_bins(model, GaussianLikelihood().double(), FitStatistics.from_batches([(x, y)], each))
+        fit_by_bins(model, GaussianLikelihood().double(), FitStatistics.from_batches([(x, y)], each), tolerance=5.0)
         for model, each in ((one, bins), (two, known))
     ]
     assert histories[0] == pytest.approx(histories[1], rel=1e-9)
@@ -171,7 +171,8 @@ def test_a_constant_mean_is_trained_and_another_kept_as_an_offset() -> None:
     bounds = []
     for data in ([(x, y)], FitStatistics.from_batches([(x, y)], bins)):
         model = make_model(x, ConstantMean())
-        bounds.append(fit_by_bins(model, GaussianLikelihood().double(), data, max_bins=MAX_BINS)[-1])
+        history = fit_by_bins(model, GaussianLikelihood().double(), data, max_bins=MAX_BINS, tolerance=5.0)
+        bounds.append(history[-1])
         assert model.predictor.means[0].constant.item() != 0.0
     assert bounds[0] == pytest.approx(bounds[1], rel=1e-9)
     line = LinearMean(5).double().requires_grad_(False)
@@ -269,9 +270,9 @@ def test_fit_takes_sums_for_data() -> None:
     x, y = make_data()
     model, other, likelihood = make_model(x), make_model(x), GaussianLikelihood().double()
     statistics = FitStatistics.from_batches([(x, y)], ColumnBins.from_data(x, model.predictor, max_bins=MAX_BINS))
-    result = fit(model, likelihood, statistics)
+    result = fit(model, likelihood, statistics, tolerance=5.0)
     assert (result.method, result.reason) == ("bins", "the data are sums over bins")
-    expected = fit(other, GaussianLikelihood().double(), (x, y), max_bins=MAX_BINS)
+    expected = fit(other, GaussianLikelihood().double(), (x, y), max_bins=MAX_BINS, tolerance=5.0)
     assert result.bound == pytest.approx(expected.bound, rel=1e-9)
     assert result.shortfalls.keys() == expected.shortfalls.keys()
     with pytest.raises(ValueError, match="method='rows' needs the rows"):
