@@ -54,4 +54,4 @@ TERMS = [s("age", k=8), s("hour", period=24, k=6), f("site"), re("subject"), ti(
 def fitted() -> GAMRegressor:
     """A regression that tests read and do not change."""
     x = table()
-    return GAMRegressor(TERMS).fit(x, responses(x))
+    return GAMRegressor(TERMS, hyperparameters="integrated").fit(x, responses(x))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -89,7 +91,7 @@ def test_a_formula_takes_the_response_from_the_data() -> None:
 
 def test_automatic_terms_suit_what_columns_hold() -> None:
     x = table().assign(grade=pd.Categorical(["a"] * 60 + ["b"] * 60, ordered=True), flag=[0, 1] * 60)
-    gam = GAMRegressor(num_inducing=4).fit(x, responses(table()))
+    gam = GAMRegressor(num_inducing=4, tolerance=10.0).fit(x, responses(table()))
     assert gam.terms_ == [
         "s(age)",
         "s(hour)",
@@ -149,10 +151,15 @@ def test_text_is_never_a_number() -> None:
         GAMRegressor([f("a")]).fit(x, y.astype(str))
 
 
+@functools.cache
+def from_pandas() -> np.ndarray:
+    x = table()[["age", "hour"]]
+    return GAMRegressor(num_inducing=4, tolerance=1.0).fit(x, responses(table())).predict(x)
+
+
 @pytest.mark.parametrize("kind", ["numpy", "polars", "pyarrow"])
 def test_other_tables(kind: str) -> None:
     x, y = table()[["age", "hour"]], responses(table())
-    expected = GAMRegressor(num_inducing=5).fit(x, y).predict(x)
     if kind == "numpy":
         other = x.to_numpy()
     elif kind == "polars":
@@ -160,7 +167,8 @@ def test_other_tables(kind: str) -> None:
         other = polars.DataFrame({name: x[name].to_numpy() for name in x})
     else:
         other = pytest.importorskip("pyarrow").Table.from_pandas(x)
-    np.testing.assert_allclose(GAMRegressor(num_inducing=5).fit(other, y).predict(other), expected)
+    found = GAMRegressor(num_inducing=4, tolerance=1.0).fit(other, y).predict(other)
+    np.testing.assert_allclose(found, from_pandas())
 
 
 FAMILY_DATA = {
@@ -266,9 +274,10 @@ def test_scikit_learn_clones_searches_and_pipes() -> None:
     x, y = table()[["age", "hour"]], responses(table())
     gam = GAMRegressor([s("age")], family=Quantile(0.3), num_inducing=4)
     assert clone(gam).get_params() == gam.get_params()
-    search = GridSearchCV(GAMRegressor(num_inducing=4), {"kernel": ["rbf", "matern12"]}, cv=2).fit(x, y)
+    gam = GAMRegressor(num_inducing=4, tolerance=5.0)
+    search = GridSearchCV(gam, {"kernel": ["rbf", "matern12"]}, cv=2).fit(x, y)
     assert search.best_params_["kernel"] in ("rbf", "matern12")
-    assert make_pipeline(FunctionTransformer(), GAMRegressor(num_inducing=4)).fit(x, y).score(x, y) > 0.5
+    assert make_pipeline(FunctionTransformer(), gam).fit(x, y).score(x, y) > 0.5
 
 
 def test_weights_count_rows() -> None:

@@ -20,6 +20,11 @@ from gpytorch_gam.gam.integration import _widening
 from .data import TERMS, fitted, responses, table
 
 
+@pytest.fixture(autouse=True)
+def quick_fits() -> None:
+    """Here estimators fit as they do for users, unlike in other modules."""
+
+
 def members(gam: GAMRegressor, x: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Weights ``(K, 1)``, and each model's means and variances of the predictor ``(K, n)`` and noise ``(K, 1)``."""
     inner: Fitted = gam._fitted

@@ -25,7 +25,7 @@ def counts() -> GAMRegressor:
     x, random = table(), np.random.default_rng(2)
     data = x.assign(deaths=random.poisson(5 * np.exp(np.sin(x.age / 10))))
     formula = "deaths ~ s(age, k=6) + f(site) + s(day, by=site, k=4)"
-    return GAMRegressor(formula, family="poisson", tolerance=0.5).fit(data)
+    return GAMRegressor(formula, family="poisson", tolerance=0.5, hyperparameters="integrated").fit(data)
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from gpytorch_gam.gam import GAMClassifier, GAMRegressor
 
 # What is checked are conventions, not fits: these end at their first opportunity.
-_EASY = {"num_inducing": 3, "tolerance": 1e3, "hyperparameters": "point"}
+_EASY = {"num_inducing": 3, "tolerance": 1e3}
 
 # Weights count rows in the likelihood and in the scales of columns. Hyperparameters are found to the fit's tolerance in
 # nats, and the distribution over which effects have mean zero is that of the rows, so that predictions agree to about
@@ -30,8 +30,10 @@ def _expected(estimator: Any) -> dict[str, str]:
     [GAMRegressor(**_EASY), GAMClassifier(**_EASY)],
     expected_failed_checks=_expected,
 )
-def test_checks_of_scikit_learn(estimator: Any, check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpytorch_gam.training._component_jumps._MAX_JUMPS", 0)
+def test_checks_of_scikit_learn(estimator: Any, check: Any) -> None:
+    name = getattr(check, "func", check).__name__
+    if name in _EXPECTED:
+        pytest.xfail(_EXPECTED[name])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         check(estimator)

@@ -194,7 +194,7 @@ def test_random_effects_have_the_intervals_of_a_profile() -> None:
     random = np.random.default_rng(0)
     x = pd.DataFrame({"g": np.repeat([f"g{number:02d}" for number in range(20)], 15)})
     y = 2 * random.normal(size=20).repeat(15) + random.normal(size=300)
-    gam = GAMRegressor([re("g")]).fit(x, y)
+    gam = GAMRegressor([re("g")], hyperparameters="integrated").fit(x, y)
     found = gam.summary().random_effects
     means = y.reshape(20, 15).mean(1)
     variance = means.var() - y.reshape(20, 15).var(1, ddof=1).mean() / 15
