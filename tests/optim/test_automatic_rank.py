@@ -111,8 +111,7 @@ def test_minibatches_find_a_rank_that_suffices(family: str) -> None:
     assert q(model).rank <= max(8, 2 * smallest)
 
 
-@pytest.mark.parametrize("batch_size", [200, 1000], ids=["minibatches", "full batches"])
-@each_family
+@pytest.mark.parametrize(("family", "batch_size"), [("block_low_rank", 200), ("low_rank", 1000)])
 def test_the_rank_grows_as_data_become_more_informative(family: str, batch_size: int) -> None:
     x, y = correlated_problem()
     model, likelihood = make_automatic(family, columns=SIX), gaussian_likelihood(100.0)
@@ -230,12 +229,10 @@ def dense_precision(posterior: Posterior) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("batch_size", [100, 1000], ids=["minibatches", "full batches"])
-@pytest.mark.parametrize(("family", "rank", "warns"), [("low_rank", 2, True), ("low_rank", 40, False)])
-def test_a_fixed_rank_of_the_low_rank_family_is_warned_of_once(
-    family: str, rank: int, warns: bool, batch_size: int
-) -> None:
+@pytest.mark.parametrize(("rank", "warns"), [(2, True), (40, False)])
+def test_a_fixed_rank_of_the_low_rank_family_is_warned_of_once(rank: int, warns: bool, batch_size: int) -> None:
     x, y = correlated_problem()
-    model, likelihood = make_model(family, rank, SIX), gaussian_likelihood()
+    model, likelihood = make_model("low_rank", rank, SIX), gaussian_likelihood()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         train(model, likelihood, x, y, steps=11, batch_size=batch_size)

@@ -94,13 +94,12 @@ def test_a_data_term_without_its_minus_sign_is_warned_of_once(name: str) -> None
     assert "as minus the expected log-likelihood" in str(caught[0].message)
 
 
-@pytest.mark.parametrize("batch_size", [1, 5])
 @pytest.mark.parametrize("name", ["gaussian", "bernoulli", "poisson", "log poisson", "student"])
-def test_the_right_sign_is_not_warned_of(name: str, batch_size: int) -> None:
-    assert curvature_warnings(*likelihoods()[name], sign=-1, batch_size=batch_size) == []
+def test_the_right_sign_is_not_warned_of(name: str) -> None:
+    assert curvature_warnings(*likelihoods()[name], sign=-1, batch_size=1) == []
 
 
-@pytest.mark.parametrize("batch_size", [1, 2, 5])
+@pytest.mark.parametrize("batch_size", [1, 5])
 def test_small_batches_of_outliers_are_not_taken_for_a_wrong_sign(batch_size: int) -> None:
     torch.manual_seed(0)
     x = make_inputs(400)

@@ -19,6 +19,7 @@ from tests.problems import (
     backward,
     corrected_gradients,
     effect,
+    elbo,
     gaussian_likelihood,
     gaussian_problem,
     make_model,
@@ -164,6 +165,8 @@ def test_minibatches_reach_the_hyperparameters_of_all_rows() -> None:
             schedule.step()
     collapsed = CollapsedELBO(likelihood, model)
     reached = collapsed.optimum(x, y).bound.item()
+    assert -1e-6 <= reached - elbo(model, likelihood, x, y) < 3.0  # the posterior has followed
+    assert likelihood.noise.item() == pytest.approx(0.09, rel=0.2)
     lbfgs = torch.optim.LBFGS(parameters, max_iter=60, line_search_fn="strong_wolfe")
 
     def closure() -> torch.Tensor:

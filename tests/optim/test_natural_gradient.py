@@ -144,7 +144,7 @@ def test_transport_is_exact_where_the_data_say_far_more_than_the_prior() -> None
 
 @pytest.mark.parametrize(
     ("family", "rank", "correlation"),
-    [("block_low_rank", 6, 0.0), ("block_low_rank", 6, 0.9), ("low_rank", 20, 0.9), ("mean_field", None, 0.9)],
+    [("block_low_rank", 6, 0.9), ("low_rank", 20, 0.0), ("mean_field", None, 0.9)],
 )
 def test_minibatches_of_a_gaussian_come_close_to_the_optimum(family: str, rank: int | None, correlation: float) -> None:
     x, y = gaussian_problem(2000, correlation)
@@ -160,12 +160,11 @@ def test_minibatches_of_a_gaussian_come_close_to_the_optimum(family: str, rank: 
     assert bound - reached < (25.0 if family == "mean_field" else 1.5)
 
 
-@pytest.mark.parametrize(("family", "rank"), [("block_low_rank", 6), ("low_rank", 20)])
-def test_minibatches_of_labels_come_close_to_the_optimum(family: str, rank: int) -> None:
+def test_minibatches_of_labels_come_close_to_the_optimum() -> None:
     torch.manual_seed(0)
     x = make_inputs(2000, 0.5)
     y = (torch.rand(2000).to(x) < torch.special.ndtr(2 * effect(x))).to(x)
-    model, likelihood = make_model(family, rank), BernoulliLikelihood()
+    model, likelihood = make_model("block_low_rank", 6), BernoulliLikelihood()
     train(model, likelihood, x, y, steps=100, batch_size=100)
     assert -0.01 <= dense_optimum(model, likelihood, x, y) - elbo(model, likelihood, x, y) < 2.0
 
@@ -179,8 +178,11 @@ def test_steps_on_all_labels_reach_the_optimum() -> None:
     assert elbo(model, likelihood, x, y) == pytest.approx(dense_optimum(model, likelihood, x, y), abs=1e-3)
 
 
-@pytest.mark.parametrize("columns", [[[0], [0], [0]], [[0], [1], [3]]], ids=["duplicates", "constant column"])
-@pytest.mark.parametrize("family", ["block_low_rank", "low_rank"])
+@pytest.mark.parametrize(
+    ("family", "columns"),
+    [("block_low_rank", [[0], [0], [0]]), ("low_rank", [[0], [1], [3]])],
+    ids=["duplicates", "constant column"],
+)
 def test_degenerate_columns(family: str, columns: list[list[int]]) -> None:
     x, y = gaussian_problem(1000, 0.9)
     x = torch.cat([x, torch.full_like(x[:, :1], 0.5)], dim=1)
@@ -195,13 +197,18 @@ def test_degenerate_columns(family: str, columns: list[list[int]]) -> None:
 # --------------------------------------------------------------------------------------------------- robustness
 
 
-@pytest.mark.parametrize(("seed", "dtype"), [(0, torch.float64), (1, torch.float32)])
 @pytest.mark.parametrize("kind", ["log counts", "student", "separable"])
-@pytest.mark.parametrize(("family", "rank"), [("block_low_rank", 6), ("low_rank", 20), ("mean_field", None)])
-def test_hard_likelihoods_do_not_diverge(
-    kind: str, family: str, rank: int | None, seed: int, dtype: torch.dtype
-) -> None:
-    torch.manual_seed(seed)
+@pytest.mark.parametrize(
+    ("family", "rank", "dtype"),
+    [
+        ("block_low_rank", 6, torch.float64),
+        ("block_low_rank", 6, torch.float32),
+        ("low_rank", 20, torch.float32),
+        ("mean_field", None, torch.float32),
+    ],
+)
+def test_hard_likelihoods_do_not_diverge(kind: str, family: str, rank: int | None, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
     x = make_inputs(500, 0.5, dtype)
     if kind == "log counts":
         y, likelihood = torch.poisson((effect(x) * 3 + 8).exp()), PoissonLikelihood()
@@ -225,27 +232,6 @@ def test_hard_likelihoods_do_not_diverge(
     assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
     # Nothing is lost at a small step size, up to the noise of the batches.
     assert start + 1000 < middle < end + 15
-
-
-def test_hyperparameters_learnt_beside_it_improve_the_bound() -> None:
-    x, y = gaussian_problem(1000)
-    model, likelihood = make_model("block_low_rank", 6), gaussian_likelihood(1.0)
-    natural = NaturalGradient(model, num_data=1000)
-    adam = torch.optim.Adam([*model.hyperparameters(), *likelihood.parameters()], lr=0.03)
-    gaps, bounds = [], []
-    for step in range(300):
-        rows = torch.randint(1000, (100,))
-        likelihood.zero_grad()
-        backward(model, likelihood, x[rows], y[rows], 1000)
-        natural.step()
-        if step % 100 == 99:
-            bounds.append(CollapsedELBO(likelihood, model).optimum(x, y).bound.item())
-            gaps.append(bounds[-1] - elbo(model, likelihood, x, y))
-        if step >= 10:
-            adam.step()
-    assert bounds[-1] > bounds[0] + 10
-    assert all(-1e-6 <= gap < 3 for gap in gaps)
-    assert likelihood.noise.item() == pytest.approx(0.09, rel=0.2)
 
 
 # ------------------------------------------------------------------------------------------- contract of an optimiser
