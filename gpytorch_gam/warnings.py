@@ -37,5 +37,9 @@ class ColumnKindWarning(UserWarning):
     """A column may hold something else than its type says."""
 
 
+class InputRangeWarning(UserWarning):
+    """Inputs lie far outside of those that a model was trained with."""
+
+
 class DependentColumnsWarning(UserWarning):
     """Columns depend on each other, so that the variance of their effects cannot be divided among them."""

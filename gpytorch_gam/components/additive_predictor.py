@@ -31,6 +31,7 @@ from ._input_checks import (
 )
 from .component_group import ComponentGroup, GroupRows
 from .joined_groups import JoinedGroup, by_group, joined_groups
+from .known_inputs import KnownInputs, are_any_inputs
 from .prior_normal import MultitaskPriorNormal, PriorNormal
 
 # The classes of priors, to which a tensor of means can be added.
@@ -83,6 +84,8 @@ class AdditivePredictor(gpytorch.Module):
                     f"AdditivePredictor takes component groups, such as smooth(0, x) returns, got {checks.shown(group)}"
                 )
         self.groups = torch.nn.ModuleList(groups)  # type: ignore[assignment]
+        #: What is known of the inputs of the training, with which others are compared; None if nothing is.
+        self.known_inputs: KnownInputs | None = None
         self._validate_names()
         self._validate_predictors()
         self._validate_batch_shapes()
@@ -261,15 +264,30 @@ class AdditivePredictor(gpytorch.Module):
         :raises TypeError: If ``x`` is no tensor.
         :raises ValueError: For a wrong dtype, device or shape, an empty batch, too few columns; for NaN and infinity in
             a column that a component uses (NaN only unless all components that read the column allow it by
-            ``missing="marginal"``) or that a mean module reads; and for values in columns with ``levels`` that are none
-            of the levels, unless these allow unseen ones.
+            ``missing="marginal"``) or that a mean module reads; for values in columns with ``levels`` that are none
+            of the levels, unless these allow unseen ones; and for another number of columns than in the training.
         """
         checks.tensor("x", x)
         check_one_kind(self.groups)
         check_kind(x, self.dtype, self.device)
         check_shape(self.groups, x)
+        if self.known_inputs is not None:
+            self.known_inputs.check(x, check_finite and not is_vmapped(x))
         if check_finite and not is_vmapped(x):
             self._check_values(x.detach())
+
+    def remember_inputs(self, x: Tensor) -> None:
+        """
+        Take the number of columns for that of the training, unless one is known.
+
+        :param x: Inputs ``(*batch, n, D)`` of the training.
+        """
+        if self.known_inputs is None and not are_any_inputs():
+            self.known_inputs = KnownInputs(x.shape[-1])
+
+    def extra_repr(self) -> str:
+        """How inputs are made, if that is known."""
+        return "" if self.known_inputs is None else self.known_inputs.remedy
 
     @torch.no_grad()
     def _check_values(self, x: Tensor) -> None:

@@ -13,6 +13,7 @@ import pandas as pd
 from sklearn.base import BaseEstimator, is_classifier
 from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_consistent_length, check_is_fitted
+from torch import Tensor
 
 from gpytorch_gam import _checks as checks
 from gpytorch_gam._caught_warnings import warnings_at_caller
@@ -255,8 +256,26 @@ class GAMEstimator(BaseEstimator):
 
     @property
     def model_(self) -> Any:
-        """The model of the package, an :class:`~gpytorch_gam.AdditiveGP` in units of the fit."""
-        return self._checked().model
+        """
+        The model of the package, an :class:`~gpytorch_gam.AdditiveGP` in units of the fit: it takes
+        :meth:`model_inputs`, and returns responses that are centred and scaled.
+        """
+        fitted = self._checked()
+        fitted.know_inputs()
+        return fitted.model
+
+    def model_inputs(self, X: Any) -> Tensor:
+        """
+        A table as the inputs of :attr:`model_`, which reads numbers centred and scaled (those with a long tail as
+        logarithms there), dates in days, levels as codes and columns of periodic effects as places in their period.
+
+        :param X: A table of the columns of the fit.
+        :return: Inputs ``(n, D)`` in float64 on the device of the model, a column for each way in which one is read.
+
+        Example:
+            >>> gam.model_.components(gam.model_inputs(X))
+        """
+        return self._read(X, {})[2].to(self._checked().model.predictor.device)
 
     @property
     def likelihood_(self) -> Any:

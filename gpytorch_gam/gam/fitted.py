@@ -11,6 +11,7 @@ from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 
 from gpytorch_gam._checks import did_you_mean
+from gpytorch_gam.components.known_inputs import KnownInputs, any_inputs
 from gpytorch_gam.diagnostics import ModelMixture
 from gpytorch_gam.effects import ComponentPosterior, Prediction, SumPrediction
 from gpytorch_gam.models import AdditiveGP
@@ -59,7 +60,7 @@ class Fitted:
 
         :param x: Inputs ``(n, D)``.
         """
-        with KERNELS:
+        with KERNELS, any_inputs():
             return self.mixture.components(x) if len(self.mixture) > 1 else self.model.components(x)
 
     def predictions(self, x: Tensor, exclude: Sequence[str]) -> list[Prediction]:
@@ -69,7 +70,7 @@ class Fitted:
         :param x: Inputs ``(n, D)``.
         :param exclude: The components to leave out.
         """
-        with KERNELS:
+        with KERNELS, any_inputs():
             return self.mixture.predictions(x, components=False, exclude=exclude or None)
 
     def sums(self, x: Tensor, sums: Mapping[str, Sequence[str]]) -> SumPrediction:
@@ -79,8 +80,21 @@ class Fitted:
         :param x: Inputs ``(n, D)``.
         :param sums: The components of each sum.
         """
-        with KERNELS:
+        with KERNELS, any_inputs():
             return self.mixture.predict_sums(x, sums) if len(self.mixture) > 1 else self.model.predict_sums(x, sums)
+
+    def know_inputs(self) -> None:
+        """Let the model tell inputs in units of the fit, which it takes, from others."""
+        known, reference = self.model.predictor.known_inputs, self.reference
+        if known is not None and known.names:
+            return
+        self.model.predictor.known_inputs = KnownInputs(
+            reference.shape[1],
+            [name for name, _ in self.design.encodings],
+            reference.nan_to_num(nan=torch.inf).amin(0),
+            reference.nan_to_num(nan=-torch.inf).amax(0),
+            "the model of an estimator takes gam.model_inputs(X), columns in units of the fit",
+        )
 
     @property
     def parts(self) -> list[Part]:

@@ -10,6 +10,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from gpytorch_gam.components.known_inputs import any_inputs
 from gpytorch_gam.diagnostics import sobol_indices
 from gpytorch_gam.warnings import DependentColumnsWarning
 
@@ -46,7 +47,7 @@ def sobol_table(
     x = _complete_rows(fitted.reference if x is None else x)
     rows = _independent_rows(x, names, seed) if is_independent else _drawn_rows(x, seed)
     mixture = fitted.mixture if len(fitted.mixture) > 1 else None
-    with KERNELS, torch.random.fork_rng(devices=[]):
+    with KERNELS, any_inputs(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         found = sobol_indices(
             fitted.model,

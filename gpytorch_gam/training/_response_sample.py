@@ -14,7 +14,7 @@ from torch import Tensor
 from gpytorch_gam.data.streamed_batches import StreamedBatches
 from gpytorch_gam.likelihoods.null_model import Responses
 from gpytorch_gam.optim.processes import Processes
-from gpytorch_gam.optim.rows.stream import Rows, checked_rows
+from gpytorch_gam.optim.rows.stream import Rows, check_finite_responses, checked_rows
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 
 # Number of rows of a loader that suffices for moments; batches in memory are used whole.
@@ -33,6 +33,7 @@ def sampled_responses(
     with _untouched(batches) as source:
         for batch in source:
             rows.append(checked_rows(strategy, likelihood, batch))
+            check_finite_responses(rows[-1])
             if not isinstance(batches, Sequence) and sum(len(part.y) for part in rows) >= _SAMPLE_SIZE:
                 break
     if not rows:

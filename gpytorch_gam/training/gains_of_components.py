@@ -16,11 +16,12 @@ from torch import Tensor
 
 from gpytorch_gam import _checks as checks
 from gpytorch_gam.components import ComponentGroup
+from gpytorch_gam.components.known_inputs import any_inputs
 from gpytorch_gam.data.whole_epochs import every_row
 from gpytorch_gam.optim.processes import Processes
 from gpytorch_gam.optim.rows.likelihood_check import check_number_of_predictors, with_noise_by_row
 from gpytorch_gam.optim.rows.predictors import predictor_segments
-from gpytorch_gam.optim.rows.stream import Rows, checked_rows, concatenated
+from gpytorch_gam.optim.rows.stream import Rows, check_finite_responses, checked_rows, concatenated
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 from gpytorch_gam.variational.model_check import inducing_strategy
 
@@ -78,7 +79,7 @@ def component_gains(
     groups = list(groups)
     for group in groups:
         _check_group(group, strategy)
-    with torch.inference_mode(False), torch.no_grad():
+    with torch.inference_mode(False), torch.no_grad(), any_inputs():  # x has the columns of the groups, too
         rows = _some_rows(strategy, likelihood, with_noise_by_row(likelihood, every_row(as_batches(data))))
         others = _Others.of(deepcopy(model), deepcopy(likelihood), rows)
         inputs = strategy.read(rows.x).inputs.double()
@@ -105,6 +106,8 @@ def _some_rows(strategy: AdditiveVariationalStrategy, likelihood: Likelihood, ba
     ]
     if not parts:
         raise ValueError("data has no batch")
+    for part in parts:
+        check_finite_responses(part)
     return concatenated([thinned(part, _NUM_ROWS // len(parts)) for part in parts])[0]
 
 

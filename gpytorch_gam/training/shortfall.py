@@ -19,7 +19,7 @@ from gpytorch_gam.likelihoods.expected_gradients import expected_gradients, join
 from gpytorch_gam.numerics.grad_mode import gradients_on
 from gpytorch_gam.optim.processes import Processes
 from gpytorch_gam.optim.rows.likelihood_check import check_named_arguments, is_gaussian
-from gpytorch_gam.optim.rows.stream import Rows, checked_rows
+from gpytorch_gam.optim.rows.stream import Rows, check_finite_responses, checked_rows
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 from gpytorch_gam.variational.model_check import inducing_strategy
 from gpytorch_gam.warnings import InducingPointsWarning
@@ -86,6 +86,8 @@ def shortfall_of_batches(
     parts = [
         thinned(checked_rows(strategy, likelihood, part), _NUM_ROWS) for part in itertools.islice(batches, _NUM_BATCHES)
     ]
+    for part in parts:
+        check_finite_responses(part)
     with gradients_on():
         rows = [thinned(part, _NUM_ROWS // len(parts)) for part in parts]
         scale = num_data / sum(len(part.y) for part in rows)

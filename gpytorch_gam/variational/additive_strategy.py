@@ -515,7 +515,10 @@ class AdditiveStrategy(_FollowedStrategy):
         batch_shape = self._variational_distribution.batch_shape
         if has_own_forward(self.model):
             batch_shape = torch.broadcast_shapes(batch_shape, self.predictor.batch_shape)
-        return read_rows(self.model, self.predictor, x, batch_shape, self._looks_at_values(x), kwargs)
+        reading = read_rows(self.model, self.predictor, x, batch_shape, self._looks_at_values(x), kwargs)
+        if self.training and torch.is_grad_enabled():
+            self.predictor.remember_inputs(reading.inputs)
+        return reading
 
     def _prepared(self, x: Tensor, keywords: Mapping[str, Any]) -> Reading:
         """Read the rows and prepare the model for a computation at them."""
@@ -539,6 +542,16 @@ class AdditiveStrategy(_FollowedStrategy):
             check_rows(x)
         else:
             self.predictor.check_inputs(x, check_finite=self._looks_at_values(x))
+
+    def remember_inputs(self, x: Tensor) -> None:
+        """
+        Take the number of columns of data for that of the training, unless one is known, or a ``forward`` gives other
+        inputs to the predictor.
+
+        :param x: Inputs ``(*batch, n, D)`` of the training.
+        """
+        if not has_own_forward(self.model):
+            self.predictor.remember_inputs(x)
 
     def _check_own_kind(self) -> None:
         q, predictor = self._variational_distribution, self.predictor

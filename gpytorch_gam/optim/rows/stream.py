@@ -194,6 +194,8 @@ def checked_data(
         strategy.check_inputs(x)
     if checks.tensor("x", x).dim() != 2:
         raise ValueError(f"x must be inputs of shape (b, D), got {tuple(x.shape)}")
+    if strategy is not None:
+        strategy.remember_inputs(x)
     _check_responses(likelihood, checks.tensor("y", y), x)
     row_arguments = {} if row_arguments is None else _checked_arguments(row_arguments, x)
     if likelihood is not None:
