@@ -28,6 +28,9 @@ from .model_mixture import ModelMixture
 #: Leverage from which a row is not left out reliably.
 HIGH_LEVERAGE = 0.7
 
+# The most rows that are listed.
+_MOST_SHOWN = 10
+
 # Numbers in the features of the rows that are in memory at a time.
 _LARGEST_CHUNK = 2**22
 
@@ -66,9 +69,16 @@ class LeaveOneOut:
         return (self.weights @ (self.log_densities_within - self.log_densities)).item()
 
     @property
+    def unreliable_rows(self) -> list[int]:
+        """The rows whose leverage is above .7, those of the largest first."""
+        order = self.leverages.argsort(descending=True, stable=True)
+        found: list[int] = order[self.leverages[order] > HIGH_LEVERAGE].tolist()
+        return found
+
+    @property
     def num_unreliable(self) -> int:
         """The number of rows whose leverage is above .7."""
-        return int((self.leverages > HIGH_LEVERAGE).sum())
+        return len(self.unreliable_rows)
 
     def __str__(self) -> str:
         """The sum, its standard error, the effective number of parameters, and rows that are not reliable."""
@@ -76,8 +86,11 @@ class LeaveOneOut:
             f"leave-one-out log predictive density {self.total:.2f} ({self.standard_error:.2f}) nats over "
             f"{len(self.weights)} rows, {self.num_parameters:.1f} effective parameters"
         )
-        more = f"; {self.num_unreliable} rows have leverages above {HIGH_LEVERAGE}" if self.num_unreliable else ""
-        return found + more
+        rows = self.unreliable_rows
+        if not rows:
+            return found
+        shown = ", ".join(map(str, rows[:_MOST_SHOWN])) + (", ..." if len(rows) > _MOST_SHOWN else "")
+        return f"{found}; not reliable in {len(rows)} of them, with leverages above {HIGH_LEVERAGE}: rows {shown}"
 
     def __repr__(self) -> str:
         return str(self)

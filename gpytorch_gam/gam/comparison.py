@@ -104,7 +104,7 @@ def compare(
     """
     labels = _labels(gams, names)
     checks.flag("held_out", held_out)
-    _check_responses(gams, labels)
+    _check_responses(gams, labels, X is not None)
     bounds = np.array([gam.bound_ for gam in gams])
     by_bound = {"bound": bounds, "bound_diff": bounds - np.nanmax(bounds, initial=-np.inf)}
     facts = {label: f"{gam.family_.name}, {' + '.join(gam.terms_)}" for label, gam in zip(labels, gams, strict=True)}
@@ -207,11 +207,27 @@ def _labels(gams: Sequence[Any], names: Sequence[str] | None) -> list[str]:
     return labels
 
 
-def _check_responses(gams: Sequence[Any], labels: Sequence[str]) -> None:
+def _shown(classes: Sequence[Any]) -> str:
+    return "[" + ", ".join(map(str, classes)) + "]"
+
+
+def _check_responses(gams: Sequence[Any], labels: Sequence[str], has_data: bool) -> None:
     first = gams[0]
     for label, gam in zip(labels[1:], gams[1:], strict=True):
         classes = [list(getattr(each, "classes_", ())) for each in (first, gam)]
-        if classes[0] != classes[1] or not first._seen.is_like(gam._seen):
+        if classes[0] != classes[1] and set(classes[0]) == set(classes[1]):
+            if not has_data:
+                raise ValueError(
+                    f"{labels[0]} and {label} have their classes in other orders, {_shown(classes[0])} and "
+                    f"{_shown(classes[1])}, so that without X it cannot be told whether their responses are the same: "
+                    "pass X and y"
+                )
+            is_like = first._seen.has_as_many_rows(
+                gam._seen
+            )  # and whether responses are those of the fit is seen later
+        else:
+            is_like = classes[0] == classes[1] and first._seen.is_like(gam._seen)
+        if not is_like:
             raise ValueError(
                 f"{labels[0]} and {label} are fits to different responses or rows ({first.n_rows_} and {gam.n_rows_}), "
                 "whose probabilities do not compare: fit both to the same ones (for a transformed response, such as a "

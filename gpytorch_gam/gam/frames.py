@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,14 @@ def _refuse_what_is_read_in_parts(X: Any) -> None:
         raise TypeError(f"X is a {type(X).__name__}: take pandas.DataFrame(X)")
     if isinstance(X, str | os.PathLike) or hasattr(X, "get_fragments"):
         raise TypeError(f"X must be a table in memory here, got {checks.shown(X)}: read some of its rows")
+    is_list = isinstance(X, list | tuple) and len(X) > 0 and frame_of(X[0]) is not None
+    is_array = any(hasattr(X, name) for name in ("__len__", "__array__", "__dataframe__", "__array_interface__"))
+    if is_list or (isinstance(X, Iterable) and not is_array):
+        kind = f"a {type(X).__name__} of {len(X)} tables" if is_list else f"a {type(X).__name__}"
+        raise TypeError(
+            f"X must be one table in memory here, got {kind}: call this for each part, or join them with "
+            "pandas.concat(X)"
+        )
 
 
 def with_column_names(frame: pd.DataFrame) -> pd.DataFrame:

@@ -50,6 +50,14 @@ class Seen(NamedTuple):
         """
         return cls(*map(sum, zip(*parts, strict=True)))
 
+    def has_as_many_rows(self, other: Seen) -> bool:
+        """
+        Whether the numbers of rows and their weights are the same.
+
+        :param other: Those of other rows.
+        """
+        return self.num_rows == other.num_rows and math.isclose(self.weight, other.weight, rel_tol=_ROUNDING)
+
     def is_like(self, other: Seen) -> bool:
         """
         Whether the responses and weights can be the same.
@@ -58,8 +66,7 @@ class Seen(NamedTuple):
         """
         size = max(math.sqrt(self.weight * self.squares), math.sqrt(other.weight * other.squares))
         return (
-            self.num_rows == other.num_rows
-            and math.isclose(self.weight, other.weight, rel_tol=_ROUNDING)
+            self.has_as_many_rows(other)
             and math.isclose(self.squares, other.squares, rel_tol=_ROUNDING)
             and abs(self.total - other.total) <= _ROUNDING * size
         )

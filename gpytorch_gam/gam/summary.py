@@ -19,7 +19,6 @@ from gpytorch_gam.diagnostics import concurvity, score_test
 from gpytorch_gam.diagnostics.evidence_of_components import whitened_posterior
 from gpytorch_gam.training import FitResult
 
-from .columns import NumberEncoding
 from .design import INTERCEPT, Part
 from .fitted import Fitted
 from .response_scale import name_of_predictor
@@ -31,6 +30,12 @@ _NUM_ROWS, _NUM_DRAWS = 400, 400
 
 # Terms of which one could take this much of another's part are named.
 _HIGH_CONCURVITY = 0.8
+
+# Sums of the shares of a predictor that are about one.
+_LEAST_SUM, _LARGEST_SUM = 0.8, 1.2
+
+# Days from which lengthscales are shown in years.
+_LONG = 1000.0
 
 # Effective degrees of freedom below which nothing is left of a term.
 _NO_FREEDOM = 0.01
@@ -64,6 +69,7 @@ class Summary:
         or the fit has switched the effect off.
     :ivar facts: The fit as a whole.
     :ivar warnings: What to look at.
+    :ivar in_days: The terms of dates, whose lengthscales are in days.
     """
 
     terms: pd.DataFrame
@@ -71,6 +77,7 @@ class Summary:
     random_effects: pd.DataFrame
     facts: dict[str, Any]
     warnings: tuple[str, ...]
+    in_days: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """The facts, the tables and the warnings."""
@@ -79,13 +86,25 @@ class Summary:
             of = f" of {name}" if len(self.intercepts) > 1 else ""
             lines.append(f"intercept{of}: {_shown(row['mean'])} (standard error {row['std']:.3g})")
         if len(self.terms):
-            lines += ["", _shown_table(self.terms)]
+            lines += ["", _shown_table(self._with_units())]
         if len(self.random_effects):
             lines += ["", _shown_table(self.random_effects)]
         return "\n".join([*lines, *(f"warning: {each}" for each in self.warnings)])
 
     def __repr__(self) -> str:
         return str(self)
+
+    def _with_units(self) -> pd.DataFrame:
+        """The terms with the units of times."""
+        scales = [
+            _shown_days(value) if label in self.in_days and isinstance(value, float) and value == value else value
+            for label, value in self.terms["lengthscale"].items()
+        ]
+        return self.terms.assign(lengthscale=pd.Series(scales, self.terms.index, dtype=object))
+
+
+def _shown_days(days: float) -> str:
+    return f"{days / PERIODS['year']:.3g} years" if days >= _LONG else f"{days:.3g} days"
 
 
 def _shown(value: Any) -> str:
@@ -145,14 +164,22 @@ def summarise(
     with torch.no_grad():
         rows = _complete(fitted.reference)
         rows = rows[torch.linspace(0, len(rows) - 1, min(len(rows), _NUM_ROWS)).round().long()]
-        tables: list[dict[str, Any]] = [*_evidence(fitted), _shares(fitted, rows), _scales(fitted)]
+        effects = _drawn_effects(fitted, rows)
+        shares = _shares(fitted, effects)
+        tables: list[dict[str, Any]] = [*_evidence(fitted), shares, _scales(fitted)]
         terms = pd.DataFrame({name: values for table in tables for name, values in table.items()})
         terms.index = pd.Index([part.label for part in fitted.parts], name="term")
         order = ["edf", "prior_sd", "lengthscale", "share", "share_lower", "share_upper", "p"]
-        warnings = (*(() if result is None else result.messages), *_concurvity_warnings(fitted, rows))
+        messages = () if result is None else result.messages
+        warnings = (
+            *messages,
+            *_concurvity_warnings(fitted, rows),
+            *_warnings_of_overlap(fitted, effects, shares["share"]),
+        )
         intercepts, random = intercept_table(fitted), _random_effects(fitted)
     facts = _facts(fitted, result, num_rows, deviance_explained, bound, response)
-    return Summary(terms[order], intercepts, random, facts, warnings)
+    in_days = tuple(part.label for part in fitted.parts if _is_in_days(fitted, part))
+    return Summary(terms[order], intercepts, random, facts, warnings, in_days)
 
 
 @torch.no_grad()
@@ -271,14 +298,18 @@ def _evidence(fitted: Fitted) -> list[dict[str, list[float]]]:
 # ------------------------------------------------------------------ shares of the variance
 
 
-def _shares(fitted: Fitted, rows: Tensor) -> dict[str, np.ndarray]:
-    """Posterior quantiles of the terms' shares in the variance of their predictor over rows."""
+def _drawn_effects(fitted: Fitted, rows: Tensor) -> list[Tensor]:
+    """Draws of each term's effect at rows, ``(S, n)``."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         posterior = fitted.components(rows)
         draws = posterior.sample(torch.Size([_NUM_DRAWS])).components.double()  # (S, C, n)
     index = {name: position for position, name in enumerate(posterior.names)}
-    effects = [draws[:, [index[name] for name in part.components]].sum(1) for part in fitted.parts]
+    return [draws[:, [index[name] for name in part.components]].sum(1) for part in fitted.parts]
+
+
+def _shares(fitted: Fitted, effects: Sequence[Tensor]) -> dict[str, np.ndarray]:
+    """Posterior quantiles of the terms' shares in the variance of their predictor over rows."""
     found = np.zeros((3, len(fitted.parts)))
     for predictor in range(len(fitted.design.parameters)):
         own = [position for position, part in enumerate(fitted.parts) if part.predictor == predictor]
@@ -288,6 +319,24 @@ def _shares(fitted: Fitted, rows: Tensor) -> dict[str, np.ndarray]:
                 share = (effects[position].var(-1) / total.clamp_min(torch.finfo(total.dtype).tiny)).numpy()
                 found[:, position] = np.quantile(share, [0.025, 0.5, 0.975])
     return {"share": found[1], "share_lower": found[0], "share_upper": found[2]}
+
+
+def _warnings_of_overlap(fitted: Fitted, effects: Sequence[Tensor], shares: np.ndarray) -> list[str]:
+    """A sentence for each predictor whose shares do not add up to about one, which names the pair of terms to blame."""
+    found = []
+    for predictor in range(len(fitted.design.parameters)):
+        own = [position for position, part in enumerate(fitted.parts) if part.predictor == predictor]
+        total = shares[own].sum()
+        if len(own) < 2 or total == 0.0 or _LEAST_SUM <= total <= _LARGEST_SUM:
+            continue
+        covariance = torch.stack([effects[position].mean(0) for position in own]).cov()
+        blamed = (-covariance if total > 1 else covariance).fill_diagonal_(-torch.inf)
+        first, second = (fitted.parts[own[each]].label for each in sorted(divmod(int(blamed.argmax()), len(own))))
+        found.append(
+            f"shares sum to {total:.2f} and are no Sobol indices, as correlated effects "
+            f"{'cancel' if total > 1 else 'go together'}: those of {first} and {second} most of all"
+        )
+    return found
 
 
 # ------------------------------------------------------------------ hyperparameters in units of the data
@@ -336,18 +385,26 @@ def _lengthscale(fitted: Fitted, part: Part, groups: Sequence[tuple[ComponentGro
     if isinstance(part.term, TensorTerm):
         units = [fitted.design.encoding(name, "number") for name in part.term.names]
         last = found[-len(units) :]
-        return ", ".join(f"{value * _unit(unit):.3g}" for value, unit in zip(last, units, strict=True))
+        values = [value * unit.scale for value, unit in zip(last, units, strict=True)]
+        return ", ".join(
+            _shown_days(value) if unit.kind == "date" else f"{value:.3g}"
+            for value, unit in zip(values, units, strict=True)
+        )
     if isinstance(part.term, Smooth) and part.term.period is not None:
         return found[0]
-    return found[0] * _unit(fitted.design.encoding(part.term.column, "number"))
+    return found[0] * fitted.design.encoding(part.term.column, "number").scale
+
+
+def _is_in_days(fitted: Fitted, part: Part) -> bool:
+    """Whether the argument of a smooth effect is a date."""
+    if not isinstance(part.term, Smooth | RandomCurves):
+        return False
+    kinds = (encoding.kind for (name, _), encoding in fitted.design.encodings.items() if name == part.term.column)
+    return "date" in kinds
 
 
 def _smooth_kernels(kernel: Kernel) -> list[Kernel]:
     return [each for each in kernel.modules() if getattr(each, "has_lengthscale", False)]
-
-
-def _unit(encoding: NumberEncoding) -> float:
-    return encoding.scale
 
 
 def _period(term: Any) -> float:

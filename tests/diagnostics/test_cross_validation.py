@@ -144,8 +144,8 @@ def test_rows_that_determine_their_own_predictor_are_counted() -> None:
     settle(model, likelihood, x, y)
     found = leave_one_out(model, likelihood, x, y)
     assert (found.leverages > 0.7).tolist() == [False, False, False, True]
-    assert found.num_unreliable == 1
-    assert "1 rows have leverages above 0.7" in str(found)
+    assert found.num_unreliable == 1 and found.unreliable_rows == [3]
+    assert str(found).endswith("not reliable in 1 of them, with leverages above 0.7: rows 3")
     assert found.log_densities[-1].item() == pytest.approx(refitted(model, likelihood, x, y, 3), abs=1e-6)
 
 

@@ -138,6 +138,22 @@ def test_models_of_several_predictors_are_compared() -> None:
     assert -40 < found.elpd_diff["same"] < found.bound_diff["same"] < -15
 
 
+def test_classes_in_another_order_compare_where_their_responses_are_given() -> None:
+    x = table()[["age"]]
+    y = pd.cut(responses(table()), [-9, 0, 1, 9], labels=["low", "middle", "high"])
+    softmax, ordinal = (
+        GAMClassifier([linear("age")], family=family, hyperparameters="point").fit(x, y)
+        for family in ("softmax", "ordinal")
+    )
+    found = compare(softmax, ordinal, X=x, y=y, names=["softmax", "ordinal"]).table
+    for name, gam in (("softmax", softmax), ("ordinal", ordinal)):
+        assert found.elpd[name] == pytest.approx(gam.leave_one_out(x, y).total)
+    with pytest.raises(
+        ValueError, match=r"other orders, \[high, low, middle\] and \[low, middle, high\].*pass X and y"
+    ):
+        compare(softmax, ordinal)
+
+
 def test_what_does_not_compare_is_refused() -> None:
     x, y = table(), responses(table())
     gam, part = fitted(), GAMRegressor([linear("age")]).fit(x[:80], y[:80])

@@ -75,6 +75,15 @@ def test_names_of_other_packages_and_single_classes() -> None:
         GAMClassifier("~ a").fit(X, np.ones(40, int))
 
 
+@pytest.mark.parametrize("method", ["log_density", "log_score", "leave_one_out", "quantile_residuals", "sobol_indices"])
+@pytest.mark.parametrize("tables", [[X, X], (each for each in [X])])
+def test_tables_in_parts_where_one_is_read(method: str, tables: Any) -> None:
+    found = gam().fit(X, Y)
+    responses = () if method == "sobol_indices" else (Y,)
+    with pytest.raises(TypeError, match=r"X must be one table in memory here, got a \w+.*pandas.concat\(X\)"):
+        getattr(found, method)(tables, *responses)
+
+
 def test_no_rows_to_predict() -> None:
     with pytest.raises(ValueError, match=r"Found 0 sample\(s\)"):
         gam().fit(X, Y).predict(X[:0])

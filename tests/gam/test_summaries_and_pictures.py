@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re as re_module
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -67,6 +68,28 @@ def test_terms_that_can_stand_for_each_other_are_named() -> None:
     x = pd.DataFrame({"a": a, "b": a + 0.01 * random.normal(size=100)})
     gam = GAMRegressor([s("a", k=4), s("b", k=4)]).fit(x, np.sin(6 * a) + 0.1 * random.normal(size=100))
     assert any("s(a) and s(b) can stand for each other" in each for each in gam.summary().warnings)
+
+
+@pytest.mark.parametrize(("slope", "how"), [(-0.5, "cancel"), (1.0, "go together")])
+def test_shares_that_do_not_add_up_name_the_pair(slope: float, how: str) -> None:
+    random = np.random.default_rng(0)
+    x = pd.DataFrame(random.normal(size=(150, 3)), columns=["a", "b", "c"])
+    x["b"] = 0.8 * x.a + 0.6 * x.b
+    y = x.a + slope * x.b + 0.3 * x.c + 0.1 * random.normal(size=150)
+    summary = GAMRegressor("~ c + a + b", hyperparameters="point").fit(x, y).summary()
+    message = rf"sum to {summary.terms.share.sum():.2f} .* effects {how}: those of linear\(a\) and linear\(b\) most"
+    assert len(summary.warnings) == 1 and re_module.search(message, summary.warnings[0])
+    apart = GAMRegressor("~ c + a", hyperparameters="point").fit(x, x.a + x.c).summary()
+    assert not apart.warnings
+
+
+def test_lengthscales_of_dates_are_printed_with_their_units() -> None:
+    x = table()[["age", "day"]]
+    y = np.sin(x.day.dt.day_of_year / 60) + 0.1 * np.random.default_rng(0).normal(size=NUM_ROWS)
+    summary = GAMRegressor([s("day"), s("age", k=5)], hyperparameters="point").fit(x, y).summary()
+    length = summary.terms.lengthscale["s(day)"]
+    assert 20 < length < 400 and f"  {length:.3g} days  " in str(summary)
+    assert summary.in_days == ("s(day)",)
 
 
 def test_effects_on_grids_hold_what_predictions_say() -> None:
