@@ -37,6 +37,10 @@ class ColumnKindWarning(UserWarning):
     """A column may hold something else than its type says."""
 
 
+class OverfittingWarning(UserWarning):
+    """A fit trains more parameters than the data can bear, without integrating over them."""
+
+
 class InputRangeWarning(UserWarning):
     """Inputs lie far outside of those that a model was trained with."""
 

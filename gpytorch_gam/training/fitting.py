@@ -28,6 +28,7 @@ from ._data_sources import as_batches
 from ._hyperparameters import at_bounds
 from ._method_runs import MethodRuns, RunOptions
 from ._minibatches import MinibatchOptions
+from ._overfitting import warn_of_overfitting
 from ._progress import steps_shown
 from ._rough_effects import warn_of_dependence
 from ._row_count import number_of_rows
@@ -92,7 +93,9 @@ def fit(
     only be estimated, gives a :class:`~gpytorch_gam.warnings.ConvergenceWarning`. Terms that rows and bins have
     switched off on their way are looked at again before they end. Rows evaluate the bound a thousand times at most: a
     model whose ``forward`` has a network in front of its terms has hardly ever arrived by then, and the result says by
-    how much the bound was still rising.
+    how much the bound was still rising. The bound does not integrate over the weights of a network: with more than one
+    for ten rows there is an :class:`~gpytorch_gam.warnings.OverfittingWarning`, as the fit may be best for no other
+    rows than these.
 
     **Inducing points.** With rows, and bins in one process, terms whose ``num_inducing`` is ``"auto"`` get twice as
     many points, and the model is fitted again from where it is, while that promises the components of a term more than
@@ -205,6 +208,7 @@ def fit(
         if processes.leads and outcome.has_moved:
             warn_of_shortfall(shortfalls)
             warn_of_dependence({name: dependent[name] for name in dependent.keys() - set(notably_short(shortfalls))})
+            warn_of_overfitting(model, num_rows)
             _warn_if_open(outcome, tolerance)
     strategy.has_arrived = None if math.isnan(outcome.open) else outcome.open <= tolerance
     return FitResult(

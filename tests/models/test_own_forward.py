@@ -19,6 +19,7 @@ from gpytorch_gam.optim import NaturalGradient
 from gpytorch_gam.terms import constant, smooth
 from gpytorch_gam.training import fit, initialize_posterior, polish
 from gpytorch_gam.variational import FullAdditiveVariationalStrategy, TiedAdditiveVariationalStrategy
+from gpytorch_gam.warnings import OverfittingWarning
 from tests.problems import fit_by_bins
 
 # Means of the inducing variables start at random, with a standard deviation of .001.
@@ -55,6 +56,23 @@ class Own(AdditiveGP):
 
     def forward(self, x: Tensor) -> Any:
         return self.own_forward(self, x)
+
+
+@pytest.mark.filterwarnings("ignore:the fit has not arrived")
+def test_a_fit_of_more_weights_than_rows_can_bear_is_warned_of() -> None:
+    x, y = rows(60)
+    model = Own(with_network)
+    model.network = torch.nn.Sequential(
+        torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2), torch.nn.Sigmoid()
+    )
+    model.double()
+    likelihood = gpytorch.likelihoods.GaussianLikelihood().double()
+    options = {"num_epochs": 1, "polish_passes": 0}
+    with pytest.warns(OverfittingWarning, match="45 parameters beside those of its terms.* on 60 rows") as given:
+        found = fit(model, likelihood, [(x, y)], **options)
+    assert given[0].filename == __file__ and any("weight decay" in each for each in found.messages)
+    few = Own(with_both)  # 9 parameters, on 60 rows
+    fit(few, likelihood, [(x, y)], **options)
 
 
 def with_constant(model: Own, x: Tensor) -> MultivariateNormal:
