@@ -38,6 +38,9 @@ INTERCEPT = "intercept"
 # Prior variance of the intercept, in units of the fit.
 _INTERCEPT_VARIANCE = 25.0
 
+# Inputs beyond this overflow in the variances of products of lines.
+_FARTHEST = 1e50
+
 
 @dataclass(frozen=True)
 class Part:
@@ -141,6 +144,12 @@ class Design(EncodedTerms):
             infinite = int(np.isinf(values).sum())
             if infinite:
                 raise ValueError(f"column {name!r} has infinity (inf) in {infinite} of {len(values)} rows")
+            far = int((np.abs(values) > _FARTHEST).sum())
+            if far:
+                raise ValueError(
+                    f"column {name!r} is more than {_FARTHEST:g} of its standard deviations away from the data of the "
+                    f"fit in {far} of {len(values)} rows, where effects cannot be computed: correct these values"
+                )
             self._refuse_missing(term, name, int(np.isnan(values).sum()), len(values))
             if role == "levels" and isinstance(term, Factor | Smooth | Linear | DeviatingCurves):
                 self.encoding(name, role).refuse_unseen(frame[name], term.label)

@@ -290,9 +290,13 @@ class GAMRegressor(RegressorMixin, FittedGAM):
         :return: Quantiles ``(n,)``, or ``(n, K)`` for several.
         """
         fitted, _, x, arguments = self._read(X, {"offset": offset, "exposure": exposure, "trials": trials})
-        wanted = np.atleast_1d(np.asarray(probabilities, dtype=np.float64)).tolist()
-        found = response_quantiles(fitted, x, arguments, fitted.chosen(only, exclude), wanted)
-        return found[0] if np.ndim(probabilities) == 0 else found.T
+        wanted = np.asarray(probabilities)
+        if wanted.ndim > 1 or wanted.dtype.kind not in "iuf":
+            raise TypeError(
+                f"probabilities must be a number between 0 and 1, or a list of some, got {checks.shown(probabilities)}"
+            )
+        found = response_quantiles(fitted, x, arguments, fitted.chosen(only, exclude), np.atleast_1d(wanted).tolist())
+        return found[0] if wanted.ndim == 0 else found.T
 
 
 class GAMClassifier(ClassifierMixin, FittedGAM):

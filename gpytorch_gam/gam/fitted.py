@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 
-from gpytorch_gam._checks import did_you_mean
+from gpytorch_gam import _checks as checks
 from gpytorch_gam.components.known_inputs import KnownInputs, any_inputs
 from gpytorch_gam.diagnostics import ModelMixture
 from gpytorch_gam.effects import ComponentPosterior, Prediction, SumPrediction
@@ -132,6 +132,7 @@ class Fitted:
         :param only: Labels of terms to keep, such as ``["s(age)"]``; default all.
         :param exclude: Labels of terms to leave out.
         :raises ValueError: If both are given, or a label is unknown.
+        :raises TypeError: If they are no labels.
         """
         if only is not None and exclude is not None:
             raise ValueError("only and exclude are both given: leave one of them out")
@@ -152,12 +153,14 @@ class Fitted:
         return next(part for part in self.parts if label in (part.label, part.term.label))
 
     def _known(self, argument: str, labels: Sequence[str] | str) -> list[str]:
+        if not isinstance(labels, str | Iterable):
+            raise TypeError(f"{argument} must be a list of labels of terms, got {checks.shown(labels)}")
         labels = [labels] if isinstance(labels, str) else list(labels)
         known = list(dict.fromkeys(name for part in self.parts for name in (part.label, part.term.label)))
         for label in labels:
             if label not in known:
                 raise ValueError(
-                    f"{argument} names {label!r}, which is no term{did_you_mean(str(label), known)}: {known}"
+                    f"{argument} names {label!r}, which is no term{checks.did_you_mean(str(label), known)}: {known}"
                 )
         return labels
 

@@ -36,11 +36,10 @@ def as_frame(estimator: BaseEstimator, X: Any, *, reset: bool, needed: Sequence[
         missing = [name for name in needed if name not in frame.columns]
         if missing:
             raise ValueError(f"X lacks the columns {missing}, which the model reads")
+        _refuse_repeated(frame.columns[frame.columns.isin(needed)])
         _require_rows(estimator, frame, 1)
         return frame
-    repeated = frame.columns[frame.columns.duplicated()]
-    if len(repeated):
-        raise ValueError(f"X has several columns named {sorted(set(map(str, repeated)))}")
+    _refuse_repeated(frame.columns)
     validate_data(estimator, frame, reset=reset, skip_check_array=True)
     _require_rows(estimator, frame, 2 if reset else 1)
     return with_column_names(frame)
@@ -77,10 +76,14 @@ def with_column_names(frame: pd.DataFrame) -> pd.DataFrame:
     :raises ValueError: If columns have the same name.
     """
     frame.columns = frame.columns.map(str)
-    repeated = sorted(set(frame.columns[frame.columns.duplicated()]))
+    _refuse_repeated(frame.columns)
+    return frame
+
+
+def _refuse_repeated(names: pd.Index) -> None:
+    repeated = sorted(set(map(str, names[names.duplicated()])))
     if repeated:
         raise ValueError(f"X has several columns named {repeated}")
-    return frame
 
 
 def take_columns(X: Any, given: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -205,7 +208,10 @@ def as_rows(name: str, value: Any, num_rows: int) -> np.ndarray | None:
     if value is None:
         return None
     try:
-        array = np.asarray(value, dtype=np.float64)
+        given = np.asarray(value)
+        if given.dtype.kind not in "biuf" and any(isinstance(each, str) for each in given.ravel()):
+            raise TypeError("text is never taken for numbers")
+        array = given.astype(np.float64)
     except (TypeError, ValueError) as error:
         raise TypeError(f"{name} must be a number, or one for each row") from error
     if array.ndim == 0:

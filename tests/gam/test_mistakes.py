@@ -121,3 +121,27 @@ def test_a_response_among_the_effects_is_refused() -> None:
         GAMClassifier(hyperparameters="point").fit(label, label.y)
     same_name = GAMRegressor("~ a", hyperparameters="point").fit(x.drop(columns="y"), x.y)
     assert same_name.terms_ == ["linear(a)"]
+
+
+def test_predictions_that_cannot_be_meant() -> None:
+    found = gam().fit(X, Y)
+    twice = pd.concat([X, X[["a"]]], axis=1)
+    for call, error, message in (
+        (lambda: found.predict(twice), ValueError, r"several columns named \['a'\]"),
+        (
+            lambda: found.predict(X.assign(a=1e60), return_std=True),
+            ValueError,
+            "'a' is more than 1e.50 of its standard",
+        ),
+        (lambda: found.predict(X, offset=["1"] * 40), TypeError, "offset must be a number, or one for each row"),
+        (lambda: found.predict(X, only=5), TypeError, "only must be a list of labels of terms, got 5"),
+        (lambda: found.predict_quantiles(X, [[0.1, 0.9]]), TypeError, "probabilities must be a number between 0 and 1"),
+        (lambda: found.predict_quantiles(X, "a"), TypeError, "probabilities must be a number between 0 and 1"),
+    ):
+        with pytest.raises(error, match=message):
+            call()
+    mean, deviation = found.predict(X.assign(a=1e49), return_std=True)
+    assert np.isfinite(mean).all() and np.isfinite(deviation).all()
+    assert found.predict(X.assign(other=1.0)[["other", "g", "a"]], offset=pd.array([0] * 40, dtype="Int64")).shape == (
+        40,
+    )
