@@ -20,7 +20,7 @@ from .draws import FunctionDraws, draw_functions
 from .effects import grid_of, is_curve, period_in_units
 from .prediction import predictor_moments, term_moments, term_table
 from .residuals import quantile_residuals, working_residuals
-from .response_scale import SCALES, scaled_effect_table
+from .response_scale import SCALES, class_table, has_several_classes, scaled_effect_table
 from .scores import Seen, left_out, log_densities
 from .sensitivity import sobol_table
 from .streams import in_parts
@@ -137,14 +137,20 @@ class FittedGAM(GAMEstimator):
             function with that probability.
         :param scale: ``"link"``, the effect on its predictor; or ``"response"``, the mean of the response (the
             probability of the second class; of further predictors such as ``log_scale``, their exponential) if all
-            other effects are zero, with the uncertainty of the intercept.
-        :return: The columns of the term, ``mean``, ``lower`` and ``upper``, and on the link scale ``std``.
+            other effects are zero, with the uncertainty of the intercept. Of more than two classes, the probability of
+            each, for which the term counts in the predictors of all classes.
+        :return: The columns of the term, ``mean``, ``lower`` and ``upper``, on the link scale ``std``, and for
+            probabilities of several classes ``class``.
         """
         checks.integer("num", num, least=2)
         checks.choice("scale", scale, SCALES)
         fitted, part = self._part(term)
-        level = tails(level)[1] * 2 - 1
-        return scaled_effect_table(fitted, part, grid_of(fitted, part, num), level, simultaneous, scale)
+        level, grid = tails(level)[1] * 2 - 1, grid_of(fitted, part, num)
+        if scale == "response" and has_several_classes(fitted):
+            if checks.flag("simultaneous", simultaneous):
+                raise ValueError("simultaneous must be False for probabilities of several classes: bands are pointwise")
+            return class_table(fitted, part, grid, level, self._classes())
+        return scaled_effect_table(fitted, part, grid, level, simultaneous, scale)
 
     def draw_functions(self, num: int = 100, random_state: Any = None) -> FunctionDraws:
         """
@@ -217,7 +223,12 @@ class FittedGAM(GAMEstimator):
     def _look(self, level: float, scale: str = "link", simultaneous: bool = True) -> pictures.Look:
         checks.choice("scale", scale, SCALES)
         checks.flag("simultaneous", simultaneous)
-        return pictures.Look(tails(level)[1] * 2 - 1, simultaneous, scale, self._shown_response())
+        level = tails(level)[1] * 2 - 1
+        return pictures.Look(level, simultaneous, scale, self._shown_response(), self._classes())
+
+    def _classes(self) -> tuple[Any, ...]:
+        """The classes, if the response has any."""
+        return tuple(self.classes_.tolist()) if hasattr(self, "classes_") else ()
 
     def _shown_response(self) -> str:
         """What pictures call the response."""

@@ -17,7 +17,13 @@ from gpytorch_gam import _checks as checks
 
 from ._inspection import FittedGAM, tails
 from .families import Binomial, Family, Ordinal, Softmax, regression_family
-from .prediction import class_probabilities, mean_quantiles, response_moments, response_quantiles
+from .prediction import (
+    class_probabilities,
+    class_probability_quantiles,
+    mean_quantiles,
+    response_moments,
+    response_quantiles,
+)
 from .streams import in_parts
 
 _CLASSIFICATION = ("auto", "logit", "probit", "softmax", "ordinal")
@@ -450,16 +456,17 @@ class GAMClassifier(ClassifierMixin, FittedGAM):
 
     def probability_interval(self, X: Any, level: float = 0.95, *, offset: Any = None) -> np.ndarray:
         """
-        Central credible intervals of the probability of the second of two classes.
+        Central credible intervals of the probability of the second of two classes, or of each of several.
 
         :param X: A table of the columns of the fit.
         :param level: Their probability.
         :param offset: See :meth:`fit`.
-        :return: Lower and upper ends, ``(n, 2)``.
+        :return: Lower and upper ends, ``(n, 2)``; of several classes, in the order of ``classes_``, ``(n, K, 2)``.
         """
         fitted, _, x, arguments = self._read(X, {"offset": offset})
         if fitted.family.name != "binomial":
-            raise ValueError(f"probability_interval is for two classes, this is the family {fitted.family.name!r}")
+            ends = class_probability_quantiles(fitted, x, arguments, fitted.parts, tails(level))
+            return ends.transpose(2, 1, 0)
         return mean_quantiles(fitted, x, arguments, fitted.parts, tails(level)).T
 
 

@@ -21,7 +21,7 @@ from scipy.spatial import cKDTree
 from .design import Part
 from .effects import difference_table, grid_of, is_curve, period_in_units, values_in_data
 from .fitted import Fitted
-from .response_scale import name_on_scale, scaled_effect_table
+from .response_scale import CLASS, class_table, has_several_classes, name_on_scale, scaled_effect_table
 from .terms import Factor, RandomEffect
 from .terms import Tensor as TensorTerm
 
@@ -51,12 +51,22 @@ class Look:
     :ivar simultaneous: Whether curves get a lighter band that holds the whole curve.
     :ivar scale: ``"link"``, effects; or ``"response"``, the mean of the response with all other effects zero.
     :ivar response: What the response is called.
+    :ivar classes: The names of classes.
     """
 
     level: float = 0.95
     simultaneous: bool = True
     scale: str = "link"
     response: str = "the response"
+    classes: tuple[Any, ...] = ()
+
+    def shows_classes_of(self, fitted: Fitted) -> bool:
+        """
+        Whether probabilities of several classes are shown.
+
+        :param fitted: The fitted model.
+        """
+        return self.scale == "response" and has_several_classes(fitted)
 
 
 def plot_term(
@@ -95,7 +105,7 @@ def _draw(fitted: Fitted, part: Part, ax: Axes, look: Look, residuals: tuple[Any
         _levels(fitted, part, ax, look)
     elif is_curve(part):
         _curves(fitted, part, ax, look, residuals)
-    ax.set_title(part.label, fontsize=10)
+    ax.set_title(part.term.label if look.shows_classes_of(fitted) else part.label, fontsize=10)
 
 
 def _legend(ax: Axes) -> None:
@@ -116,11 +126,14 @@ def _curves(fitted: Fitted, part: Part, ax: Axes, look: Look, residuals: tuple[A
     _baseline(ax, look, ax.axhline)
     if residuals is not None:
         ax.plot(*residuals, ".", color=_REST, markersize=2, alpha=0.6, zorder=1, label="partial residuals")
-    if not by:
+    if not by and look.shows_classes_of(fitted):
+        _several_curves(ax, class_table(fitted, part, grid, look.level, look.classes), (column, CLASS), look)
+    elif not by:
         table = scaled_effect_table(fitted, part, grid, look.level, look.simultaneous, look.scale)
         _curve(ax, column, table, look.level)
     else:
-        _curves_of_levels(fitted, part, ax, grid, (column, by[0]), look)
+        table = scaled_effect_table(fitted, part, grid, look.level, scale=look.scale)
+        _several_curves(ax, table, (column, by[0]), look)
     _rug(ax, values_in_data(fitted, part, column))
     _period(ax, period_in_units(part))
     _dates(ax.xaxis, grid[column])
@@ -172,12 +185,10 @@ _WIDE: Mapping[str, Any] = {"facecolor": "#dbe6f4", "edgecolor": "#7fa3cf", "lin
 _NARROW: Mapping[str, Any] = {"facecolor": "#9dbbe0", "linewidth": 0}
 
 
-def _curves_of_levels(
-    fitted: Fitted, part: Part, ax: Axes, grid: pd.DataFrame, columns: tuple[str, str], look: Look
-) -> None:
+def _several_curves(ax: Axes, table: pd.DataFrame, columns: tuple[str, str], look: Look) -> None:
+    """The curves of levels, or of classes, each in its colour."""
     column, by = columns
-    table = scaled_effect_table(fitted, part, grid, look.level, scale=look.scale)
-    levels = list(dict.fromkeys(grid[by]))
+    levels = list(dict.fromkeys(table[by]))
     is_named = len(levels) <= _MOST_COLOURS
     colours = plt.get_cmap("tab10" if is_named else "viridis")
     for index, value in enumerate(levels):
@@ -203,6 +214,9 @@ def _short(value: Any) -> str:
 
 def _levels(fitted: Fitted, part: Part, ax: Axes, look: Look) -> None:
     """Levels from top to bottom in their order; those of random effects by their size."""
+    if look.shows_classes_of(fitted):
+        _classes_of_levels(fitted, part, ax, look)
+        return
     table = scaled_effect_table(fitted, part, grid_of(fitted, part, 2), look.level, scale=look.scale)
     column = part.term.arguments[0]
     table["label"] = table[column].map(_short)
@@ -220,6 +234,25 @@ def _levels(fitted: Fitted, part: Part, ax: Axes, look: Look) -> None:
         ax.set_yticks([])
         ax.set_ylabel(f"{len(table)} levels of {column}, in order")
     ax.set_xlabel(_effect_name(fitted, part, look))
+
+
+def _classes_of_levels(fitted: Fitted, part: Part, ax: Axes, look: Look) -> None:
+    """Probabilities of classes, in their colours, for levels from top to bottom in their order."""
+    column = part.term.arguments[0]
+    grid = grid_of(fitted, part, 2)
+    table = class_table(fitted, part, grid, look.level, look.classes)
+    colours = plt.get_cmap("tab10")
+    for index, name in enumerate(look.classes):
+        own = table[table[CLASS] == name]
+        place = np.arange(len(own)) + 0.5 * ((index + 0.5) / len(look.classes) - 0.5)
+        errors = np.stack([own["mean"] - own.lower, own.upper - own["mean"]])
+        ax.errorbar(
+            own["mean"], place, xerr=errors, fmt="o", color=colours(index % 10), markersize=4, label=_short(name)
+        )
+    ax.set_ylim(len(grid) - 0.5, -0.5)
+    ax.set_yticks(np.arange(len(grid)), grid[column].map(_short), fontsize=_SMALL)
+    ax.set_xlabel(_effect_name(fitted, part, look))
+    ax.legend(fontsize=_SMALL, frameon=False, title=CLASS, title_fontsize=_SMALL, alignment="left")
 
 
 def _surface(fitted: Fitted, part: Part, ax: Axes, look: Look) -> None:
@@ -311,6 +344,8 @@ def overview(fitted: Fitted, look: Look | None = None, sharey: bool = True) -> F
     """
     look = Look() if look is None else look
     parts = [part for part in fitted.parts if part.components]
+    if look.shows_classes_of(fitted):  # a term counts in the predictors of all classes
+        parts = list({part.term.label: part for part in reversed(parts)}.values())[::-1]
     figure, axes = panels(max(len(parts), 1))
     for part, ax in zip(parts, axes, strict=False):
         _draw(fitted, part, ax, look)

@@ -10,15 +10,20 @@ import pandas as pd
 import torch
 from torch import Tensor
 from torch.distributions import Distribution
+from torch.quasirandom import SobolEngine
 
 from gpytorch_gam.distributions.quantiles import predictive_quantiles
 from gpytorch_gam.effects import Prediction, mixed_prediction
+from gpytorch_gam.numerics.triangular import safe_cholesky
 
 from .design import Part
 from .fitted import Fitted
 
 # Rows whose predictive distributions are in memory at a time, and those whose terms are.
 _ROWS_AT_A_TIME, _ROWS_OF_TERMS = 2**14, 2**16
+
+# Draws of the predictors for intervals of the probabilities of classes, and rows that have them in memory at a time.
+_NUM_DRAWS, _ROWS_OF_DRAWS = 2048, 256
 
 # Row-wise arguments by name, one number a row.
 Arguments = Mapping[str, Tensor]
@@ -193,6 +198,46 @@ def class_probabilities(fitted: Fitted, x: Tensor, arguments: Arguments, kept: S
 
     found = in_chunks(fitted, x, arguments, kept, probabilities).T
     return found / found.sum(1, keepdims=True)
+
+
+def class_probability_quantiles(
+    fitted: Fitted, x: Tensor, arguments: Arguments, kept: Sequence[Part], probabilities: Sequence[float]
+) -> np.ndarray:
+    """
+    Posterior quantiles of the probability of each of several classes, ``(T, K, n)``, by draws of the predictors of a
+    row: the same quasi-random ones for every row, so that they are smooth in the columns.
+
+    :param fitted: The fitted model.
+    :param x: Inputs ``(n, D)``.
+    :param arguments: Row-wise arguments of the likelihood.
+    :param kept: The terms to include.
+    :param probabilities: T probabilities.
+    """
+    wanted = torch.tensor(list(probabilities), dtype=torch.float64)
+
+    def quantiles(predictions: Predictions, own: dict[str, Tensor]) -> Tensor:
+        blocks = torch.arange(len(predictions[0].mean)).split(_ROWS_OF_DRAWS)
+        return torch.cat([_class_draws(fitted, predictions, own, rows).quantile(wanted, 0) for rows in blocks], 1).mT
+
+    return in_chunks(fitted, x, arguments, kept, quantiles)
+
+
+def _class_draws(fitted: Fitted, predictions: Predictions, arguments: Arguments, rows: Tensor) -> Tensor:
+    """Draws ``(S, n, K)`` of the probabilities of the classes in some rows, from each model by its weight."""
+    num_predictors = predictions[0].moments.mean.shape[-1]
+    uniform = SobolEngine(num_predictors, scramble=True, seed=0).draw(_NUM_DRAWS, dtype=torch.float64)
+    normal = torch.special.ndtri(uniform.clamp(1e-9, 1 - 1e-9))
+    ends = (fitted.mixture.weights.cumsum(0) * _NUM_DRAWS).round().long().tolist()
+    own = {name: value[rows] for name, value in arguments.items()}
+    found = []
+    for start, end, prediction, likelihood in zip(
+        [0, *ends], ends, predictions, fitted.mixture.likelihoods, strict=False
+    ):
+        root = safe_cholesky(prediction.moments.covariance[rows].double())
+        values = prediction.moments.mean[rows] + torch.einsum("npq,sq->snp", root, normal[start:end])
+        distribution: Any = likelihood(values if num_predictors > 1 else values.squeeze(-1), **own)
+        found.append(distribution.probs)
+    return torch.cat(found)
 
 
 def term_moments(fitted: Fitted, x: Tensor, kept: Sequence[Part]) -> tuple[np.ndarray, np.ndarray]:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 
 from .design import INTERCEPT, Part
-from .effects import effect_table
+from .effects import effect_table, inputs_of
 from .fitted import Fitted
+from .prediction import class_probabilities, class_probability_quantiles
 
 #: The scales on which effects are shown.
 SCALES = ("link", "response")
+
+#: The column of tables that names a class.
+CLASS = "class"
 
 # What an effect adds to, by the link.
 _LINKS = {"log": "log mean", "logit": "log odds", "probit": "probit"}
@@ -39,15 +45,47 @@ def scaled_effect_table(
     """
     if scale == "link":
         return effect_table(fitted, part, values, level, simultaneous)
-    if fitted.family.name in ("ordinal", "softmax"):
+    if has_several_classes(fitted):
         raise ValueError(
-            f"scale must be 'link' with the family {fitted.family.name!r}: probabilities of its classes depend on all "
-            "predictors or thresholds together, see predict_proba"
+            f"scale must be 'link' for {part.label} in pictures of the family {fitted.family.name!r}, which has "
+            "several classes: gam.effect(term, scale='response') has their probabilities as a table"
         )
     table = effect_table(fitted, _with_intercept(fitted, part), values, level, simultaneous).drop(columns="std")
     for name in (each for each in _SEEN if each in table):
         table[name] = _seen(fitted, part, table[name])
     return table
+
+
+def class_table(fitted: Fitted, part: Part, values: pd.DataFrame, level: float, classes: Sequence[Any]) -> pd.DataFrame:
+    """
+    Probabilities of several classes at values of the columns of a term, with pointwise bands, if all other effects are
+    zero. The term counts in the predictors of all classes.
+
+    :param fitted: The fitted model.
+    :param part: The term, in one of the predictors.
+    :param values: The columns of the term.
+    :param level: The probability of the bands.
+    :param classes: The names of the classes.
+    :return: The columns of the term, ``class``, ``mean``, ``lower`` and ``upper``: one class after the other.
+    """
+    kept = [each for each in fitted.parts if each.term.label == part.term.label]
+    x = inputs_of(fitted, part, values)
+    mean = class_probabilities(fitted, x, {}, kept).T  # (K, n)
+    lower, upper = class_probability_quantiles(fitted, x, {}, kept, (0.5 - level / 2, 0.5 + level / 2))
+    tables = [
+        values.reset_index(drop=True).assign(**{CLASS: name, "mean": mean[k], "lower": lower[k], "upper": upper[k]})
+        for k, name in enumerate(classes)
+    ]
+    return pd.concat(tables, ignore_index=True)
+
+
+def has_several_classes(fitted: Fitted) -> bool:
+    """
+    Whether responses are classes whose probabilities depend on several predictors or thresholds together.
+
+    :param fitted: The fitted model.
+    """
+    return fitted.family.name in ("ordinal", "softmax")
 
 
 def _with_intercept(fitted: Fitted, part: Part) -> Part:
@@ -78,8 +116,10 @@ def name_on_scale(fitted: Fitted, part: Part, response: str, scale: str) -> str:
     """
     parameter = fitted.design.parameters[part.predictor]
     if scale == "response":
-        if part.predictor > 0:
+        if part.predictor > 0 and not has_several_classes(fitted):
             return parameter.removeprefix("log_").replace("_", " ")
+        if has_several_classes(fitted):
+            return "probability of each class"
         of_families = {"binomial": f"probability of {response}", "quantile": f"quantile of {response}"}
         return of_families.get(fitted.family.name, f"mean of {response}")
     if part.predictor == 0 and fitted.has_identity_link:

@@ -8,6 +8,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.special import ndtr
 
 from gpytorch_gam.gam import GAMClassifier, GAMRegressor, f, re, s, te
 
@@ -78,9 +79,45 @@ def test_probabilities_are_those_of_the_second_class() -> None:
     truths = GAMClassifier([f("site")], family="probit", tolerance=0.5).fit(x, y == "yes")
     assert truths.summary().facts["predictor"] == "probit of class True"
     assert "predictor" not in counts().summary().facts
-    several = GAMClassifier([s("age", k=5)], tolerance=0.5).fit(x, table().site)
-    with pytest.raises(ValueError, match="scale must be 'link' with the family 'softmax'"):
-        several.plot(scale="response")
+
+
+@pytest.mark.parametrize("family", ["softmax", "ordinal"])
+def test_probabilities_of_several_classes(family: str) -> None:
+    x = table()[["age", "treated"]]
+    grade = np.digitize(responses(table(), noise=0.5) + x.treated, [-0.3, 0.8])
+    gam = GAMClassifier([s("age", k=5), f("treated")], family=family, tolerance=0.5).fit(x, grade)
+    found = gam.effect("s(age)", num=5, scale="response")
+    assert found.columns.tolist() == ["age", "class", "mean", "lower", "upper"]
+    rows = rows_with(age=found.age[:5].to_numpy())
+    means = gam.predict_proba(rows, only="s(age)")
+    np.testing.assert_allclose(found["mean"].to_numpy().reshape(3, 5).T, means, atol=1e-9)
+    assert (found.lower < found["mean"]).all() and (found["mean"] < found.upper).all()
+    ends = gam.probability_interval(x.head(4))
+    assert ends.shape == (4, 3, 2)
+    figure = gam.plot(scale="response")
+    assert [ax.get_title() for ax in figure.axes] == ["s(age)", "f(treated)"]
+    assert figure.axes[0].get_ylabel() == figure.axes[1].get_xlabel() == "probability of each class"
+    with pytest.raises(ValueError, match="simultaneous must be False for probabilities of several classes"):
+        gam.effect("s(age)", scale="response", simultaneous=True)
+
+
+def test_intervals_of_ordered_classes_are_those_of_the_latent_predictor() -> None:
+    """The probability of the lowest class is a decreasing function of the latent predictor, so quantiles map."""
+    x = table()[["age"]]
+    grade = np.digitize(responses(table(), noise=0.5), [-0.3, 0.8])
+    gam = GAMClassifier([s("age", k=5)], family="ordinal", tolerance=0.5, hyperparameters="point").fit(x, grade)
+    mean, deviation = gam.predict_link(x, return_std=True)
+    cut = gam.likelihood_.cutpoints[0].item()
+    expected = ndtr(cut - mean[:, None] + 1.959964 * deviation[:, None] * np.array([-1, 1]))
+    np.testing.assert_allclose(gam.probability_interval(x)[:, 0], expected, atol=0.003)  # by 2048 draws
+
+
+def test_surfaces_of_several_classes_are_tables() -> None:
+    x = table()[["age", "hour"]]
+    gam = GAMClassifier([te("age", "hour", k=3)], tolerance=1.0, hyperparameters="point").fit(x, table().site)
+    assert len(gam.effect("te(age, hour)", num=9, scale="response")) == 27
+    with pytest.raises(ValueError, match=r"scale must be 'link' for te.age, hour..Bergen. in pictures of the family"):
+        gam.plot(scale="response")
 
 
 def test_effects_on_one_predictor_are_drawn_in_one_range() -> None:
