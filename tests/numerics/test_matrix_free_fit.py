@@ -25,7 +25,7 @@ def fit_covariance(directions: torch.Tensor, roots: list[torch.Tensor], rank: in
 @pytest.mark.parametrize("seed", [0, 3, 6])  # the last two have a fit that would be worse than its blocks alone
 def test_random_fits_are_semidefinite_and_no_worse_than_mean_field(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
-    for _ in range(100):
+    for _ in range(40):
         sizes = torch.randint(1, 6, (int(torch.randint(1, 5, (), generator=generator)),), generator=generator).tolist()
         total = sum(sizes)
         rank = int(torch.randint(1, total + 1, (), generator=generator))

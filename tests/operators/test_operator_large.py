@@ -16,8 +16,8 @@ from gpytorch_gam.operators import (
 
 from .operator_cases import dense_blocks, make_factors
 
-GROUPS = ((40, 15), (8, 50))
-SIZE, RANK, LARGEST_BLOCK = 1000, 12, 50
+GROUPS = ((32, 15), (7, 50))
+SIZE, RANK, LARGEST_BLOCK = 830, 12, 50
 CLOSE = {"rtol": 1e-8, "atol": 1e-8}
 
 
