@@ -246,7 +246,10 @@ class GAMEstimator(BaseEstimator):
             if rows is None:
                 continue
             if name != "offset" and name not in family.arguments:
-                raise ValueError(f"family {family.name!r} reads no {name}")
+                raise ValueError(
+                    f"family {family.name!r} reads no {name}: leave it out, or take a family of "
+                    f"{'successes among trials, such as binomial' if name == 'trials' else 'counts, such as poisson'}"
+                )
             if name != "offset" and (rows <= 0).any():
                 raise ValueError(f"{name} must be positive, but is not in {int((rows <= 0).sum())} of {num_rows} rows")
             found[name] = rows
@@ -338,19 +341,24 @@ class GAMEstimator(BaseEstimator):
         X = drop_columns(X, self._set_apart) if self._needed is None else X
         return as_frame(self, X, reset=False, needed=self._needed)
 
+    def _scored(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any]:
+        """Responses and weights of some rows, which may be the names of their columns."""
+        y = self._response_name() if y is None else y
+        if y is None:
+            raise ValueError("y is None, and no formula names the response: pass the responses, or their column")
+        _, given = take_columns(X, {"y": y, "sample_weight": sample_weight})
+        return given["y"], given["sample_weight"]
+
     def _observed(
         self, X: Any, y: Any, sample_weight: Any, arguments: Mapping[str, Any]
     ) -> tuple[Fitted, Any, np.ndarray, np.ndarray, dict[str, Any]]:
         """The fitted model, inputs, responses in units of the fit, weights and row-wise arguments of some rows."""
-        y = self._response_name() if y is None else y
-        if y is None:
-            raise ValueError("y is None, and no formula names the response: pass the responses, or their column")
-        X, given = take_columns(X, {"y": y, "sample_weight": sample_weight})
+        y, sample_weight = self._scored(X, y, sample_weight)
         fitted, frame, x, rows = self._read(X, arguments)
-        values = self._responses(given["y"])
+        values = self._responses(y)
         check_consistent_length(frame, values)
         fitted.family.check(values, rows["trials"].numpy() if "trials" in rows else None)
-        weights = as_rows("sample_weight", given["sample_weight"], len(values))
+        weights = as_rows("sample_weight", sample_weight, len(values))
         weights = np.ones(len(values)) if weights is None else weights
         if (weights < 0).any():
             raise ValueError(f"sample_weight must not be negative, but is in {int((weights < 0).sum())} rows")

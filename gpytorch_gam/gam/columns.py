@@ -185,7 +185,7 @@ class NumberEncoding(Encoding):
         is_present = np.isfinite(present)
         present = present[is_present]
         if not len(present):
-            raise ValueError(f"column {values.name!r} has no value: leave it out")
+            raise ValueError(f"column {values.name!r} has no finite value: leave it out")
         weights = np.ones(len(present)) if weights is None else weights[is_present]
         centre, scale = _robust_scale(present, weights)
         low, high = float(present.min()), float(present.max())

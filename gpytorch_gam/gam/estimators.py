@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from sklearn.base import ClassifierMixin, RegressorMixin
-from sklearn.metrics import r2_score
+from sklearn.metrics import accuracy_score, r2_score
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d
 
@@ -198,7 +198,7 @@ class GAMRegressor(RegressorMixin, FittedGAM):
     def score(
         self,
         X: Any,
-        y: Any,
+        y: Any = None,
         sample_weight: Any = None,
         *,
         offset: Any = None,
@@ -209,13 +209,14 @@ class GAMRegressor(RegressorMixin, FittedGAM):
         The coefficient of determination of predicted means.
 
         :param X: A table of the columns of the fit.
-        :param y: The responses.
-        :param sample_weight: Weights of the rows.
+        :param y: The responses, or the name of their column; None if a formula names it.
+        :param sample_weight: Weights of the rows, or the name of their column.
         :param offset: See :meth:`fit`.
         :param exposure: See :meth:`fit`.
         :param trials: See :meth:`fit`.
         """
         means = self.predict(X, offset=offset, exposure=exposure, trials=trials)
+        y, sample_weight = self._scored(X, y, sample_weight)
         return float(r2_score(y, means, sample_weight=sample_weight))
 
     @in_parts
@@ -392,6 +393,18 @@ class GAMClassifier(ClassifierMixin, FittedGAM):
         if unknown:
             raise ValueError(f"y has {unknown}, which are none of the classes {self.classes_.tolist()}")
         return np.array([position[value] for value in values.tolist()], dtype=np.float64)
+
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None, *, offset: Any = None) -> float:
+        """
+        The share of rows whose class is the most probable one.
+
+        :param X: A table of the columns of the fit.
+        :param y: The classes, or the name of their column; None if a formula names it.
+        :param sample_weight: Weights of the rows, or the name of their column.
+        :param offset: See :meth:`fit`.
+        """
+        y, sample_weight = self._scored(X, y, sample_weight)
+        return float(accuracy_score(y, self.predict(X, offset=offset), sample_weight=sample_weight))
 
     def _family(self) -> Family:
         if self.family == "ordinal":

@@ -119,7 +119,10 @@ def _read(each: Any) -> Formula | list[Term] | str:
         if each == "auto":
             return each
         if each.strip().isidentifier():
-            raise ValueError(f"terms must be 'auto', a formula such as 'y ~ s(age)', or a list of terms, got {each!r}")
+            raise ValueError(
+                f"terms must be 'auto', a formula such as 'y ~ s(age)', or a list of terms, got {each!r}: of a column "
+                f"of this name, write s({each!r}), linear({each!r}) or f({each!r})"
+            )
         return parse(each)
     if isinstance(each, Mapping):
         raise TypeError(f"terms must be 'auto', a formula or a list of terms, got {checks.shown(each)}")

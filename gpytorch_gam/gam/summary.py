@@ -31,6 +31,9 @@ _NUM_ROWS, _NUM_DRAWS = 400, 400
 # Terms of which one could take this much of another's part are named.
 _HIGH_CONCURVITY = 0.8
 
+# Degrees of freedom of all effects for each row, beyond which noise is hardly told from them.
+_MOST_FREEDOM = 0.75
+
 # Sums of the shares of a predictor that are about one.
 _LEAST_SUM, _LARGEST_SUM = 0.8, 1.2
 
@@ -173,6 +176,7 @@ def summarise(
         messages = () if result is None else result.messages
         warnings = (
             *messages,
+            *_warnings_of_freedom(float(terms["edf"].sum()), num_rows),
             *_concurvity_warnings(fitted, rows),
             *_warnings_of_overlap(fitted, effects, shares["share"]),
         )
@@ -293,6 +297,16 @@ def _evidence(fitted: Fitted) -> list[dict[str, list[float]]]:
         for (mean, covariance), freedom in zip(found, freedoms, strict=True)
     ]
     return [{"edf": freedoms, "p": probabilities}]
+
+
+def _warnings_of_freedom(freedom: float, num_rows: int) -> list[str]:
+    """A sentence if effects leave hardly anything of the rows to the noise."""
+    if freedom <= _MOST_FREEDOM * num_rows:
+        return []
+    return [
+        f"effects have {freedom:.0f} degrees of freedom for {num_rows} rows, so that they take noise for effects: "
+        "bands are too narrow and p too small; give fewer terms, or more rows"
+    ]
 
 
 # ------------------------------------------------------------------ shares of the variance

@@ -41,7 +41,7 @@ def test_names_in_backticks(name: str) -> None:
     [
         (X.rename(columns={"g": "a"}), Y, ValueError, r"several columns named \['a'\]"),
         (dict(X), Y, TypeError, r"X is a dict: take pandas.DataFrame\(X\)"),
-        (X.assign(a=np.nan), Y, ValueError, "column 'a' has (no value: leave it out|NaN in 40 of 40)"),
+        (X.assign(a=np.nan), Y, ValueError, "column 'a' has (no finite value: leave it out|NaN in 40 of 40)"),
         (X.assign(a=[1, "x"] * 20), Y, TypeError, "column 'a' has number beside text"),
         (X, pd.date_range("2020", periods=40), TypeError, r"y holds datetime64\[.s\]: give numbers"),
         (X, np.arange(40).astype("timedelta64[ns]"), TypeError, r"y holds timedelta64\[ns\]: give numbers"),
@@ -82,6 +82,16 @@ def test_tables_in_parts_where_one_is_read(method: str, tables: Any) -> None:
     responses = () if method == "sobol_indices" else (Y,)
     with pytest.raises(TypeError, match=r"X must be one table in memory here, got a \w+.*pandas.concat\(X\)"):
         getattr(found, method)(tables, *responses)
+
+
+def test_scores_take_the_names_of_columns() -> None:
+    data = X.assign(y=Y, label=np.where(Y > 0, "up", "down"), w=np.arange(40.0))
+    found, labels = GAMRegressor("y ~ a", tolerance=1.0).fit(data), GAMClassifier("label ~ a", tolerance=1.0).fit(data)
+    assert found.score(data) == found.score(data, "y") == found.score(data, Y)
+    assert found.score(data, "y", "w") == found.score(data, Y, data.w)
+    assert labels.score(data) == labels.score(data, data.label) == (labels.predict(data) == data.label).mean()
+    with pytest.raises(ValueError, match="y is None, and no formula names"):
+        gam().fit(X, Y).score(X)
 
 
 def test_no_rows_to_predict() -> None:

@@ -14,7 +14,7 @@ from scipy import stats
 
 from gpytorch_gam.gam import GAMClassifier, GAMRegressor, f, fs, linear, re, s, te
 from gpytorch_gam.gam.effects import difference_table
-from gpytorch_gam.gam.summary import _named_pairs, _shown_table
+from gpytorch_gam.gam.summary import _named_pairs, _shown_table, _warnings_of_freedom
 
 from .data import NUM_ROWS, fitted, responses, table
 
@@ -81,6 +81,11 @@ def test_shares_that_do_not_add_up_name_the_pair(slope: float, how: str) -> None
     assert len(summary.warnings) == 1 and re_module.search(message, summary.warnings[0])
     apart = GAMRegressor("~ c + a", hyperparameters="point").fit(x, x.a + x.c).summary()
     assert not apart.warnings
+
+
+def test_effects_that_leave_nothing_to_the_noise_are_warned_of() -> None:
+    assert not _warnings_of_freedom(70.0, 100)
+    assert "38 degrees of freedom for 40 rows" in _warnings_of_freedom(38.0, 40)[0]
 
 
 def test_lengthscales_of_dates_are_printed_with_their_units() -> None:
