@@ -71,7 +71,8 @@ def table_lines(head: str, names: Sequence[str], indices: dict[str, Interval], p
     interval = f"{f'{probability:.0%} interval':>{2 * size + 2}}"
     heads = [f"{kind:>{max(size, len(kind))}}  {interval}" for kind in indices]
     lines = ["  ".join([f"{head:<{width}}", *heads])]
-    for name, row in zip(names, values.tolist(), strict=True):
+    rounded = torch.round(values.double(), decimals=decimals) + 0.0  # no -0.0000
+    for name, row in zip(names, rounded.tolist(), strict=True):
         cells = [
             "  ".join([f"{mean:{max(size, len(kind))}.{decimals}f}", *(f"{end:{size}.{decimals}f}" for end in ends)])
             for kind, (mean, *ends) in zip(indices, row, strict=True)

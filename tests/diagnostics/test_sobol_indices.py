@@ -225,6 +225,7 @@ def test_tables_name_columns_by_their_terms_and_have_as_many_decimals_as_interva
     assert [line.split()[0] for line in lines[1:6]] == ["wind", "rain", "wind:rain", "x2", "constant"]
     assert [line.split()[0] for line in lines[8:11]] == ["wind", "rain", "x2"]
     assert f"{found.share[0]:.4f}  " in lines[1]
+    assert "-0.0000" not in str(replace(found, covariance_share=torch.full((5,), -1e-9)))
     narrow = replace(found, upper=found.lower + 3e-5)
     assert f"{found.share[0]:.6f}  " in str(narrow).splitlines()[1]
     given = sobol_indices(model, x, num_samples=20, column_names=["a", "b", "c"])
