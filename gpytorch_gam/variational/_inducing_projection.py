@@ -123,6 +123,20 @@ class InducingProjection(PosteriorProjection):
         ]
         return ComponentProjections(groups, self._sign)
 
+    def without_others(self, kept: Sequence[int]) -> PosteriorProjection | None:
+        """See :meth:`PosteriorProjection.without_others`: for whole groups, of which each predictor has some."""
+        starts = [0, *itertools.accumulate(group.num_components for group in self._groups)]
+        wanted, places = set(kept), []
+        for place, (start, end) in enumerate(itertools.pairwise(starts)):
+            own = wanted.intersection(range(start, end))
+            if own and len(own) < end - start:
+                return None
+            places += [place] if own else []
+        groups = [self._groups[place] for place in places]
+        if {group.predictor_index for group in groups} != {group.predictor_index for group in self._groups}:
+            return None
+        return InducingProjection(groups, [self._weights[place] for place in places], self._sign)
+
     def sums(self, members: Sequence[Sequence[int]]) -> Callable[[Tensor], Marginals]:
         """
         Moments of sums of components, see :meth:`PosteriorProjection.sums`, at the cost of their own groups: the

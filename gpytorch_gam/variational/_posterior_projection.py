@@ -30,6 +30,10 @@ class PosteriorProjection(ABC):
     def components(self, inputs: Tensor) -> ComponentProjections:
         """Projections of all components at inputs ``(*batch, n, D)`` of the predictor."""
 
+    def without_others(self, kept: Sequence[int]) -> PosteriorProjection | None:
+        """The posterior of some components, by number, as if there were no others; None if it has no such form."""
+        return None
+
     def sums(self, members: Sequence[Sequence[int]]) -> Callable[[Tensor], Marginals]:
         """
         A function from inputs of the predictor to moments ``(*batch, K, n)`` of K sums, of each of which ``members``

@@ -383,12 +383,19 @@ class AdditiveStrategy(_FollowedStrategy):
         if hyperparameters is not None:
             models = checked_models(hyperparameters, self.predictor)
             return models.predict(x, components, chunk_size, exclude, **kwargs)
-        is_whole = not names and len(kept) == self.predictor.num_components
-        size = self._rows_at_a_time(x) * (_TIMES_MORE_ROWS if is_whole else 1)
-        chunks = x.split(chunk_size or size, dim=-2)
         self._prepare()
         projection = self._projection_in(torch.float64)  # once for all chunks
+        whole = None if names else self._without_others(projection, kept)
+        size = self._rows_at_a_time(x) * (1 if whole is None else _TIMES_MORE_ROWS)
+        chunks = x.split(chunk_size or size, dim=-2)
+        if whole is not None:
+            return joined((self._predict_whole(rows, whole, kwargs) for rows in chunks), x.shape[-2])
         return joined((self._predict_rows(rows, names, kept, projection, kwargs) for rows in chunks), x.shape[-2])
+
+    def _without_others(self, projection: PosteriorProjection, kept: Sequence[str]) -> PosteriorProjection | None:
+        if len(kept) == self.predictor.num_components:
+            return projection
+        return projection.without_others(self.predictor.component_indices(kept))
 
     def _rows_at_a_time(self, x: Tensor, members: Sequence[Sequence[int]] | None = None) -> int:
         """Rows whose features take a few megabytes: those of the groups of some components, or of all."""
@@ -403,6 +410,12 @@ class AdditiveStrategy(_FollowedStrategy):
         return max(_LEAST_PREDICTION_ROWS, numbers // max(1, batch_shape.numel() * num_inducing))
 
     @without_autocast
+    def _predict_whole(self, x: Tensor, projection: PosteriorProjection, keywords: Mapping[str, Any]) -> Prediction:
+        """Moments of the predictors of all components that a projection has."""
+        reading = self.read(x.to(self.predictor.device), **keywords)
+        return Prediction(self._moments(reading, projection)).to(x.device)
+
+    @without_autocast
     def _predict_rows(
         self,
         x: Tensor,
@@ -412,8 +425,6 @@ class AdditiveStrategy(_FollowedStrategy):
         keywords: Mapping[str, Any],
     ) -> Prediction:
         reading = self.read(x.to(self.predictor.device), **keywords)
-        if not names and len(kept) == self.predictor.num_components:
-            return Prediction(self._moments(reading, projection)).to(x.device)
         parts = ComponentPosterior(self, reading, projections=projection.components(reading.inputs))
         moments = parts[kept].predictor_moments()
         if not names:
