@@ -115,7 +115,7 @@ def _unseen(values: Tensor, column: int, levels: Levels, names: list[str]) -> st
     unseen = (nearest != single) & ~values.isnan()
     if not unseen.any():
         return None
-    strangers = values[unseen].unique().tolist()
+    strangers = [value.item() for value in values[unseen].unique()]  # within torch.func.grad, tolist fails in torch 2.6
     what, verb = ("level", "is") if len(strangers) == 1 else ("levels", "are")
     shown = listed(strangers) if len(strangers) > 1 else listed(strangers).strip("[]")
     component = "component" if len(names) == 1 else "components"

@@ -42,7 +42,7 @@ def one_column(kernel: Kernel, x: Tensor, params: Mapping[str, Any]) -> Tensor:
 def check_call(kernel: Kernel, keywords: Mapping[str, Any]) -> None:
     """Refuse unknown arguments of a call of a kernel (GPyTorch passes ``last_dim_is_batch``, which is deprecated)."""
     name = type(kernel).__name__
-    unknown = sorted(keywords.keys() - {"last_dim_is_batch"})
+    unknown = sorted([keyword for keyword in keywords if keyword != "last_dim_is_batch"])
     if unknown:
         raise TypeError(f"a call of {name} takes no argument {', '.join(map(repr, unknown))}")
     if keywords.get("last_dim_is_batch"):

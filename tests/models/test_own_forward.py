@@ -347,11 +347,12 @@ def test_strategies_tied_to_the_data(strategy: type) -> None:
         model.variational_strategy.fit_sites(gaussian(), y)
         model.eval()
     inputs = layer(x).detach()
-    assert_close(own(x).mean, plain(inputs).mean)
-    assert_close(own(x).variance, plain(inputs).variance)
-    assert_close(own.variational_strategy.kl_divergence(), plain.variational_strategy.kl_divergence())
+    # Solves with ill-conditioned kernel matrices magnify the last digits of the network's outputs.
+    assert_close(own(x).mean, plain(inputs).mean, 1e-8)
+    assert_close(own(x).variance, plain(inputs).variance, 1e-8)
+    assert_close(own.variational_strategy.kl_divergence(), plain.variational_strategy.kl_divergence(), 1e-8)
     expected = plain.variational_strategy.components(inputs)
-    assert_close(own.variational_strategy.components(x).variance, expected.variance)
+    assert_close(own.variational_strategy.components(x).variance, expected.variance, 1e-8)
 
 
 # ---------------------------------------------------------------------- what is refused
