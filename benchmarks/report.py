@@ -85,6 +85,7 @@ SECTIONS = {
     ),
     "real_data": Section("Data frames and defaults, against peers", "python benchmarks/real_data.py"),
     "null_effects": Section("Tests of effects that are not there", "python benchmarks/null_effects.py"),
+    "interactions": Section("Interactions that are not there", "python benchmarks/interactions.py"),
     "calibration": Section(
         "Bands of correlated effects", "python benchmarks/calibration.py --figure docs/calibration.png"
     ),

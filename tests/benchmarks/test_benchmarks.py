@@ -26,6 +26,7 @@ MODULES = (
     "gam_calibration",
     "gam_prediction",
     "null_effects",
+    "interactions",
     "projection",
     "epochs",
     "gpu_table",
@@ -468,6 +469,18 @@ def test_null_effects_counts_rejections(load, tmp_path, monkeypatch):
     assert [each["response"] for each in results] == ["Gaussian", "labels"]
     for each in results:
         assert each["null"] == sorted(each["null"]) and all(0 <= rate <= 1 for rate in each["null"] + each["weak"])
+
+
+def test_searches_for_interactions_are_counted(load, tmp_path, capsys, monkeypatch):
+    script, name = load("interactions"), "interaction of 3%, 300 rows"
+    monkeypatch.setattr(script, "GAMRegressor", functools.partial(script.GAMRegressor, num_inducing=3, tolerance=20.0))
+    script.main(["--quick", "--scenarios", name, "--json", str(tmp_path / "results.json")])
+    ((result, tables),) = ((each, each["tables"]) for each in json.loads((tmp_path / "results.json").read_text()))
+    assert result["name"] == name and [table["seed"] for table in tables] == [0, 1]
+    assert all((table["searched"] == table["without"]) == (not table["kept"]) for table in tables)
+    assert f"| {name} | 2 |" in capsys.readouterr().out
+    found = script.summarised([{**tables[0], "kept": ["ti(x0, x1)", "ti(x0, x2)"], "found": True}, tables[1]])
+    assert found["false"] >= 0.5 and found["found"] >= 0.5
 
 
 def test_epochs_learn_the_noise(run):
