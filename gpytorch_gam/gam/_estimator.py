@@ -134,16 +134,16 @@ class GAMEstimator(BaseEstimator):
         self._note_rows(Seen.of(*rows[1:]))
         design = self._design(family, rows.frame)
         refuse_response(response, frame, design.columns)
-        return fit_design(design, family, *rows, self._options(), self._limits())
+        return fit_design(design, family, *rows, self._options(), self._limits(family))
 
     def _fit_stream(
         self, stream: Stream, given: Mapping[str, Any], columns: list[str] | None, levels: set[str]
     ) -> FitOfDesign:
         """The fit to rows that are read in parts, of whose columns arguments are."""
-        if self._limits() is not None:
+        if self.interactions not in ("auto", 0):
             raise ValueError(
-                f"interactions must be 0 where X is read in parts, got {self.interactions!r}: look for them in a table "
-                "of some rows, and give them as terms"
+                f"interactions must be 'auto' or 0 where X is read in parts, got {self.interactions!r}: look for them "
+                "in a table of some rows, and give them as terms"
             )
         if self.hyperparameters == "integrated":
             raise ValueError("hyperparameters must be 'auto' or 'point' where X is read in parts, got 'integrated'")
@@ -218,10 +218,13 @@ class GAMEstimator(BaseEstimator):
                 f"device must be 'auto', 'cpu' or the name of another device, got {checks.shown(self.device)}"
             )
 
-    def _limits(self) -> Limits | None:
+    def _limits(self, family: Family) -> Limits | None:
         """Which interactions are added; None for none."""
-        most = None if isinstance(self.interactions, str) else int(self.interactions)
-        return None if most == 0 else Limits(most, self.interaction_nats)
+        if not isinstance(self.interactions, str):
+            return Limits(int(self.interactions), self.interaction_nats) if self.interactions else None
+        is_automatic = read_specification(self.terms, family.parameters).is_automatic
+        is_looked_for = is_automatic and len(family.parameters) == 1
+        return Limits(None, self.interaction_nats, is_unasked=True) if is_looked_for else None
 
     def _options(self) -> Options:
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))

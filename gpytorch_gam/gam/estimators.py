@@ -67,7 +67,9 @@ class GAMRegressor(RegressorMixin, FittedGAM):
     :param random_state: Seed of what is random in a fit by minibatches.
     :param interactions: The most interactions of two columns that are added to the terms: those of columns that have
         effects of their own, ``ti(x, z)`` of numbers and ``sz(x, g)`` of a number and a category, which are screened
-        after a fit without them. Default 0; ``"auto"`` takes those that pay, five at most.
+        after a fit without them; 0 for none. ``"auto"`` looks for them beside terms that are ``"auto"``, too, five at
+        most, where the family has one predictor and the fit holds all rows (``result_.method`` is ``"rows"``), and
+        among the hundred pairs of the columns with the most evidence; terms that are given are left alone.
     :param interaction_nats: The evidence for an interaction that is kept, in nats: it has to raise the bound by these,
         and by the logarithm of the number of candidates, of which one is expected. The default are posterior odds of
         twenty to one.
@@ -107,7 +109,7 @@ class GAMRegressor(RegressorMixin, FittedGAM):
         device: str = "auto",
         progress: bool = False,
         random_state: Any = None,
-        interactions: str | int = 0,
+        interactions: str | int = "auto",
         interaction_nats: float = 3.0,
     ) -> None:
         super().__init__(
@@ -335,7 +337,7 @@ class GAMClassifier(ClassifierMixin, FittedGAM):
         device: str = "auto",
         progress: bool = False,
         random_state: Any = None,
-        interactions: str | int = 0,
+        interactions: str | int = "auto",
         interaction_nats: float = 3.0,
     ) -> None:
         super().__init__(

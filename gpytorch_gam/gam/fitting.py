@@ -98,14 +98,21 @@ def fit_design(
     more = (responses, rows) if rows else (responses,)
     fitted, result = fit_to_data(design, family, units, x, (x, *more), options)
     screened = None
-    if limits is not None:
+    if limits is not None and not (limits.is_unasked and (result is None or result.method != "rows")):
 
         def refit(extended: Design, start: Start, is_loose: bool) -> tuple[Fitted, FitResult | None]:
             inputs, tolerance = extended.inputs(frame), max(options.tolerance, _LOOSE if is_loose else 0.0)
             own = replace(options, tolerance=tolerance)
             return fit_to_data(extended, family, units, inputs, (inputs, *more), own, start)
 
-        fitted, result, screened = search(fitted, result, (x, *more), frame, weights, limits, refit)
+        try:
+            fitted, result, screened = search(fitted, result, (x, *more), frame, weights, limits, refit)
+        except KeyboardInterrupt:
+            warnings.warn(
+                "the search for interactions was interrupted: the model is fitted without any",
+                ConvergenceWarning,
+                stacklevel=2,
+            )
         x = fitted.design.inputs(frame)
     on = on_device((x, *more), fitted.model.predictor.device)
     fitted = integrated(fitted, on, len(y), result, options.hyperparameters)

@@ -25,6 +25,9 @@ from .terms import Tensor as TensorTerm
 # The most interactions that are fitted together, and the number of inducing points along each of their columns.
 _MOST, _POINTS = 5, 6
 
+# The most pairs of columns that are screened unasked, at some thousandths of a second each on few rows.
+_MOST_UNASKED = 100
+
 
 class Limits(NamedTuple):
     """
@@ -32,10 +35,13 @@ class Limits(NamedTuple):
 
     :ivar most: Their largest number; None for as many as pay.
     :ivar least_nats: The logarithm of the posterior odds that each must have, if one of all candidates is expected.
+    :ivar is_unasked: Whether nobody has asked for interactions, so that they are left out where they would take long:
+        of many pairs, those of the columns with the most evidence are screened.
     """
 
     most: int | None
     least_nats: float
+    is_unasked: bool = False
 
     def nats(self, num_candidates: int) -> float:
         """
@@ -44,6 +50,15 @@ class Limits(NamedTuple):
         :param num_candidates: The number of candidates.
         """
         return self.least_nats + math.log(max(num_candidates, 1))
+
+    def estimated_nats(self, num_candidates: int) -> float:
+        """
+        The nats that screening must promise before an interaction is fitted: fits find more, but hardly ever twice as
+        much where it is that little.
+
+        :param num_candidates: The number of candidates.
+        """
+        return max(self.least_nats, math.log(max(num_candidates, 1)))
 
 
 class Start(NamedTuple):
@@ -101,8 +116,9 @@ def search(
 ) -> Search:
     """
     Add the interactions to a model of main effects that raise its bound by more than some nats. Candidates can stand
-    for each other, so that the weakest is left out, and the others fitted again, until all of them pay: in loose fits
-    at first, and in the last one, which goes on from these.
+    for each other, and other hyperparameters make room for them, so that the weakest is left out, and the others fitted
+    again, until each of them pays, and all of them together: in loose fits at first, and in the last one, which goes on
+    from these.
 
     :param fitted: The model of main effects.
     :param result: What its fit has found.
@@ -112,11 +128,11 @@ def search(
     :param limits: Which interactions are kept.
     :param refit: Fits another design, from some hyperparameters, and loosely or not.
     """
-    candidates = _screened(fitted, data, frame, weights)
+    candidates = _screened(fitted, data, frame, weights, _MOST_UNASKED if limits.is_unasked else None)
     most = _MOST if limits.most is None else limits.most
-    chosen = [each for each in candidates if each.nats > limits.least_nats][:most]
-    tried: dict[str, float] = {}
     least, is_loose = limits.nats(len(candidates)), True
+    chosen = [each for each in candidates if each.nats > limits.estimated_nats(len(candidates))][:most]
+    tried: dict[str, float] = {}
     start = Start(
         [*fitted.model.predictor.groups, *(group for each in chosen for group in each.groups)], fitted.likelihood
     )
@@ -129,20 +145,25 @@ def search(
             break
         tried |= _evidence(found, [each.label for each in chosen])
         weakest = min(tried[each.label] for each in chosen)
-        if weakest > least and not is_loose:
+        all_pay = weakest > least and its_result.bound - result.bound > least * len(chosen)
+        if all_pay and not is_loose:
             return Search(found, its_result, _table(candidates, tried, chosen))
-        is_loose = weakest <= least
+        is_loose = not all_pay
         start = Start(found.model.predictor.groups, found.likelihood)
-        chosen = [each for each in chosen if weakest > least or tried[each.label] > max(weakest, 0.0)]
+        chosen = [each for each in chosen if all_pay or tried[each.label] > max(weakest, 0.0)]
     return Search(fitted, result, _table(candidates, tried, []))
 
 
-def _screened(fitted: Fitted, data: tuple[Any, ...], frame: pd.DataFrame, weights: np.ndarray) -> list[_Candidate]:
-    """The candidates of all predictors, those first that promise most."""
-    terms = [
-        candidate_terms([part for part in fitted.parts if part.predictor == index])
-        for index in range(len(fitted.design.parameters))
+def _screened(
+    fitted: Fitted, data: tuple[Any, ...], frame: pd.DataFrame, weights: np.ndarray, most: int | None
+) -> list[_Candidate]:
+    """The candidates of all predictors, at most some of each, those first that promise most."""
+    parts = [
+        [part for part in fitted.parts if part.predictor == index] for index in range(len(fitted.design.parameters))
     ]
+    terms = [candidate_terms(own) for own in parts]
+    if most is not None:
+        terms = [_leading(fitted, *each, most) for each in zip(parts, terms, strict=True)]
     design = fitted.design.extended(terms, frame, weights)
     x = design.inputs(frame)
     device = data[0].device
@@ -197,6 +218,18 @@ def candidate_terms(parts: Sequence[Part]) -> list[Term]:
         for first, second in itertools.product(numbers, factors)
     ]
     return [term for term in pairs if frozenset(term.columns) not in joint]
+
+
+def _leading(fitted: Fitted, parts: Sequence[Part], terms: list[Term], most: int) -> list[Term]:
+    """At most some terms: those of the columns whose own effects have the most evidence."""
+    if len(terms) <= most:
+        return terms
+    evidence: dict[str, float] = {}
+    for part in parts:
+        for column in part.term.columns if part.components else ():
+            nats = component_evidence(fitted.model, part.components)
+            evidence[column] = max(nats, evidence.get(column, nats))
+    return sorted(terms, key=lambda term: -min(evidence[column] for column in term.columns))[:most]
 
 
 def _evidence(fitted: Fitted, labels: Sequence[str]) -> dict[str, float]:

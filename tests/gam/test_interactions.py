@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
@@ -12,6 +13,7 @@ from gpytorch_gam.diagnostics import component_evidence
 from gpytorch_gam.gam import GAMClassifier, GAMRegressor, f, s, sz, te
 from gpytorch_gam.gam.design import Part
 from gpytorch_gam.gam.interactions import Limits, candidate_terms
+from gpytorch_gam.warnings import ConvergenceWarning
 
 
 def friedman(num_rows: int = 150) -> tuple[pd.DataFrame, np.ndarray]:
@@ -24,7 +26,7 @@ def friedman(num_rows: int = 150) -> tuple[pd.DataFrame, np.ndarray]:
 
 def test_friedmans_function_has_one_interaction(tmp_path: Path) -> None:
     x, y = friedman()
-    gam = GAMRegressor(interactions="auto", num_inducing=6, tolerance=0.5).fit(x, y)
+    gam = GAMRegressor(num_inducing=6, tolerance=0.5).fit(x, y)
     found = gam.interactions_
     assert found.index[found.kept].tolist() == ["ti(x0, x1)"]
     assert len(found) == 15 and found.estimated.is_monotonic_decreasing
@@ -32,9 +34,9 @@ def test_friedmans_function_has_one_interaction(tmp_path: Path) -> None:
     assert found.nats.isna().sum() == 14
     assert found.nats["ti(x0, x1)"] > Limits(None, 3.0).nats(15)
     assert "ti(x0, x1)" in gam.terms_ and "ti(x0, x1)" in gam.summary().terms.index
-    additive = GAMRegressor(num_inducing=6, tolerance=0.5).fit(x, y)
+    additive = GAMRegressor(num_inducing=6, tolerance=0.5, interactions=0).fit(x, y)
     assert additive.interactions_ is None
-    assert gam.result_.bound > additive.result_.bound + 5
+    assert gam.result_.bound > additive.result_.bound + Limits(None, 3.0).nats(15)
     gam.save(tmp_path / "gam")
     loaded = GAMRegressor.load(tmp_path / "gam")
     pd.testing.assert_frame_equal(loaded.interactions_, found)
@@ -44,13 +46,15 @@ def test_friedmans_function_has_one_interaction(tmp_path: Path) -> None:
 def test_many_candidates_need_more_evidence() -> None:
     assert Limits(None, 3.0).nats(20) == pytest.approx(np.log(20) + 3.0)
     assert Limits(None, 3.0).nats(0) == 3.0
+    assert Limits(None, 3.0).estimated_nats(20) == 3.0
+    assert Limits(None, 3.0).estimated_nats(100) == pytest.approx(np.log(100))
 
 
 def test_columns_of_noise_have_none() -> None:
     random = np.random.default_rng(1)
     x = pd.DataFrame(random.normal(size=(100, 8)), columns=[f"x{index}" for index in range(8)])
     y = np.sin(2 * x.x0) + x.x1 + random.normal(size=len(x))
-    gam = GAMRegressor(interactions="auto", num_inducing=4, tolerance=1.0).fit(x, y)
+    gam = GAMRegressor(num_inducing=4, tolerance=1.0).fit(x, y)
     assert len(gam.interactions_) == 28
     assert not gam.interactions_.kept.any()
     assert len(gam.terms_) == 8
@@ -61,7 +65,7 @@ def test_a_curve_that_differs_between_levels_is_found() -> None:
     x = pd.DataFrame({"age": random.uniform(20, 80, 200), "sex": random.choice(["f", "m"], 200)})
     slope = np.where(x.sex == "f", 0.08, -0.08)
     chance = 1 / (1 + np.exp(-slope * (x.age - 50)))
-    gam = GAMClassifier(interactions="auto", num_inducing=6, tolerance=0.5).fit(x, random.uniform(size=200) < chance)
+    gam = GAMClassifier(num_inducing=6, tolerance=0.5).fit(x, random.uniform(size=200) < chance)
     assert gam.terms_ == ["s(age)", "f(sex)", "sz(age, sex)"]
     curves = gam.effect("sz(age, sex)", num=9).pivot(index="age", columns="sex", values="mean")
     np.testing.assert_allclose(curves.f + curves.m, 0.0, atol=1e-9)
@@ -76,6 +80,32 @@ def test_given_terms_get_interactions_when_asked() -> None:
     assert GAMRegressor(terms, tolerance=0.5).fit(x, y).interactions_ is None
     gam = GAMRegressor(terms, tolerance=0.5, num_inducing=5, interactions=1, interaction_nats=0.5).fit(x, y)
     assert gam.terms_[3:] == ["ti(x0, x1)"]
+
+
+def test_nobody_waits_for_interactions_unasked() -> None:
+    x, y = friedman(100)
+    x, quick = x[["x0", "x1"]], {"num_inducing": 4, "tolerance": 1.0, "hyperparameters": "point"}
+    assert GAMRegressor(method="bins", **quick).fit(x, y).interactions_ is None
+    assert GAMRegressor(family="gaussian_location_scale", **quick).fit(x, y).interactions_ is None
+    assert len(GAMRegressor({"mean": "auto"}, **quick).fit(x, y).interactions_) == 1
+
+
+def test_of_many_pairs_those_of_the_strongest_effects_are_screened(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = friedman(100)
+    monkeypatch.setattr("gpytorch_gam.gam.interactions._MOST_UNASKED", 3)
+    gam = GAMRegressor(num_inducing=4, tolerance=1.0, hyperparameters="point").fit(x[["x5", "x0", "x1", "x3"]], y)
+    assert set(gam.interactions_.index) == {"ti(x0, x1)", "ti(x0, x3)", "ti(x1, x3)"}
+
+
+def test_an_interrupted_search_leaves_the_model_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = friedman(100)
+    monkeypatch.setattr("gpytorch_gam.gam.interactions.component_gains", Mock(side_effect=KeyboardInterrupt))
+    x, gam = x[["x0", "x1"]], GAMRegressor(num_inducing=4, tolerance=1.0, hyperparameters="point")
+    with pytest.warns(ConvergenceWarning, match="search for interactions was interrupted") as caught:
+        gam.fit(x, y)
+    assert {each.filename for each in caught} == {__file__}
+    assert gam.interactions_ is None and gam.result_ is not None
+    assert gam.score(x, y) > 0.2
 
 
 def part(term: object, components: tuple[str, ...] = ("a",)) -> Part:
