@@ -11,7 +11,8 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from real_data import gain, markdown, score_table, seconds_table, variant_table
+from interactions import table_of
+from real_data import additive, gain, markdown, score_table, seconds_table, variant_table
 
 Records = Mapping[str, Mapping[str, Any]]
 
@@ -22,6 +23,7 @@ def site_numbers(records: Records) -> dict[str, str]:
         "coverage_of_families": coverage_table(records, COVERAGES),
         **_ranks(records["rank"]["numbers"]["results"]),
         **_false_alarms(records["null_effects"]["numbers"]),
+        "searches_for_interactions": table_of(records["interactions"]["numbers"]),
         **_real_data(records["real_data"]["numbers"]["results"]),
         **_spreads(records["distributional"]["numbers"]),
     }
@@ -104,13 +106,13 @@ def _real_data(results: list[dict[str, Any]]) -> dict[str, str]:
     for peer in ("mgcv", "pyGAM", "EBM", "linear"):
         found[f"better_than_{peer}"] = _better_than(peer, results)
     for result in results:
-        interactions = result["variants"].get("interactions", {}).get("auto")
-        if interactions is not None:
-            lost, error = gain(interactions, result["fits"]["ours"])
-            found[f"interactions_gain_{result['name']}"] = f"{-lost:.3f} ({error:.3f})"
-            found[f"interactions_score_{result['name']}"] = f"{statistics.mean(interactions['nll']):.3f}"
-            found[f"interactions_seconds_{result['name']}"] = f"{interactions['processor_seconds'][0]:.0f}"
-        found[f"seconds_{result['name']}"] = f"{result['fits']['ours']['processor_seconds'][0]:.0f}"
+        without = additive(result)
+        if without is not None:
+            gained, error = gain(without, result["fits"]["ours"])
+            found[f"interactions_gain_{result['name']}"] = f"{gained:.3f} ({error:.3f})"
+            found[f"additive_score_{result['name']}"] = f"{statistics.mean(without['nll']):.3f}"
+            found[f"additive_seconds_{result['name']}"] = f"{without['processor_seconds'][0]:.1f}"
+        found[f"seconds_{result['name']}"] = f"{result['fits']['ours']['processor_seconds'][0]:.1f}"
     return {f"real_data_{name}": text for name, text in found.items()}
 
 

@@ -37,7 +37,7 @@ def test_simulated_sets_are_compared(
     script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "results.json"
-    some = {default: variants for default, variants in script.VARIANTS.items() if default == "link"}
+    some = {default: variants for default, variants in script.VARIANTS.items() if default in ("link", "interactions")}
     monkeypatch.setattr(script, "VARIANTS", some)
     # Other packages may be installed in any version.
     monkeypatch.setattr(script, "has_mgcv", lambda: False)
@@ -55,7 +55,8 @@ def test_simulated_sets_are_compared(
         for fits in result["fits"].values():
             assert fits["processor_seconds"][0] > 0 and all(map(math.isfinite, fits["nll"]))
     assert "probit" not in found["results"][0]["variants"]["link"]
-    assert script.gain(found["results"][1]["variants"]["link"]["probit"], results[1]["fits"]["ours"])[0] != 0.0
+    variants = results[1]["variants"]
+    assert script.gain(variants["link"]["probit"], variants["interactions"]["none"])[0] != 0.0
     assert "| link: probit |" in capsys.readouterr().out
 
 
@@ -63,20 +64,25 @@ def test_runs_go_on_where_others_ended(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, calls = tmp_path / "results.json", []
+    scores = {None: [0.5, 0.6], "none": [0.6, 0.8], "probit": [0.7, 1.0]}
 
     def fit(data_set: Any, num_folds: int, variant: Any = None) -> Any:
-        calls.append((data_set.name, None if variant is None else variant.name))
-        return sys.modules["_small_peers"].Fits([1.0], [1.0], nll=[0.5, 0.6] if variant is None else [0.6, 0.8])
+        name = None if variant is None else variant.name
+        assert variant is None or variant.options["interactions"] == 0
+        calls.append((data_set.name, name))
+        return sys.modules["_small_peers"].Fits([1.0], [1.0], nll=scores[name])
 
     monkeypatch.setattr(script, "fit_gam", fit)
     monkeypatch.setattr(script, "installed_peers", lambda interactions: {})
     script.main(["--quick", "--json", str(path)])
     script.main(["--quick", "--json", str(path), "--resume", "--variants", "link"])
     first, second = "simulated, gaussian", "simulated, binomial"
-    assert calls == [(first, None), (second, None), (second, "probit")]
-    assert "| link: probit |  | +150.0 (50.0) |" in capsys.readouterr().out
+    assert calls == [(first, None), (second, None), (first, "none"), (second, "none"), (second, "probit")]
+    shown = capsys.readouterr().out
+    assert "| interactions: none | +150.0 (50.0) | +150.0 (50.0) |" in shown
+    assert "| link: probit |  | +150.0 (50.0) |" in shown
     script.main(["--quick", "--json", str(path)])
-    assert calls[3:] == [(first, None), (second, None)]
+    assert calls[5:] == [(first, None), (second, None)]
     assert not any(result["variants"] for result in json.loads(path.read_text())["results"])
 
 

@@ -16,6 +16,7 @@ MODULES = (
     "report",
     "site_numbers",
     "real_data",
+    "interactions",
     "_common",
     "_real_peers",
     "_small_peers",
