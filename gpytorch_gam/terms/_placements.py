@@ -75,5 +75,5 @@ class RowPlacement(PointPlacement):
         """The centres, ``(1, size, d)``."""
         points = kmeans_points(self.rows, size)
         if len(points) < size:
-            points = filled_up(points, self.ranges.box(CANDIDATES * size), size)
+            points = filled_up(points, self.ranges.box(CANDIDATES * size).to(points), size)
         return points.unsqueeze(0)

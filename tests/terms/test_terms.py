@@ -241,6 +241,16 @@ def test_points_differ_and_keep_their_number_with_few_or_repeated_values() -> No
         assert points[0] == x.nan_to_num(1e9).amin() and points[-1] == x.nan_to_num(-1e9).amax()
 
 
+def test_places_of_few_rows_get_more_points_in_any_precision() -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        group = spatial((0, 1), torch.rand(70, 2))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    points = group.more_inducing_points()
+    assert points is not None and points.shape == (1, 128, 2) and points.dtype == torch.float64
+
+
 def test_ends_that_are_given_are_those_of_the_points_whatever_the_values() -> None:
     x = torch.cat([torch.rand(500), torch.tensor([20.0])]).double()[:, None]
     clipped = smooth(0, x, low=0.0, high=1.0)
