@@ -1,4 +1,4 @@
-"""A search for effects along single columns that are too rough for the present inducing points."""
+"""A search for effects of one to three columns that are too rough for the present inducing points."""
 
 from __future__ import annotations
 
@@ -30,15 +30,18 @@ from .shortfall import thinned
 # Largest number of rows that represent the data, and of batches from which they are taken.
 _NUM_ROWS, _NUM_BATCHES = 20_000, 8
 
-# Numbers of cells into which the range of a column is divided, and standard deviations by which products of residuals
-# in a cell and its neighbours must exceed their mean under independence.
-_CELLS, _NOTABLE_SCORE = (16, 64, 256, 1024), 4.0
+# Numbers of cells into which the range of each column is divided, by the number of columns that a component reads.
+_CELLS = {1: (16, 64, 256, 1024), 2: (8, 16, 32, 64), 3: (4, 8, 16)}
+
+# Standard deviations by which products of residuals in a cell and its neighbours must exceed their mean under
+# independence.
+_NOTABLE_SCORE = 4.0
 
 # Such standard deviations from which on a fit warns.
 _DEPENDENT = 6.0
 
-# Number of places that stand for the rows of a column where gains are computed.
-_NUM_PLACES = 512
+# Number of places along each column that stand for the rows where gains are computed, by the number of columns.
+_NUM_PLACES = {1: 512, 2: 32, 3: 10}
 
 # Denominators of sums over empty cells.
 _TINY = torch.finfo(torch.float64).tiny
@@ -116,11 +119,11 @@ class RoughEffect(NamedTuple):
 
 
 class SumsAtPlaces(NamedTuple):
-    """Sums over the rows at places along the columns of components, ``(C, K)`` each."""
+    """Sums over the rows at places."""
 
-    places: Tensor
-    gradients: Tensor
-    curvatures: Tensor
+    places: Tensor  # (C, K, d)
+    gradients: Tensor  # (C, K)
+    curvatures: Tensor  # (C, K)
 
 
 @torch.no_grad()
@@ -128,10 +131,10 @@ def rough_effects(
     predictor: AdditivePredictor, residuals: Residuals, processes: Processes | None = None
 ) -> list[RoughEffect]:
     """
-    The components of one column that would gain notably from more inducing points at lengthscales that are shorter
-    than these can represent, where a fit cannot see that from its present hyperparameters.
+    The components of one to three columns that would gain notably from more inducing points at lengthscales that are
+    shorter than these can represent, where a fit cannot see that from its present hyperparameters.
 
-    Residuals of neighbours along the column are multiplied: if they are independent, whatever their variances, the sum
+    Residuals of neighbours along the columns are multiplied: if they are independent, whatever their variances, the sum
     of the products has mean zero. Where it is far from that, the gain is that of a further component beside those of
     the fit in closed form, see :class:`.Curves`, for all numbers of points that the fit may choose.
 
@@ -141,13 +144,12 @@ def rough_effects(
     """
     processes = Processes(None) if processes is None else processes
     found = []
-    for group, scales in _curves(predictor):
-        if group.more_inducing_points() is None:
-            continue
+    for group, scales in _smooths(predictor):
         columns = _Columns.of(group, residuals)
         notable = (columns.dependence(processes).scores > _NOTABLE_SCORE).any(0).tolist()
         chosen = [scale for scale in scales if notable[scale.entry]]
-        found += list(_gains(group, chosen, columns.sums_at_places(processes))) if chosen else []
+        if chosen and group.more_inducing_points() is not None:
+            found += list(_gains(group, chosen, columns.sums_at_places(processes)))
     return found
 
 
@@ -165,7 +167,7 @@ def dependent_residuals(
     """
     processes = Processes(None) if processes is None else processes
     found: dict[str, float] = {}
-    for group, scales in _curves(predictor):
+    for group, scales in _smooths(predictor):
         scores, nats = _Columns.of(group, residuals).dependence(processes)
         notable = torch.where(nats > _LEAST_GAIN, scores, 0.0).amax(0).tolist()
         found |= {scale.name: notable[scale.entry] for scale in scales if notable[scale.entry] > _DEPENDENT}
@@ -187,11 +189,12 @@ def warn_of_dependence(found: Mapping[str, float]) -> None:
         )
 
 
-def _curves(predictor: AdditivePredictor) -> Iterator[tuple[ComponentGroup, list[Scale]]]:
-    """The groups of components of one column that have lengthscales of their own, with their scales."""
+def _smooths(predictor: AdditivePredictor) -> Iterator[tuple[ComponentGroup, list[Scale]]]:
+    """The groups of components of few columns, none a category, with lengthscales of their own, and their scales."""
     for group in predictor.groups:
         scales = [scale for scale in scales_of_group(group) if scale.lengthscales]
-        if group.input_dim == 1 and scales:
+        has_levels = any(column in group.levels for column in group.columns.flatten().tolist())
+        if group.input_dim in _CELLS and scales and not has_levels:
             yield group, scales
 
 
@@ -214,24 +217,24 @@ class _Columns(NamedTuple):
     """The columns that the components of a group read, with what is left there."""
 
     group: ComponentGroup
-    low: Tensor  # of the range of the inducing points, (C,)
-    width: Tensor  # (C,)
-    relative: Tensor  # places on the range, between 0 and 1 inside it, (C, n)
+    low: Tensor  # of the ranges of the inducing points, (C, d)
+    width: Tensor  # (C, d)
+    relative: Tensor  # places on the ranges, between 0 and 1, (C, n, d)
     gradients: Tensor  # times multipliers, (C, n), zero outside the range
     curvatures: Tensor  # times their squares, (C, n)
 
     @classmethod
     def of(cls, group: ComponentGroup, residuals: Residuals) -> _Columns:
-        points = group.inducing_points.detach().double().squeeze(-1)
-        low, width = points.amin(-1), points.amax(-1) - points.amin(-1)
-        places = group.select(residuals.x).squeeze(-1)
+        points = group.inducing_points.detach().double()
+        low, width = points.amin(-2), points.amax(-2) - points.amin(-2)
+        places = group.select(residuals.x)
         periods = [part.period_length for part in group.kernel.modules() if hasattr(part, "period_length")]
-        if periods:
-            width = periods[0].detach().double().flatten().expand(len(low))
+        if periods and group.input_dim == 1:
+            width = periods[0].detach().double().flatten().expand(len(low)).unsqueeze(-1)
             places = low[:, None] + (places - low[:, None]).remainder(width[:, None])
         relative = (places - low[:, None]) / width.clamp_min(_TINY)[:, None]
         multiplier = group.multiplier(residuals.x)
-        inside = ((relative >= 0) & (relative <= 1)).to(relative)
+        inside = ((relative >= 0) & (relative <= 1)).all(-1).to(relative)
         multiplier = inside if multiplier is None else inside * multiplier
         owner = group.predictor_index
         return cls(
@@ -246,7 +249,8 @@ class _Columns(NamedTuple):
     def dependence(self, processes: Processes) -> Dependence:
         """How far the gradients of neighbours are from independent."""
         values = [self.gradients, self.gradients.square(), self.gradients.pow(4), self.curvatures]
-        tables = processes.sum([self._in_cells(number, each) for number in _CELLS for each in values])
+        numbers = _CELLS[self.group.input_dim]
+        tables = processes.sum([self._in_cells(number, each) for number in numbers for each in values])
         scores, nats = [], []
         for start in range(0, len(tables), len(values)):
             sums, squares, fourths, curvatures = tables[start : start + len(values)]
@@ -259,16 +263,20 @@ class _Columns(NamedTuple):
 
     def sums_at_places(self, processes: Processes) -> SumsAtPlaces:
         """The sums at the centres of cells."""
+        number = _NUM_PLACES[self.group.input_dim]
         gradients, curvatures = processes.sum(
-            [self._in_cells(_NUM_PLACES, self.gradients), self._in_cells(_NUM_PLACES, self.curvatures)]
+            [self._in_cells(number, self.gradients), self._in_cells(number, self.curvatures)]
         )
-        centres = (torch.arange(_NUM_PLACES).to(self.low) + 0.5) / _NUM_PLACES
+        along = (torch.arange(number).to(self.low) + 0.5) / number
+        centres = torch.cartesian_prod(*[along] * self.group.input_dim).view(-1, self.group.input_dim)
         return SumsAtPlaces(self.low[:, None] + self.width[:, None] * centres, gradients, curvatures)
 
     def _in_cells(self, number: int, values: Tensor) -> Tensor:
-        """Sums over the rows in each of a number of equal cells, ``(C, number)``."""
-        cells = (self.relative * number).long().clamp_max(number - 1)
-        return values.new_zeros(len(values), number).scatter_add_(-1, cells, values)
+        """Sums over the rows in each of equal cells, of which a ``number`` divide each column, ``(C, number^d)``."""
+        cell = torch.zeros_like(values, dtype=torch.long)
+        for along in (self.relative * number).long().clamp_max(number - 1).unbind(-1):
+            cell = cell * number + along
+        return values.new_zeros(len(values), number**self.group.input_dim).scatter_add_(-1, cell, values)
 
 
 def _gains(group: ComponentGroup, scales: Sequence[Scale], sums: SumsAtPlaces) -> Iterator[RoughEffect]:
@@ -320,8 +328,8 @@ def _gains_at(group: ComponentGroup, scales: Sequence[Scale], sums: SumsAtPlaces
     """The gains of components at the best ratios of their variances, and these ratios."""
     entries = [scale.entry for scale in scales]
     points = group.inducing_points.detach().double()
-    both, variances = group.evaluate_with_variance(points, torch.cat([points, sums.places.unsqueeze(-1)], dim=-2))
-    inducing, cross = (part[entries] for part in both.split([points.shape[-2], sums.places.shape[-1]], dim=-1))
+    both, variances = group.evaluate_with_variance(points, torch.cat([points, sums.places], dim=-2))
+    inducing, cross = (part[entries] for part in both.split([points.shape[-2], sums.places.shape[-2]], dim=-1))
     cholesky = group.inducing_cholesky(_JITTER, True, inducing)
     features = triangular_solve(cholesky, cross)
     curvatures, gradients = sums.curvatures[entries], sums.gradients[entries]

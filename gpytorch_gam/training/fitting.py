@@ -105,13 +105,13 @@ def fit(
     Components that would still gain from more are named by an
     :class:`~gpytorch_gam.warnings.InducingPointsWarning`, see :func:`~gpytorch_gam.training.inducing_shortfall`.
     That is local: an effect that varies faster than the first points can follow looks like noise to them. So before the
-    last fit, residuals of neighbours along the column of each curve are multiplied, at four widths from a sixteenth to
-    a thousandth of its range. Where the sum is over four standard deviations of independent ones, whatever their
-    variances, and a further component with more points at short lengthscales would add more than five nats, the curve
-    gets those points and that lengthscale to start from. Where residuals are alike by six standard deviations and five
-    nats when all is done, there is the same warning: of effects that no allowed lengthscale can follow, or of rows that
-    are not independent. Bins and minibatches look at 20,000 rows; :class:`~gpytorch_gam.training.FitStatistics` have
-    none to look at.
+    last fit, residuals of neighbours along the column of each curve, or in the columns of components of two and three,
+    are multiplied, at several distances. Where the sum is over four standard deviations of that of independent ones,
+    whatever their variances, and a further component with more points at short lengthscales would add more than five
+    nats, the component gets those points and that lengthscale to start from. Where residuals are alike by six standard
+    deviations and five nats when all is done, there is the same warning: of effects that no allowed lengthscale can
+    follow, or of rows that are not independent. Bins and minibatches look at 20,000 rows, and
+    :class:`~gpytorch_gam.training.FitStatistics` have none to look at.
 
     Hyperparameters with their initial values start from the responses, see
     :func:`~gpytorch_gam.training.start_from_responses`. Model and likelihood are left in eval mode, also when the fit
