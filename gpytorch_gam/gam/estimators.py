@@ -55,8 +55,8 @@ class GAMRegressor(RegressorMixin, FittedGAM):
         covariance while it is small, and then block + low-rank precisions.
     :param hyperparameters: Whether predictions, effects, their bands and draws include that hyperparameters such as
         lengthscales and noise are uncertain (as ``unconditional=TRUE`` in mgcv): ``"integrated"`` over their posterior,
-        by models at several values of them, or ``"point"`` estimates, which are faster, and whose bands are narrower on
-        few rows (with 50 normal responses, 95% bands held .88 of effects, and .86 at point estimates). ``"auto"``
+        by models at several values of them, or ``"point"`` estimates, which are faster, and whose bands are too narrow
+        on few rows, above all of labels: effects that the data hardly show are estimated as none. ``"auto"``
         integrates unless that takes longer than the fit (with minibatches, or more than 100 of them), hardly more than
         one of the models has weight, bands are less than 1% wider with it, or the rows are read in parts;
         :attr:`hyperparameters_` says it.

@@ -5,17 +5,21 @@ from __future__ import annotations
 import math
 import time
 import warnings
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
 import torch
+from gpytorch.likelihoods import Likelihood
 
 from gpytorch_gam.diagnostics import HyperparameterUncertainty, ModelMixture
-from gpytorch_gam.training import FitResult
+from gpytorch_gam.models import AdditiveGP
+from gpytorch_gam.training import FitResult, fit
 from gpytorch_gam.training.free_hyperparameters import FreeHyperparameters
 from gpytorch_gam.warnings import ConvergenceWarning
 
 from .fitted import Fitted
+from .priors import take_logarithms
 
 #: How an estimator treats its hyperparameters.
 HYPERPARAMETERS = ("auto", "integrated", "point")
@@ -27,6 +31,9 @@ _LEAST_EFFECTIVE, _LEAST_SHARE = 2.0, 0.75
 # A widening of bands that is not worth several models in each prediction: at a level of 95%, bands that are wider by
 # this hold .002 more.
 _LEAST_WIDENING = 0.01
+
+# Nats within which the maximum around which is integrated is found: weights of the models make up for the rest.
+_TOLERANCE = 0.2
 
 # Hyperparameters for which derivatives of the bound are taken unasked: each takes as long as a step of the fit.
 _MOST_UNASKED = 100
@@ -50,7 +57,7 @@ def integrated(fitted: Fitted, data: Any, num_data: int, result: FitResult | Non
     with warnings.catch_warnings(record=True) as given:
         warnings.simplefilter("always")
         try:
-            found = HyperparameterUncertainty(fitted.model, fitted.likelihood, data, num_data)
+            found = HyperparameterUncertainty(*_at_logarithms(fitted, data, num_data, result), data, num_data)
         except ValueError as error:
             return replace(fitted, hyperparameters=f"point estimates: {error}")
         except KeyboardInterrupt:
@@ -72,6 +79,20 @@ def integrated(fitted: Fitted, data: Any, num_data: int, result: FitResult | Non
             fitted, hyperparameters=f"point estimates: integrated over, bands are {wider:.1%} wider ({took})"
         )
     return replace(fitted, mixture=mixture, hyperparameters=note)
+
+
+def _at_logarithms(fitted: Fitted, data: Any, num_data: int, result: FitResult | None) -> tuple[AdditiveGP, Likelihood]:
+    """
+    A copy at the maximum over the logarithms of its hyperparameters, around which these are integrated out: there,
+    effects which the data hardly see have a size. Minibatches would not find it in the time that it is worth.
+    """
+    model, likelihood = deepcopy(fitted.model), deepcopy(fitted.likelihood)
+    if result is not None and result.method != "minibatches":
+        take_logarithms(model)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            fit(model, likelihood, data, num_data, method=result.method, tolerance=_TOLERANCE, warm_start=True)
+    return model.eval(), likelihood.eval()
 
 
 @torch.no_grad()

@@ -5,15 +5,23 @@ Mild priors of the hyperparameters of terms, which penalise complexity (`Simpson
 of the number of lengthscales on the range of its column. Their modes are no effect, and the smoothest one. Predictors
 are in standard deviations of the response or in units of their link, so that the same rates suit all. Levels of
 categories have a normal prior whose variance is fixed.
+
+Estimates are at the mode of these densities, so that effects which the data do not call for are none. That is no place
+around which hyperparameters can be integrated out: by their logarithms, such an estimate is on a plateau. The density
+of the logarithm, the exponential one times the value, has its mode at the mean of the latter, see
+:func:`take_logarithms`; of variances `Chung et al., 2013 <https://doi.org/10.1007/s11336-013-9328-2>`_ have the same.
 """
 
 from __future__ import annotations
 
+import torch
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.priors import GammaPrior
 from torch import Tensor
 
 from gpytorch_gam.components import ComponentGroup
+from gpytorch_gam.kernels import CentredLinearKernel
+from gpytorch_gam.models import AdditiveGP
 from gpytorch_gam.parameters.initial_values import note_initial_value
 
 # Rates of the exponential densities: of the standard deviations of curves, and of lines and levels; and of the root of
@@ -44,6 +52,21 @@ def register_priors(group: ComponentGroup) -> None:
     scaled.register_prior("deviation_prior", _exponential(rate), _deviation)
     for part in smooth:
         part.register_prior("lengthscale_prior", _exponential(_LENGTHSCALE_RATE), _root_of_number)
+
+
+@torch.no_grad()
+def take_logarithms(model: AdditiveGP) -> None:
+    """
+    Let the priors of curves and random effects be densities of the logarithms of deviations and lengthscales, up to a
+    factor: gamma densities of shape two. Lines keep theirs. They have one coefficient, so that the bound falls by the
+    logarithm of a deviation that is too large, which the density of the logarithm would undo.
+
+    :param model: The model of an estimator.
+    """
+    for _, kernel, prior, read, _ in model.named_priors():
+        is_line = read is _deviation and isinstance(kernel.base_kernel, CentredLinearKernel)
+        if read in (_deviation, _root_of_number) and not is_line:
+            prior.concentration.fill_(2.0)
 
 
 def set_level_variance(group: ComponentGroup) -> None:

@@ -76,6 +76,16 @@ def test_effects_and_their_bands_are_wider_and_the_same_everywhere() -> None:
     assert np.abs(np.log(draws.std(0) / effects["std"])).max() < 4 / np.sqrt(8000)
 
 
+def test_an_effect_that_is_switched_off_has_a_band() -> None:
+    random = np.random.default_rng(1)
+    x = pd.DataFrame(random.random((50, 2)), columns=["a", "b"])
+    labels = random.random(50) < 1 / (1 + np.exp(-3 * (x.a - 0.5)))
+    gam, point = (GAMClassifier([s("a"), s("b")], hyperparameters=how).fit(x, labels) for how in ("auto", "point"))
+    assert {"s(b)", "s(b).line"} <= {*point.result_.switched_off} and point.effect("s(b)")["std"].max() < 0.01
+    assert gam.effect("s(b)")["std"].min() > 0.1
+    pd.testing.assert_series_equal(gam.summary().terms.p, point.summary().terms.p)  # those of the estimates
+
+
 def test_probabilities_of_classes_are_those_of_the_mixture() -> None:
     x = table()[["age", "site"]].head(60)
     y = np.where(x.age < 45, "low", np.where(x.site == "Oslo", "mid", "high"))

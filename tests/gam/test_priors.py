@@ -11,6 +11,7 @@ import torch
 
 from gpytorch_gam.gam import GAMRegressor, f, fs, linear, re, s, te
 from gpytorch_gam.gam import priors as rates
+from gpytorch_gam.kernels import CentredLinearKernel
 from gpytorch_gam.training.bound_gradients import log_prior_in_nats
 
 
@@ -39,6 +40,22 @@ def test_densities_are_exponential_in_deviations_and_roots_of_numbers_of_lengths
         + exponential(rates._LENGTHSCALE_RATE, ((width.max() - width.min()) / matern.lengthscale).sqrt().item())
     )
     assert log_prior_in_nats(gam.model_, gam.likelihood_) == pytest.approx(expected, rel=1e-6)
+
+
+def test_around_which_hyperparameters_are_integrated_out_curves_have_densities_of_logarithms() -> None:
+    frame, y = table()
+    gam = GAMRegressor([s("a"), re("g"), linear("b")], hyperparameters="point").fit(frame, y)
+    model, priors = gam.model_, dict(gam.model_.named_modules())
+    values = {name: read(kernel) for name, kernel, _, read, _ in model.named_priors()}
+    before = {name: priors[name].log_prob(value).item() for name, value in values.items()}
+    rates.take_logarithms(model)
+    for name, value in values.items():
+        owner = model.get_submodule(name.rpartition(".")[0])
+        rate, prior = priors[name].rate.item(), priors[name]
+        is_line = isinstance(getattr(owner, "base_kernel", None), CentredLinearKernel)
+        factor = 0.0 if is_line else math.log(rate * value.item())
+        assert prior.log_prob(value).item() == pytest.approx(before[name] + factor, abs=1e-6)
+    assert len(values) == 5
 
 
 @pytest.mark.parametrize("term", [s("a", by="g"), s("a", period=1.0), te("a", "b", k=4), re("g"), fs("a", "g")])
