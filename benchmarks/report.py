@@ -74,7 +74,7 @@ SECTIONS = {
         "python benchmarks/scaling.py --threads 1 --figure docs/scaling.png",
     ),
     "prediction": Section("Predictions at many rows", "python benchmarks/prediction.py --threads 2"),
-    "gam_prediction": Section("Predictions of data frames", "python benchmarks/gam_prediction.py"),
+    "gam_prediction": Section("Predictions of data frames", "python benchmarks/gam_prediction.py --threads 1"),
     "vs_bam": Section("Against mgcv's bam", "python benchmarks/vs_bam.py"),
     "small_data": Section(
         "Small tables, against mgcv and pyGAM",

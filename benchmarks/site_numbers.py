@@ -26,6 +26,7 @@ def site_numbers(records: Records) -> dict[str, str]:
         "searches_for_interactions": table_of(records["interactions"]["numbers"]),
         **_real_data(records["real_data"]["numbers"]["results"]),
         **_spreads(records["distributional"]["numbers"]),
+        **_predictions(records["gam_prediction"]),
     }
 
 
@@ -136,6 +137,26 @@ def _spreads(numbers: Mapping[str, Any]) -> dict[str, str]:
         for model in ("location_scale", "constant_noise"):
             found[f"{short}_{model}"] = f"{numbers[data][model]['negative_log_density']:.3f}"
     return found
+
+
+def _predictions(record: Mapping[str, Any]) -> dict[str, str]:
+    """What predictions of a large table take, by the names of the calls."""
+    numbers = record["numbers"]
+    rows = [
+        [
+            f"`{name}`",
+            f"{each['rows']:,}",
+            f"{each['processor_seconds']:.0f}",
+            *(f"{each[key]:.2f}" for key in ("gib_before", "gib", "gib_of_result")),
+        ]
+        for name, each in numbers["calls"].items()
+    ]
+    header = ["call", "rows", "processor seconds", "GiB before", "GiB at most", "of which the result"]
+    return {
+        "predictions": markdown(header, rows),
+        "predictions_terms": str(numbers["num_terms"]),
+        "predictions_models": str(numbers["num_models"]),
+    }
 
 
 def _rounded(value: float, digits: int) -> str:
