@@ -168,8 +168,11 @@ class MethodRuns:
             return self._by_rows.residuals()
         if isinstance(self._batches, FitStatistics) or iter(self._batches) is self._batches:
             return None
-        seen = self._batches if self.choice.method == "minibatches" else every_row(self._batches)
-        return residuals_of_batches(self._strategy, self._likelihood, seen)
+        try:
+            rows = every_row(self._batches)
+        except ValueError:  # rows that are drawn again and again are like themselves
+            return None
+        return residuals_of_batches(self._strategy, self._likelihood, rows)
 
     def _rough_effects(self) -> list[RoughEffect]:
         """The components whose effects are too rough to be seen with their inducing points."""
