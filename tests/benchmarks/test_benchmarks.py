@@ -347,6 +347,7 @@ def test_growth_exponent_leaves_the_intercept_out(load):
     assert load("polish").growth_exponent(sizes, [7.0 + 0.3 * size**1.3 for size in sizes]) == pytest.approx(1.3)
 
 
+@pytest.mark.filterwarnings("ignore:what these components leave")  # of waves, with four points for each
 @pytest.mark.usefixtures("in_this_process")
 def test_scaling_measures_steps_and_epochs_over_files(load, run, tmp_path, monkeypatch):
     figure = tmp_path / "scaling.png"
