@@ -32,8 +32,8 @@ _LEAST_EFFECTIVE, _LEAST_SHARE = 2.0, 0.75
 # this hold .002 more.
 _LEAST_WIDENING = 0.01
 
-# Nats within which the maximum around which is integrated is found: weights of the models make up for the rest. It is that
-# of loose fits, so that inducing points are looked at once.
+# Nats within which the maximum around which is integrated is found: weights of the models make up for the rest. It is
+# that of loose fits, so that inducing points are looked at once.
 _TOLERANCE = 1.0
 
 # Hyperparameters for which derivatives of the bound are taken unasked: each takes as long as a step of the fit.

@@ -182,8 +182,8 @@ def warn_of_dependence(found: Mapping[str, float]) -> None:
             "what these components leave of the responses is alike in neighbouring places of their columns: "
             f"{listing}. "
             "Either the effect varies faster than the component can (raise num_inducing, k of terms in formulas, or "
-            "stretch the column: lengthscales are at least a hundredth of the range), or the model lacks another effect "
-            "of these columns, or the rows are not independent (as in series): then bands are too narrow",
+            "stretch the column: lengthscales are at least a hundredth of the range), or the model lacks another "
+            "effect of these columns, or the rows are not independent (as in series): then bands are too narrow",
             InducingPointsWarning,
             stacklevel=3,
         )
