@@ -222,9 +222,8 @@ def _check_responses(gams: Sequence[Any], labels: Sequence[str], has_data: bool)
                     f"{_shown(classes[1])}, so that without X it cannot be told whether their responses are the same: "
                     "pass X and y"
                 )
-            is_like = first._seen.has_as_many_rows(
-                gam._seen
-            )  # and whether responses are those of the fit is seen later
+            # Whether responses are those of the fits is seen later.
+            is_like = first._seen.has_as_many_rows(gam._seen)
         else:
             is_like = classes[0] == classes[1] and first._seen.is_like(gam._seen)
         if not is_like:

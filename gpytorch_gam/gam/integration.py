@@ -85,15 +85,17 @@ def integrated(fitted: Fitted, data: Any, num_data: int, result: FitResult | Non
 def _at_logarithms(fitted: Fitted, data: Any, num_data: int, result: FitResult | None) -> tuple[AdditiveGP, Likelihood]:
     """
     A copy at the maximum over the logarithms of its hyperparameters, around which these are integrated out: there,
-    effects which the data hardly see have a size. Minibatches would not find it in the time that it is worth.
+    effects which the data hardly see have a size. Minibatches would not find it in the time that it is worth, so that
+    these keep the model itself.
     """
+    if result is None or result.method == "minibatches":
+        return fitted.model, fitted.likelihood
     model, likelihood = deepcopy(fitted.model), deepcopy(fitted.likelihood)
-    if result is not None and result.method != "minibatches":
-        take_logarithms(model)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            fit(model, likelihood, data, num_data, method=result.method, tolerance=_TOLERANCE, warm_start=True)
-    return model.eval(), likelihood.eval()
+    take_logarithms(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        fit(model, likelihood, data, num_data, method=result.method, tolerance=_TOLERANCE, warm_start=True)
+    return model, likelihood
 
 
 @torch.no_grad()

@@ -116,10 +116,10 @@ def name_on_scale(fitted: Fitted, part: Part, response: str, scale: str) -> str:
     """
     parameter = fitted.design.parameters[part.predictor]
     if scale == "response":
-        if part.predictor > 0 and not has_several_classes(fitted):
-            return parameter.removeprefix("log_").replace("_", " ")
         if has_several_classes(fitted):
             return "probability of each class"
+        if part.predictor > 0:
+            return parameter.removeprefix("log_").replace("_", " ")
         of_families = {"binomial": f"probability of {response}", "quantile": f"quantile of {response}"}
         return of_families.get(fitted.family.name, f"mean of {response}")
     if part.predictor == 0 and fitted.has_identity_link:

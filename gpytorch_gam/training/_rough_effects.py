@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,16 +18,16 @@ from gpytorch_gam.components import AdditivePredictor, ComponentGroup
 from gpytorch_gam.likelihoods.expected_gradients import expected_gradients, joint_expected_gradients
 from gpytorch_gam.numerics.triangular import triangular_solve
 from gpytorch_gam.optim.processes import Processes
-from gpytorch_gam.optim.rows.stream import checked_rows, concatenated
+from gpytorch_gam.optim.rows.stream import concatenated
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 from gpytorch_gam.warnings import InducingPointsWarning
 
 from ._component_scales import Scale, reference_lengthscale, scales_of_group, set_lengthscale
 from ._component_scan import RATIOS, Curves
-from .shortfall import thinned
+from ._some_rows import rows_of_first_batches
 
-# Largest number of rows that represent the data, and of batches from which they are taken.
-_NUM_ROWS, _NUM_BATCHES = 20_000, 8
+# Largest number of rows that represent the data.
+_NUM_ROWS = 20_000
 
 # Numbers of cells into which the range of each column is divided, by the number of columns that a component reads.
 _CELLS = {1: (16, 64, 256, 1024), 2: (8, 16, 32, 64), 3: (4, 8, 16)}
@@ -77,11 +76,7 @@ def residuals_of_batches(
     strategy: AdditiveVariationalStrategy, likelihood: Likelihood, batches: Iterable[Any]
 ) -> Residuals:
     """What is left of some rows of the first batches, at the posterior of the model."""
-    parts = [
-        thinned(checked_rows(strategy, likelihood, batch), _NUM_ROWS)
-        for batch in itertools.islice(batches, _NUM_BATCHES)
-    ]
-    rows = concatenated([thinned(part, _NUM_ROWS // len(parts)) for part in parts])[0]
+    rows = concatenated(rows_of_first_batches(strategy, likelihood, batches, _NUM_ROWS))[0]
     moments = strategy.predictor_moments(rows.x)
     x = strategy.read(rows.x).inputs.double()
     if strategy.predictor.num_predictors == 1:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from copy import deepcopy
@@ -21,7 +20,7 @@ from gpytorch_gam.data.whole_epochs import every_row
 from gpytorch_gam.optim.processes import Processes
 from gpytorch_gam.optim.rows.likelihood_check import check_number_of_predictors, with_noise_by_row
 from gpytorch_gam.optim.rows.predictors import predictor_segments
-from gpytorch_gam.optim.rows.stream import Rows, check_finite_responses, checked_rows, concatenated
+from gpytorch_gam.optim.rows.stream import Rows, concatenated
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 from gpytorch_gam.variational.model_check import inducing_strategy
 
@@ -29,10 +28,10 @@ from ._component_scales import Scale, reference_lengthscale, scales_of_group, se
 from ._component_scan import RATIOS, Curves, SiteView
 from ._data_sources import as_batches
 from ._row_bound import RowBound
-from .shortfall import thinned
+from ._some_rows import rows_of_first_batches
 
 # Largest number of rows that represent the data, and of batches from which they are taken.
-_NUM_ROWS, _NUM_BATCHES = 10_000, 8
+_NUM_ROWS = 10_000
 
 # Lengthscales that are tried, as multiples of the first one of the terms, a quarter of the range: wavy, bent, straight.
 _LENGTHSCALES = (1.0, 3.0, 10.0)
@@ -80,7 +79,8 @@ def component_gains(
     for group in groups:
         _check_group(group, strategy)
     with torch.inference_mode(False), torch.no_grad(), any_inputs():  # x has the columns of the groups, too
-        rows = _some_rows(strategy, likelihood, with_noise_by_row(likelihood, every_row(as_batches(data))))
+        batches = with_noise_by_row(likelihood, every_row(as_batches(data)))
+        rows = concatenated(rows_of_first_batches(strategy, likelihood, batches, _NUM_ROWS))[0]
         others = _Others.of(deepcopy(model), deepcopy(likelihood), rows)
         inputs = strategy.read(rows.x).inputs.double()
         return {name: nats for group in groups for name, nats in others.best(group, inputs).items()}
@@ -96,19 +96,6 @@ def _check_group(group: ComponentGroup, strategy: AdditiveVariationalStrategy) -
         )
     if not list(scales_of_group(group)):
         raise ValueError(f"the components {list(group.names)} have no trained variance of each one's own")
-
-
-def _some_rows(strategy: AdditiveVariationalStrategy, likelihood: Likelihood, batches: Iterable[Any]) -> Rows:
-    """Rows of the first batches."""
-    parts = [
-        thinned(checked_rows(strategy, likelihood, batch), _NUM_ROWS)
-        for batch in itertools.islice(batches, _NUM_BATCHES)
-    ]
-    if not parts:
-        raise ValueError("data has no batch")
-    for part in parts:
-        check_finite_responses(part)
-    return concatenated([thinned(part, _NUM_ROWS // len(parts)) for part in parts])[0]
 
 
 class _Others(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -19,15 +18,16 @@ from gpytorch_gam.likelihoods.expected_gradients import expected_gradients, join
 from gpytorch_gam.numerics.grad_mode import gradients_on
 from gpytorch_gam.optim.processes import Processes
 from gpytorch_gam.optim.rows.likelihood_check import check_named_arguments, is_gaussian
-from gpytorch_gam.optim.rows.stream import Rows, check_finite_responses, checked_rows
+from gpytorch_gam.optim.rows.stream import Rows
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 from gpytorch_gam.variational.model_check import inducing_strategy
 from gpytorch_gam.warnings import InducingPointsWarning
 
 from ._row_count import number_of_rows
+from ._some_rows import equally_spaced, rows_of_first_batches
 
 # Largest number of rows that represent the data, and of batches from which they are taken.
-_NUM_ROWS, _NUM_BATCHES = 512, 8
+_NUM_ROWS = 512
 
 # Jitter relative to the prior variance, in float64: small, so that the shortfall is not that of the model's jitter.
 _JITTER = 1e-9
@@ -82,15 +82,9 @@ def shortfall_of_batches(
     strategy: AdditiveVariationalStrategy, likelihood: Likelihood, batches: Iterable[Any], num_data: int
 ) -> dict[str, float]:
     """The shortfall of each component by name, from some rows of batches that were checked."""
-    # Thinned one by one, so that a single batch of a large file is in memory.
-    parts = [
-        thinned(checked_rows(strategy, likelihood, part), _NUM_ROWS) for part in itertools.islice(batches, _NUM_BATCHES)
-    ]
-    for part in parts:
-        check_finite_responses(part)
+    rows = rows_of_first_batches(strategy, likelihood, batches, _NUM_ROWS)
+    scale = num_data / sum(len(part.y) for part in rows)
     with gradients_on():
-        rows = [thinned(part, _NUM_ROWS // len(parts)) for part in parts]
-        scale = num_data / sum(len(part.y) for part in rows)
         totals = [_shortfall_of_rows(strategy, likelihood, part, scale) for part in rows]
     return dict(zip(strategy.predictor.names, torch.stack(totals).sum(0).tolist(), strict=True))
 
@@ -115,20 +109,9 @@ def warn_of_shortfall(found: Mapping[str, float]) -> None:
         )
 
 
-def thinned(rows: Rows, most: int) -> Rows:
-    """At most ``most`` equally spaced rows."""
-    chosen = _equally_spaced(len(rows.y), most, rows.y.device)
-    return Rows(rows.x[chosen], rows.y[chosen], {name: value[chosen] for name, value in rows.row_arguments.items()})
-
-
-def _equally_spaced(size: int, most: int, device: torch.device) -> Tensor:
-    """The numbers of at most ``most`` of ``size`` rows."""
-    return torch.linspace(0, size - 1, min(size, most), dtype=torch.float64, device=device).round().long()
-
-
 def shortfall_at_rows(strategy: AdditiveVariationalStrategy, x: Tensor, curvatures: Tensor) -> Tensor:
     """The shortfall of each component, ``(C,)``, from some of all rows ``(n, D)`` and their curvatures ``(n, P)``."""
-    chosen = _equally_spaced(len(x), _NUM_ROWS, x.device)
+    chosen = equally_spaced(len(x), _NUM_ROWS, x.device)
     weights = len(x) / len(chosen) * curvatures[chosen].detach()
     with gradients_on():
         return _shortfall(strategy, x[chosen], weights).detach()
