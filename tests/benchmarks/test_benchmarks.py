@@ -450,8 +450,9 @@ def test_gam_prediction_measures_every_call(load, run, monkeypatch):
 
 
 def test_gam_calibration_compares_with_targets(load, tmp_path, capsys):
-    path, sections = tmp_path / "results.json", ["curve", "levels", "mgcv"]
-    load("gam_calibration").main(
+    path, sections, script = tmp_path / "results.json", ["curve", "levels", "mgcv"], load("gam_calibration")
+    assert script.interval_score(np.array([0.5, 1.25, -0.25]), 0.0, 1.0, 0.9) == pytest.approx([1.0, 6.0, 6.0])
+    script.main(
         ["--quick", "--sections", *sections, "--data", str(tmp_path), "--json", str(path)]  # which has no tables
     )
     findings = json.loads(path.read_text())["findings"]
