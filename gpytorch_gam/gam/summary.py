@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from gpytorch_gam.diagnostics.evidence_of_components import whitened_posterior
 from gpytorch_gam.training import FitResult
 
 from .design import INTERCEPT, Part
-from .fitted import Fitted
+from .fitted import Fitted, alone
 from .response_scale import name_of_predictor
 from .terms import PERIODS, Factor, Place, RandomCurves, RandomEffect, Smooth
 from .terms import Tensor as TensorTerm
@@ -55,8 +55,11 @@ class Summary:
       :math:`\mathrm{tr}(I - S)` for the posterior covariance S of its whitened variables.
     - ``prior_sd``: the standard deviation of the effect under its prior, as the fit has chosen it; ``lengthscale``: the
       distance over which it changes; both of its smooth part. That of the levels of ``f`` is fixed.
-    - ``share``, ``share_lower``, ``share_upper``: the variance of the effect over the data as a share of that of the
-      predictor, its posterior median and 95% interval. Shares of correlated effects need not add up to one.
+    - ``share``: the variance of the effect over the data as a share of that of the predictor. It is the posterior
+      median at the estimates of the hyperparameters, where ``edf`` and ``p`` are taken, too: a term that the fit has
+      switched off has 0. Shares of correlated effects need not add up to one.
+    - ``share_lower``, ``share_upper``: its 95% interval, in which hyperparameters are uncertain where they are in
+      predictions, extended to the ``share`` if that is outside.
     - ``p``: a tail probability for the question whether there is any effect: that of the score test of a variance of
       zero, see :func:`~gpytorch_gam.diagnostics.score_test`. It is given the other hyperparameters, and says nothing of
       the size of an effect, which ``share`` does. A term that the fit has switched off has 1.
@@ -167,9 +170,10 @@ def summarise(
     with torch.no_grad():
         rows = _complete(fitted.reference)
         rows = rows[torch.linspace(0, len(rows) - 1, min(len(rows), _NUM_ROWS)).round().long()]
-        effects = _drawn_effects(fitted, rows)
-        shares = _shares(fitted, effects)
-        tables: list[dict[str, Any]] = [*_evidence(fitted), shares, _scales(fitted)]
+        evidence = _evidence(fitted)
+        effects = _effects_at_estimates(fitted, rows, evidence["edf"])
+        shares = _shares(fitted, rows, effects)
+        tables: list[dict[str, Any]] = [evidence, shares, _scales(fitted)]
         terms = pd.DataFrame({name: values for table in tables for name, values in table.items()})
         terms.index = pd.Index([part.label for part in fitted.parts], name="term")
         order = ["edf", "prior_sd", "lengthscale", "share", "share_lower", "share_upper", "p"]
@@ -288,7 +292,7 @@ def _deviation(fitted: Fitted, name: str, variance: float, scale: float) -> tupl
 # ------------------------------------------------------------------ degrees of freedom and evidence
 
 
-def _evidence(fitted: Fitted) -> list[dict[str, list[float]]]:
+def _evidence(fitted: Fitted) -> dict[str, list[float]]:
     """Effective degrees of freedom and tail probabilities of all terms."""
     found = [whitened_posterior(fitted.model, part.components) for part in fitted.parts]
     freedoms = [max(float(len(mean) - covariance.trace()), 0.0) for mean, covariance in found]
@@ -296,7 +300,7 @@ def _evidence(fitted: Fitted) -> list[dict[str, list[float]]]:
         score_test(mean, covariance) if freedom >= _NO_FREEDOM else 1.0
         for (mean, covariance), freedom in zip(found, freedoms, strict=True)
     ]
-    return [{"edf": freedoms, "p": probabilities}]
+    return {"edf": freedoms, "p": probabilities}
 
 
 def _warnings_of_freedom(freedom: float, num_rows: int) -> list[str]:
@@ -312,8 +316,17 @@ def _warnings_of_freedom(freedom: float, num_rows: int) -> list[str]:
 # ------------------------------------------------------------------ shares of the variance
 
 
+def _effects_at_estimates(fitted: Fitted, rows: Tensor, freedoms: Sequence[float]) -> list[Tensor]:
+    """Draws ``(S, n)`` of each term's effect at rows, hyperparameters at the estimates; zero if it is switched off."""
+    drawn = _drawn_effects(replace(fitted, mixture=alone(fitted.model, fitted.likelihood)), rows)
+    return [
+        effect if freedom >= _NO_FREEDOM else torch.zeros_like(effect)
+        for effect, freedom in zip(drawn, freedoms, strict=True)
+    ]
+
+
 def _drawn_effects(fitted: Fitted, rows: Tensor) -> list[Tensor]:
-    """Draws of each term's effect at rows, ``(S, n)``."""
+    """Draws ``(S, n)`` of each term's effect at rows, from the mixture over hyperparameters."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         posterior = fitted.components(rows)
@@ -322,8 +335,19 @@ def _drawn_effects(fitted: Fitted, rows: Tensor) -> list[Tensor]:
     return [draws[:, [index[name] for name in part.components]].sum(1) for part in fitted.parts]
 
 
-def _shares(fitted: Fitted, effects: Sequence[Tensor]) -> dict[str, np.ndarray]:
-    """Posterior quantiles of the terms' shares in the variance of their predictor over rows."""
+def _shares(fitted: Fitted, rows: Tensor, effects: Sequence[Tensor]) -> dict[str, np.ndarray]:
+    """
+    The terms' shares in the variance of their predictor over rows: medians of draws at the estimates, and intervals
+    under the mixture over hyperparameters that hold these.
+    """
+    lower, share, upper = _quantiles_of_shares(fitted, effects)
+    if len(fitted.mixture) > 1:
+        lower, _, upper = _quantiles_of_shares(fitted, _drawn_effects(fitted, rows))
+    return {"share": share, "share_lower": np.minimum(lower, share), "share_upper": np.maximum(share, upper)}
+
+
+def _quantiles_of_shares(fitted: Fitted, effects: Sequence[Tensor]) -> np.ndarray:
+    """Ends of 95% intervals and, between them, the medians, over draws of all effects; ``(3, number of terms)``."""
     found = np.zeros((3, len(fitted.parts)))
     for predictor in range(len(fitted.design.parameters)):
         own = [position for position, part in enumerate(fitted.parts) if part.predictor == predictor]
@@ -332,7 +356,7 @@ def _shares(fitted: Fitted, effects: Sequence[Tensor]) -> dict[str, np.ndarray]:
             for position in own:
                 share = (effects[position].var(-1) / total.clamp_min(torch.finfo(total.dtype).tiny)).numpy()
                 found[:, position] = np.quantile(share, [0.025, 0.5, 0.975])
-    return {"share": found[1], "share_lower": found[0], "share_upper": found[2]}
+    return found
 
 
 def _warnings_of_overlap(fitted: Fitted, effects: Sequence[Tensor], shares: np.ndarray) -> list[str]:
