@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.torch_version import TorchVersion
 
 from gpytorch_gam import settings
 from gpytorch_gam.warnings import ProjectionWarning
@@ -30,6 +31,8 @@ _PROGRAMS = 8
 # The least number of tiles of rows for a program of the backward pass: its results have to be worth adding up.
 _LEAST_ROW_TILES = 2
 _SMALLEST_CAPABILITY = (8, 0)
+# The oldest Triton whose compiler and interpreter take the kernels; it comes with torch 2.8.
+_OLDEST_TRITON = "3.4"
 
 # Largest error of float32 in the small problem by which the kernels are tried on a device.
 _LARGEST_ERROR = 1e-4
@@ -41,8 +44,12 @@ _SUMS = ("z", "log_scale", "rate", "offset_z", "left")
 
 
 def is_available() -> bool:
-    """Whether Triton is installed, and there is a CUDA device or Triton interprets its kernels."""
-    return importlib.util.find_spec("triton") is not None and (torch.cuda.is_available() or _is_interpreted())
+    """
+    Whether Triton is installed and recent enough, and there is a CUDA device or Triton interprets its kernels. One that
+    is too old is warned of once.
+    """
+    has_device = torch.cuda.is_available() or _is_interpreted()
+    return has_device and importlib.util.find_spec("triton") is not None and _is_recent_enough()
 
 
 def supports(inputs: ProjectionInputs) -> bool:
@@ -53,13 +60,28 @@ def supports(inputs: ProjectionInputs) -> bool:
     tensors = [tensor for tensor in inputs.flat() if tensor is not None]
     device = inputs.shared.device
     return (
-        is_available()
-        and inputs.shared.dim() == 3
+        inputs.shared.dim() == 3
         and all(tensor.numel() > 0 for tensor in tensors)
         and 1 <= len(inputs.factors) <= 2
         and all(tensor.dtype == torch.float32 and tensor.device == device for tensor in tensors)
         and _supports_device(device)
+        and is_available()
     )
+
+
+@functools.cache
+def _is_recent_enough() -> bool:
+    import triton
+
+    if TorchVersion(triton.__version__) >= _OLDEST_TRITON:
+        return True
+    warnings.warn(
+        f"Triton {triton.__version__} is installed, but the kernels need {_OLDEST_TRITON}, which comes with torch 2.8; "
+        "projections take plain torch",
+        ProjectionWarning,
+        stacklevel=2,
+    )
+    return False
 
 
 def _is_interpreted() -> bool:

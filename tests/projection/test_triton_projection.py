@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+from torch.torch_version import TorchVersion
 
 from gpytorch_gam import settings
 from gpytorch_gam.projection import triton_projection
@@ -20,7 +23,16 @@ from gpytorch_gam.projection.separable_form import Factor, LocalShape
 from gpytorch_gam.projection.triton_projection import TritonProjection, is_available, supports
 from gpytorch_gam.warnings import ProjectionWarning
 
-needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+
+def has_triton() -> bool:
+    if importlib.util.find_spec("triton") is None:
+        return False
+    import triton
+
+    return TorchVersion(triton.__version__) >= triton_projection._OLDEST_TRITON
+
+
+needs_triton = pytest.mark.skipif(not has_triton(), reason="Triton is not installed, or too old")
 
 # Of a block on an H100, in bytes.
 LARGEST_SHARED_MEMORY = 227 * 1024
@@ -47,6 +59,22 @@ def test_it_is_not_available_without_triton(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert not is_available()
+
+
+def test_a_triton_that_is_too_old_is_not_used_and_warned_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    is_recent_enough = functools.cache(triton_projection._is_recent_enough.__wrapped__)
+    monkeypatch.setattr(triton_projection, "_is_recent_enough", is_recent_enough)
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__="3.2.0"))
+    inputs = make_inputs((LocalShape.RBF,), 2, 8, 3, 0, 20)
+    assert not supports(inputs._replace(shared=inputs.shared.double()))  # of which nothing needs to be said
+    with pytest.warns(ProjectionWarning, match=r"Triton 3\.2\.0 is installed, but the kernels need 3\.4") as caught:
+        assert not is_available() and not supports(inputs)
+    assert len(caught) == 1
+    is_recent_enough.cache_clear()
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__="3.10.0+git1"))
+    assert is_available() and supports(inputs)
 
 
 def test_kernels_that_fail_or_err_on_a_device_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
