@@ -1,7 +1,7 @@
 """
 How often the search for interactions keeps one where there is none, finds one where there is, and what it gains.
 
-    python benchmarks/interactions.py [--tables 20] [--scenarios NAME ...] [--json FILE]
+    python benchmarks/interactions.py [--tables 20] [--first 0] [--scenarios NAME ...] [--nats 2] [--json FILE]
 
 Tables have six numbers that share a factor (correlation .6), half of them with a long tail, and a category that depends
 on the factor: 21 pairs. The response is a sum of five different curves and of an effect of the category, in an order of
@@ -122,13 +122,13 @@ def _interaction(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     return _standardised(joint - powers @ np.linalg.lstsq(powers, joint, rcond=None)[0])
 
 
-def fit_and_score(table: Table, interactions: str | int) -> tuple[Any, dict[str, float]]:
-    """A fitted estimator; its seconds of the processor, and scores of further rows."""
+def fit_and_score(table: Table, **options: Any) -> tuple[Any, dict[str, float]]:
+    """A fitted estimator with some options; its seconds of the processor, and scores of further rows."""
     x, y = table.x[: table.num_rows], table.y[: table.num_rows]
     further, observed = table.x[table.num_rows :], table.y[table.num_rows :]
     kind = GAMClassifier if table.is_labels else GAMRegressor
     started = time.process_time()
-    gam = kind(interactions=interactions, hyperparameters="point").fit(x, y)
+    gam = kind(hyperparameters="point", **options).fit(x, y)
     found = {"seconds": time.process_time() - started}
     if table.is_labels:
         chance = gam.predict_proba(further)[:, 1]
@@ -139,12 +139,12 @@ def fit_and_score(table: Table, interactions: str | int) -> tuple[Any, dict[str,
     return gam, {**found, "nll": nll, "coverage": float(inside.mean())}
 
 
-def measure(scenario: Scenario, seed: int) -> dict[str, Any]:
-    """What a search keeps in a table, and scores with it and without."""
+def measure(scenario: Scenario, seed: int, nats: float | None = None) -> dict[str, Any]:
+    """What a search keeps in a table, perhaps with another threshold, and scores with it and without."""
     table = draw(scenario, seed)
-    gam, searched = fit_and_score(table, "auto")
+    gam, searched = fit_and_score(table, **({} if nats is None else {"interaction_nats": nats}))
     kept = gam.interactions_.index[gam.interactions_.kept].tolist()
-    without = fit_and_score(table, 0)[1] if kept else searched
+    without = fit_and_score(table, interactions=0)[1] if kept else searched
     return {
         "seed": seed,
         "kept": kept,
@@ -198,17 +198,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tables", type=int, default=20, help="number of tables of each scenario")
     parser.add_argument("--scenarios", nargs="+", choices=SCENARIOS, default=list(SCENARIOS), metavar="NAME")
+    parser.add_argument("--first", type=int, default=0, help="seed of the first of these")
+    parser.add_argument("--nats", type=float, help="another threshold than the default of the estimators")
     parser.add_argument("--quick", action="store_true", help="two small tables: checks that everything runs")
     parser.add_argument("--json", type=Path, help="file for the results, written after each scenario")
     arguments = parser.parse_args(argv)
     results = []
     for name in arguments.scenarios:
-        scenario, seeds = SCENARIOS[name], range(arguments.tables)
+        scenario, seeds = SCENARIOS[name], range(arguments.first, arguments.first + arguments.tables)
         if arguments.quick:
             scenario, seeds = scenario._replace(num_rows=60), range(2)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            tables = [measure(scenario, seed) for seed in seeds]
+            tables = [measure(scenario, seed, arguments.nats) for seed in seeds]
         results.append({"name": name, "summary": summarised(tables), "tables": tables})
         print(f"{name}: {results[-1]['summary']}", flush=True)
         if arguments.json:

@@ -71,8 +71,9 @@ class GAMRegressor(RegressorMixin, FittedGAM):
         most, where the family has one predictor and the fit holds all rows (``result_.method`` is ``"rows"``), and
         among the hundred pairs of the columns with the most evidence; terms that are given are left alone.
     :param interaction_nats: The evidence for an interaction that is kept, in nats: it has to raise the bound by these,
-        and by the logarithm of the number of candidates, of which one is expected. The default are posterior odds of
-        twenty to one.
+        and by the logarithm of the number of candidates, of which one is expected. The default is about what the bound
+        at estimates of its variance and lengthscales is above its mean over their priors, so that those are kept that
+        are more probable than not.
     :ivar model_: The fitted model of the package.
     :ivar likelihood_: Its likelihood.
     :ivar result_: What the fit has found, a :class:`~gpytorch_gam.training.FitResult`; None if it was interrupted. Its
@@ -110,7 +111,7 @@ class GAMRegressor(RegressorMixin, FittedGAM):
         progress: bool = False,
         random_state: Any = None,
         interactions: str | int = "auto",
-        interaction_nats: float = 3.0,
+        interaction_nats: float = 2.0,
     ) -> None:
         super().__init__(
             terms,
@@ -338,7 +339,7 @@ class GAMClassifier(ClassifierMixin, FittedGAM):
         progress: bool = False,
         random_state: Any = None,
         interactions: str | int = "auto",
-        interaction_nats: float = 3.0,
+        interaction_nats: float = 2.0,
     ) -> None:
         super().__init__(
             terms,

@@ -34,7 +34,8 @@ class Limits(NamedTuple):
     Which interactions are kept.
 
     :ivar most: Their largest number; None for as many as pay.
-    :ivar least_nats: The logarithm of the posterior odds that each must have, if one of all candidates is expected.
+    :ivar least_nats: The logarithm of the posterior odds that each must have at the estimates of its hyperparameters,
+        if one of all candidates is expected.
     :ivar is_unasked: Whether nobody has asked for interactions, so that they are left out where they would take long:
         of many pairs, those of the columns with the most evidence are screened.
     """
