@@ -27,6 +27,12 @@ from .fitting import FitOfDesign, Options, fit_arguments, fit_design
 from .frames import as_frame, as_rows, drop_columns, refuse_response, take_columns
 from .integration import HYPERPARAMETERS
 from .interactions import Limits, interactions_of_description
+from .row_arguments import (
+    named_arguments,
+    refuse_counted_twice,
+    refuse_not_given,
+    with_columns_of_fit,
+)
 from .scores import Seen
 from .specification import columns_of_terms, read_specification
 from .stream_fit import Rows, fit_stream, with_weight
@@ -41,6 +47,7 @@ class GAMEstimator(BaseEstimator):
     _fitted: Fitted
     _set_apart: list[str]  # columns of the data that are no features
     _needed: list[str] | None  # columns that the terms read; None if all are features
+    _arguments: dict[str, str | None]  # row-wise arguments of the fit, and the columns that they were
     result_: FitResult | None
     deviance_explained_: float
     interactions_: pd.DataFrame | None
@@ -113,6 +120,7 @@ class GAMEstimator(BaseEstimator):
         named = [name for name in given.values() if isinstance(name, str)]
         apart = named if columns is None else [given["y"]]
         self._set_apart = list(dict.fromkeys(name for name in [*apart, response] if isinstance(name, str)))
+        self._arguments = named_arguments(arguments)
         stream = None if parts is None else parts[0]
         with warnings_at_caller(depth=2):
             found = self._fit_table(X, given) if stream is None else self._fit_stream(stream, given, columns, levels)
@@ -256,6 +264,7 @@ class GAMEstimator(BaseEstimator):
             if name != "offset" and (rows <= 0).any():
                 raise ValueError(f"{name} must be positive, but is not in {int((rows <= 0).sum())} of {num_rows} rows")
             found[name] = rows
+        refuse_counted_twice(found)
         return found
 
     # ------------------------------------------------------------------ what was fitted
@@ -324,7 +333,7 @@ class GAMEstimator(BaseEstimator):
     def _read(self, X: Any, arguments: Mapping[str, Any]) -> tuple[Fitted, pd.DataFrame, Any, dict[str, Any]]:
         """The fitted model, the data frame, its inputs, and row-wise arguments in units of the fit."""
         fitted = self._checked()
-        X, arguments = take_columns(X, arguments)
+        X, arguments = take_columns(*with_columns_of_fit(X, arguments, self._arguments))
         frame = self._columns_of(X)
         x = fitted.design.inputs(frame)
         rows = self._row_arguments(fitted.family, arguments, len(frame))
@@ -334,10 +343,22 @@ class GAMEstimator(BaseEstimator):
         """A table as a data frame of the columns that predictions read."""
         return self._columns_of(take_columns(X, {})[0])
 
+    def _given(self, X: Any, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Row-wise arguments for rows with responses, of which none of the fit may be missing."""
+        self._checked()
+        found = with_columns_of_fit(X, arguments, self._arguments)[1]
+        refuse_not_given(found, self._arguments)
+        return found
+
     def _checked_columns(self) -> list[str] | None:
         """The columns that predictions read; None for all."""
         self._checked()
         return self._needed
+
+    def _checked_arguments(self) -> dict[str, str | None]:
+        """The row-wise arguments of the fit, and the columns that they were."""
+        self._checked()
+        return self._arguments
 
     def _columns_of(self, X: Any) -> pd.DataFrame:
         """A table without the columns that are no features."""
@@ -357,7 +378,7 @@ class GAMEstimator(BaseEstimator):
     ) -> tuple[Fitted, Any, np.ndarray, np.ndarray, dict[str, Any]]:
         """The fitted model, inputs, responses in units of the fit, weights and row-wise arguments of some rows."""
         y, sample_weight = self._scored(X, y, sample_weight)
-        fitted, frame, x, rows = self._read(X, arguments)
+        fitted, frame, x, rows = self._read(X, self._given(X, arguments))
         values = self._responses(y)
         check_consistent_length(frame, values)
         fitted.family.check(values, rows["trials"].numpy() if "trials" in rows else None)
@@ -405,6 +426,7 @@ class GAMEstimator(BaseEstimator):
             if description["feature_names_in"] is not None:
                 found.feature_names_in_ = np.array(description["feature_names_in"], dtype=object)
             found._set_apart, found._needed = description["set_apart"], description["needed"]
+            found._arguments = description["arguments"]
             classes = files.classes_of_description(description["classes"])
             if classes is not None:
                 found.classes_ = classes

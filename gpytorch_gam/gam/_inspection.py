@@ -97,13 +97,15 @@ class FittedGAM(GAMEstimator):
         offset: Any = None,
     ) -> Any:
         """
-        The posterior mean of the predictor, on the scale of the link.
+        The posterior mean of the predictor, on the scale of the link: of the log mean per unit, if there is an
+        exposure, which is no part of it.
 
         :param X: A table of the columns of the fit.
         :param return_std: Whether to return its posterior standard deviation as well.
         :param only: Labels of terms to include besides the intercept; default all.
         :param exclude: Labels of terms to leave out, instead of ``only``.
-        :param offset: A number for each row that is added to the predictor.
+        :param offset: A number for each row that is added to the predictor; default the column that it was in the fit,
+            if X has this.
         :return: Means ``(n,)``, with several predictors ``(n, P)``; with ``return_std`` a pair.
         """
         fitted, _, x, arguments = self._read(X, {"offset": offset})
@@ -162,7 +164,7 @@ class FittedGAM(GAMEstimator):
         """
         checks.integer("num", num, least=1)
         seed = int(check_random_state(random_state).randint(2**31 - 1))
-        return draw_functions(self._checked(), self._frame, num, seed)
+        return draw_functions(self._checked(), self._read, num, seed)
 
     def sobol_indices(
         self,

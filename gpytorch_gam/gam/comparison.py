@@ -16,6 +16,7 @@ from gpytorch_gam import _checks as checks
 from gpytorch_gam.diagnostics.cross_validation import HIGH_LEVERAGE, error_of_sum
 
 from .frames import frame_of, take_columns
+from .row_arguments import columns_of_rows
 from .scores import log_densities
 
 if TYPE_CHECKING:
@@ -91,7 +92,8 @@ def compare(
     :param X: The data of the fits, with the columns of all; None compares bounds alone. With ``held_out``, other rows.
     :param y: Their responses, or the name of their column; None if the formula of a model names it.
     :param sample_weight: Their weights, or the name of their column.
-    :param offset: See :meth:`GAMRegressor.fit`.
+    :param offset: See :meth:`GAMRegressor.fit`. Of what is not given, each model takes the column that it was fitted
+        with.
     :param exposure: See :meth:`GAMRegressor.fit`.
     :param trials: See :meth:`GAMRegressor.fit`.
     :param held_out: Whether the rows were held back from all fits.
@@ -153,7 +155,8 @@ def _of_model(gam: Any, X: Any, given: Mapping[str, Any]) -> tuple[Any, dict[str
     if frame_of(X) is None or names is None or gam._checked_columns() is not None:
         return X, dict(given)
     frame, found = take_columns(frame_of(X), given)
-    return frame.loc[:, frame.columns.isin(names)], found
+    own = [*names, *columns_of_rows(gam._checked_arguments(), frame.columns)]
+    return frame.loc[:, frame.columns.isin(own)], found
 
 
 def _scores_table(scored: Sequence[_Scores]) -> dict[str, Any]:

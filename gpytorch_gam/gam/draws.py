@@ -25,6 +25,9 @@ from .terms import RandomCurves, RandomEffect
 
 _ROWS_AT_A_TIME = 1024
 
+# What reads tables and row-wise arguments.
+Read = Callable[[Any, Mapping[str, Any]], tuple[Fitted, pd.DataFrame, Tensor, dict[str, Tensor]]]
+
 
 @dataclass(frozen=True)
 class _PriorDraws:
@@ -132,7 +135,7 @@ class FunctionDraws:
     def __init__(
         self,
         fitted: Fitted,
-        read: Callable[[Any], pd.DataFrame],
+        read: Read,
         groups: Mapping[int, Sequence[_GroupDraws]],
         origin: _Origin,
     ) -> None:
@@ -160,30 +163,39 @@ class FunctionDraws:
         found._is_single = not isinstance(index, slice)
         return found
 
-    def __call__(self, X: Any, parameter: str | None = None) -> np.ndarray:
+    def __call__(self, X: Any, parameter: str | None = None, *, offset: Any = None) -> np.ndarray:
         """
         Values of a predictor, ``(S, n)``, on the scale of its link; in units of the response if that is the identity.
+        One function, such as ``draws[3]``, has values ``(n,)``. An exposure is no part of the predictor.
 
         :param X: A table of the columns of the fit.
         :param parameter: The name of the predictor; default the first.
+        :param offset: A number for each row that is added to the first predictor, see :meth:`mean`.
         """
-        index, frame = self._index_of(parameter), self._read(X)
+        return self._given(self._values(X, self._index_of(parameter), {"offset": offset})[0])
+
+    def _values(self, X: Any, index: int, arguments: Mapping[str, Any]) -> tuple[np.ndarray, dict[str, Tensor]]:
+        """Values ``(S, n)`` of a predictor, and row-wise arguments in units of the fit."""
+        _, frame, x, rows = self._read(X, arguments)
         total = np.repeat(self._intercept(index), len(frame), axis=1)
-        for rows, parts in self._terms(frame, index):
+        for place, parts in self._terms(frame, x, index):
             for values in parts.values():
-                total[:, rows] += values
-        return self._given(total)
+                total[:, place] += values
+        if index == 0 and "offset" in rows:
+            total += self._fitted.scale_of(0) * rows["offset"].numpy()
+        return total, rows
 
     def terms(self, X: Any, parameter: str | None = None) -> dict[str, np.ndarray]:
         """
-        Values of each term, ``(S, n)``, which with the intercept add up to the function.
+        A dictionary from the label of each term to its values, ``(S, n)``, which with the intercept (and an offset) add
+        up to the function. Of one function, such as ``draws[3]``, they are ``(n,)``.
 
         :param X: A table of the columns of the fit.
         :param parameter: The name of the predictor; default the first.
         """
-        index, frame = self._index_of(parameter), self._read(X)
+        index, (_, frame, x, _) = self._index_of(parameter), self._read(X, {})
         found = {part.label: np.zeros((len(self), len(frame))) for part in self._parts(index)}
-        for rows, parts in self._terms(frame, index):
+        for rows, parts in self._terms(frame, x, index):
             for label, values in parts.items():
                 found[label][:, rows] = values
         return {label: self._given(values) for label, values in found.items()}
@@ -197,19 +209,26 @@ class FunctionDraws:
         values = self._intercept(self._index_of(parameter))[:, 0]
         return values[0] if self._is_single else values
 
-    def mean(self, X: Any) -> np.ndarray:
+    def mean(self, X: Any, *, offset: Any = None, exposure: Any = None, trials: Any = None) -> np.ndarray:
         """
-        The mean of the response under each draw, ``(S, n)``: the function seen through the link.
+        The mean of the response under each draw, ``(S, n)``: the function seen through the link. Without an exposure it
+        is that of one unit, such as a rate, and without trials that of one, a probability.
+
+        A row-wise argument that is not given is the column that it was in the fit, if X has this column, as in
+        ``predict``.
 
         :param X: A table of the columns of the fit.
+        :param offset: As for the fit.
+        :param exposure: As for the fit.
+        :param trials: As for the fit.
         """
         fitted = self._fitted
-        values = torch.from_numpy(self(X))
+        values, rows = self._values(X, 0, {"offset": offset, "exposure": exposure, "trials": trials})
         if fitted.family.link == "identity":
-            return values.numpy()
-        inner = values - fitted.centre_of(0)
-        found = fitted.family.mean(inner, {}, fitted.likelihood).detach().numpy()
-        return found * fitted.units.scale + fitted.units.centre
+            return self._given(values)
+        inner = torch.from_numpy(values) - fitted.centre_of(0)
+        found = fitted.family.mean(inner, rows, fitted.likelihood).detach().numpy()
+        return self._given(found * fitted.units.scale + fitted.units.centre)
 
     def _given(self, values: np.ndarray) -> np.ndarray:
         return values[0] if self._is_single else values
@@ -231,10 +250,9 @@ class FunctionDraws:
             found = found + self._fitted.scale_of(index) * values
         return found
 
-    def _terms(self, frame: pd.DataFrame, index: int) -> Iterator[tuple[slice, dict[str, np.ndarray]]]:
+    def _terms(self, frame: pd.DataFrame, x: Tensor, index: int) -> Iterator[tuple[slice, dict[str, np.ndarray]]]:
         """Values ``(S, rows)`` of the terms of a predictor, for some rows after the other."""
         parts = self._parts(index)
-        x = self._fitted.design.inputs(frame)
         _refuse_missing(x, parts, self._fitted)
         scale = self._fitted.scale_of(index)
         names = {name: self._names_of_levels(part, frame) for part in parts for name in part.components}
@@ -271,12 +289,13 @@ def _sum_of(components: Mapping[str, np.ndarray], part: Part, shape: tuple[int, 
     return sum((components[name] for name in part.components), np.zeros(shape))
 
 
-def draw_functions(fitted: Fitted, read: Callable[[Any], pd.DataFrame], num: int, seed: int) -> FunctionDraws:
+def draw_functions(fitted: Fitted, read: Read, num: int, seed: int) -> FunctionDraws:
     """
     Draw functions from the posterior.
 
     :param fitted: The fitted model.
-    :param read: Makes a data frame of a table.
+    :param read: Makes of a table and row-wise arguments the fitted model, a data frame, inputs of the model, and the
+        arguments in units of the fit.
     :param num: Their number S.
     :param seed: The seed.
     """

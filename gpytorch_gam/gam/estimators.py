@@ -146,15 +146,21 @@ class GAMRegressor(RegressorMixin, FittedGAM):
         Data that do not fit into memory are read in parts, several times: scales and places are then those of a sample,
         ranges and levels those of all rows. Arguments are then the names of columns, as they may be with any table.
 
+        An offset, exposure or number of trials that is given as the name of a column belongs to the model, as
+        ``offset()`` in a formula of mgcv: predictions and scores of further rows take that column from X where X has
+        it and they are given no other. Without one, predictions are those of an offset of 0, an exposure of 1 and one
+        trial, and scores and residuals, which need the responses' own, are refused.
+
         :param X: A data frame of pandas or polars, a table of pyarrow, or an array ``(n, D)`` with columns x0, x1, ...
             Or, to be read in parts, the path of a Parquet file or of a folder of these, a ``pyarrow.dataset``, a list
             of tables or an iterable of tables that begins anew each time (their order should then not matter, or the
             method not be minibatches), or a large ``numpy.memmap``.
         :param y: The responses ``(n,)``, or the name of their column; None if a formula names it.
         :param sample_weight: Weights of the rows: an integer weight counts a row that often.
-        :param offset: A number for each row that is added to the (first) predictor.
-        :param exposure: A positive number for each row by which the mean of counts is multiplied.
-        :param trials: Numbers of trials of the binomial family; default one.
+        :param offset: A number for each row that is added to the (first) predictor, or the name of a column.
+        :param exposure: A positive number for each row by which the mean of counts is multiplied, or the name of a
+            column. It is the same as an offset of its logarithm: give one of them.
+        :param trials: Numbers of trials of the binomial family, or the name of a column; default one.
         """
         return self._fit(X, y, sample_weight, {"offset": offset, "exposure": exposure, "trials": trials})
 
@@ -183,7 +189,9 @@ class GAMRegressor(RegressorMixin, FittedGAM):
         trials: Any = None,
     ) -> Any:
         """
-        The mean of new observations; with the quantile family, the quantile.
+        The mean of new observations; with the quantile family, the quantile. That of counts and successes is for
+        ``exposure`` and ``trials``: without them, and unless X has the columns that they were in the fit, it is the
+        mean per unit, a rate or a probability.
 
         :param X: A table of the columns of the fit.
         :param return_std: Whether to return the standard deviation of new observations as well, noise included.
@@ -218,7 +226,8 @@ class GAMRegressor(RegressorMixin, FittedGAM):
         :param exposure: See :meth:`fit`.
         :param trials: See :meth:`fit`.
         """
-        means = self.predict(X, offset=offset, exposure=exposure, trials=trials)
+        arguments = self._given(X, {"offset": offset, "exposure": exposure, "trials": trials})
+        means = self.predict(X, **arguments)
         y, sample_weight = self._scored(X, y, sample_weight)
         return float(r2_score(y, means, sample_weight=sample_weight))
 
@@ -235,7 +244,8 @@ class GAMRegressor(RegressorMixin, FittedGAM):
         trials: Any = None,
     ) -> np.ndarray:
         """
-        Central credible intervals of the mean function, which shrink as data grow.
+        Central credible intervals of the mean function, which shrink as data grow: of the mean per unit of exposure or
+        for one trial, where :meth:`predict` is.
 
         :param X: A table of the columns of the fit.
         :param level: Their probability.
@@ -261,7 +271,8 @@ class GAMRegressor(RegressorMixin, FittedGAM):
         trials: Any = None,
     ) -> np.ndarray:
         """
-        Central prediction intervals of new observations: noise and the uncertainty of the mean function together.
+        Central prediction intervals of new observations: noise and the uncertainty of the mean function together. They
+        are those of counts in one unit of exposure, or of one trial, where :meth:`predict` is.
 
         :param X: A table of the columns of the fit.
         :param level: Their probability.
@@ -288,7 +299,7 @@ class GAMRegressor(RegressorMixin, FittedGAM):
         trials: Any = None,
     ) -> np.ndarray:
         """
-        Quantiles of new observations.
+        Quantiles of new observations, in one unit of exposure or of one trial where :meth:`predict` is.
 
         :param X: A table of the columns of the fit.
         :param probabilities: One or several probabilities between 0 and 1.
@@ -365,7 +376,8 @@ class GAMClassifier(ClassifierMixin, FittedGAM):
         :param X: See :meth:`GAMRegressor.fit`.
         :param y: The classes of the rows ``(n,)``, or the name of their column; None if a formula names it.
         :param sample_weight: Weights of the rows.
-        :param offset: A number for each row that is added to the (first) predictor.
+        :param offset: A number for each row that is added to the (first) predictor, or the name of a column, see
+            :meth:`GAMRegressor.fit`.
         """
         return self._fit(X, y, sample_weight, {"offset": offset})
 
@@ -407,7 +419,8 @@ class GAMClassifier(ClassifierMixin, FittedGAM):
         :param offset: See :meth:`fit`.
         """
         y, sample_weight = self._scored(X, y, sample_weight)
-        return float(accuracy_score(y, self.predict(X, offset=offset), sample_weight=sample_weight))
+        predicted = self.predict(X, **self._given(X, {"offset": offset}))
+        return float(accuracy_score(y, predicted, sample_weight=sample_weight))
 
     def _family(self) -> Family:
         if self.family == "ordinal":

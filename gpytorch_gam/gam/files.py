@@ -177,6 +177,7 @@ def _description(estimator: Any, fitted: Fitted) -> dict[str, Any]:
         "feature_names_in": None if names is None else list(map(str, names)),
         "set_apart": estimator._set_apart,
         "needed": estimator._needed,
+        "arguments": estimator._arguments,
         "classes": _described_classes(getattr(estimator, "classes_", None)),
         "family": described_family(fitted.family),
         "units": list(fitted.units),

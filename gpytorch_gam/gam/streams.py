@@ -15,6 +15,7 @@ import pandas as pd
 from gpytorch_gam import _checks as checks
 
 from .frames import frame_of, with_column_names
+from .row_arguments import columns_of_rows
 
 # Rows that are read at a time, and rows of arrays in files from which on they are read in parts.
 _ROWS_AT_A_TIME, _MANY_ROWS = 2**15, 2**18
@@ -49,6 +50,10 @@ class Stream:
         """
         for piece in self.pieces:
             yield from read(piece, columns)
+
+    def names(self) -> list[str]:
+        """The names of all columns."""
+        return list(next(self.frames(), pd.DataFrame()).columns)
 
 
 def read(piece: Piece, columns: Sequence[str] | None) -> Iterator[pd.DataFrame]:
@@ -212,7 +217,8 @@ def in_parts(method: Method) -> Method:
     @functools.wraps(method)
     def predict(self: Any, X: Any, *arguments: Any, **options: Any) -> Any:
         by_row = {name: options[name] for name in _BY_ROW if options.get(name) is not None}
-        parts = _parts_of(X, by_row, self._checked_columns)
+        left_open = {name: column for name, column in self._checked_arguments().items() if name not in by_row}
+        parts = _parts_of(X, by_row, self._checked_columns, left_open)
         if parts is None:
             return method(self, X, *arguments, **options)
         return _joined([method(self, part, *arguments, **{**options, **own}) for part, own in parts])
@@ -221,7 +227,7 @@ def in_parts(method: Method) -> Method:
 
 
 def _parts_of(
-    X: Any, by_row: dict[str, Any], needed: Callable[[], list[str] | None]
+    X: Any, by_row: dict[str, Any], needed: Callable[[], list[str] | None], left_open: Mapping[str, str | None]
 ) -> Iterable[tuple[Any, dict[str, Any]]] | None:
     """The rows in parts with what belongs to them; None if they are in memory."""
     if _is_large_array(X):
@@ -232,7 +238,9 @@ def _parts_of(
         return None
     columns = needed()
     if columns is not None:
-        columns = list(dict.fromkeys([*columns, *(name for name in by_row.values() if isinstance(name, str))]))
+        named = [name for name in by_row.values() if isinstance(name, str)]
+        own = columns_of_rows(left_open, found[0].names()) if any(left_open.values()) else []
+        columns = list(dict.fromkeys([*columns, *named, *own]))
     return ((frame, by_row) for frame in found[0].frames(columns))
 
 

@@ -183,7 +183,8 @@ def test_rows_are_left_out_with_the_arguments_of_the_fit_alone() -> None:
     shifted = GAMRegressor("exposure ~ linear(age)", **options).fit([data[:70], data[70:]], offset="shift")
     assert with_exposure.leave_one_out(data, exposure=data.exposure).total < 0
     assert shifted.leave_one_out(data, offset="shift").total < 0
-    for gam, arguments in ((with_exposure, {}), (without, {"exposure": "exposure"}), (shifted, {})):
+    others = (with_exposure, {"exposure": 1.0}), (without, {"exposure": "exposure"}), (shifted, {"offset": "age"})
+    for gam, arguments in others:
         with pytest.raises(ValueError, match="offset, exposure or trials are not those of the fit"):
             gam.leave_one_out(data, **arguments)
 
