@@ -32,8 +32,7 @@ _LEAST_EFFECTIVE, _LEAST_SHARE = 2.0, 0.75
 # this hold .002 more.
 _LEAST_WIDENING = 0.01
 
-# Nats within which the maximum around which is integrated is found: weights of the models make up for the rest. It is
-# that of loose fits, so that inducing points are looked at once.
+# Nats within which the maximum around which is integrated is found: weights of the models make up for the rest.
 _TOLERANCE = 1.0
 
 # Hyperparameters for which derivatives of the bound are taken unasked: each takes as long as a step of the fit.
@@ -94,7 +93,8 @@ def _at_logarithms(fitted: Fitted, data: Any, num_data: int, result: FitResult |
     take_logarithms(model)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        fit(model, likelihood, data, num_data, method=result.method, tolerance=_TOLERANCE, warm_start=True)
+        method = result.method
+        fit(model, likelihood, data, num_data, method=method, tolerance=_TOLERANCE, warm_start=True, explore=False)
     return model, likelihood
 
 

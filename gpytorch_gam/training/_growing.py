@@ -50,28 +50,49 @@ def grow(
     :param keeps_posterior: Whether a fit starts from the posterior of the one before.
     :return: The outcome of all fits, and the last shortfalls.
     """
-    loose = max(tolerance, _LOOSE)
-    tolerances = [loose, tolerance] if _can_grow(strategy) and loose > tolerance else [tolerance]
-    outcomes: list[Outcome] = []
-    pays, has_looked, jumps = True, not _can_grow(strategy), True
-    for each in tolerances:
-        before, promised = -math.inf, 0.0
+    growth = _Growth(strategy, run, shortfalls, most_inducing, keeps_posterior)
+    loose, can_grow = max(tolerance, _LOOSE), _can_grow(strategy)
+    if can_grow:
+        growth.fit_while_points_pay(loose, always_jumps=loose == tolerance)
+        if _begin_rough_effects(strategy, rough_effects(), most_inducing(), keeps_posterior):
+            growth.pays = True
+            growth.fit_while_points_pay(loose, always_jumps=loose == tolerance)
+    if loose > tolerance or not can_grow:
+        growth.fit_while_points_pay(tolerance, always_jumps=True)
+    return joined(growth.outcomes), growth.found
+
+
+class _Growth:
+    """Fits between which inducing points are added, see :func:`grow`."""
+
+    def __init__(
+        self,
+        strategy: AdditiveVariationalStrategy,
+        run: Callable[[float, bool], Outcome],
+        shortfalls: Callable[[Outcome], Mapping[str, float]],
+        most_inducing: Callable[[], int],
+        keeps_posterior: bool,
+    ) -> None:
+        self._strategy, self._run, self._shortfalls = strategy, run, shortfalls
+        self._most_inducing, self._keeps_posterior = most_inducing, keeps_posterior
+        self.outcomes: list[Outcome] = []
+        self.found: dict[str, float] = {}  # the last shortfalls
+        self.pays = True  # whether points have gained a part of what they promised
+
+    def fit_while_points_pay(self, tolerance: float, *, always_jumps: bool) -> None:
+        """Fit, at first with a look for other maxima, and again with more points where these promise to pay."""
+        before, promised, jumps = -math.inf, 0.0, True
         while True:
-            outcomes.append(run(each, jumps or each <= tolerance))
-            found, jumps = shortfalls(outcomes[-1]), False
-            pays = pays and outcomes[-1].bound - before >= min(WORTH, _KEPT_PROMISE * promised)
-            needy = _needy(strategy, found, most_inducing()) if pays else []
-            if needy:
-                strategy.add_inducing_points([name for group in needy for name in group.names], keeps_posterior)
-                before, promised = outcomes[-1].bound, sum(_need(group, found) for group in needy)
-            elif not has_looked:
-                jumps = _begin_rough_effects(strategy, rough_effects(), most_inducing(), keeps_posterior)
-                has_looked, pays, before, promised = True, True, -math.inf, 0.0
-                if not jumps:
-                    break
-            else:
-                break
-    return joined(outcomes), dict(found)
+            outcome = self._run(tolerance, jumps)
+            self.outcomes.append(outcome)
+            self.found = dict(self._shortfalls(outcome))
+            self.pays = self.pays and outcome.bound - before >= min(WORTH, _KEPT_PROMISE * promised)
+            needy = _needy(self._strategy, self.found, self._most_inducing()) if self.pays else []
+            if not needy:
+                return
+            self._strategy.add_inducing_points([name for group in needy for name in group.names], self._keeps_posterior)
+            before, promised = outcome.bound, sum(_need(group, self.found) for group in needy)
+            jumps = always_jumps
 
 
 def _can_grow(strategy: AdditiveVariationalStrategy) -> bool:

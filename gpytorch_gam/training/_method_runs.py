@@ -35,6 +35,7 @@ class RunOptions:
 
     tolerance: float
     warm_start: bool
+    explore: bool
     max_bins: int | Sequence[int] | None
     bins: ColumnBins | None
     minibatches: MinibatchOptions
@@ -74,22 +75,8 @@ class MethodRuns:
 
     def finish(self) -> tuple[Outcome, dict[str, float]]:
         """All runs; what came out, and the nats that more inducing points would bring to each component."""
-        tolerance = self._options.tolerance
         try:
-            if self.choice.method == "minibatches" or (self.choice.method == "bins" and not self._processes.is_alone):
-                outcome = self._run(tolerance, True)
-                return outcome, self._shortfalls(outcome)
-            # Rows start from the sites of their last posterior; bins that are interrupted leave theirs.
-            keeps_posterior = self.choice.method == "bins"
-            outcome, found = grow(
-                self._strategy,
-                self._run,
-                self._shortfalls,
-                tolerance,
-                self._most_inducing,
-                self._rough_effects,
-                keeps_posterior=keeps_posterior,
-            )
+            outcome, found = self._grown() if self._can_grow() else self._alone()
             return outcome if self._by_rows is None else self._by_rows.finished(outcome), found
         except BaseException:
             if self._record.history:
@@ -97,6 +84,30 @@ class MethodRuns:
             if self._by_rows is not None:
                 self._by_rows.leave()
             raise
+
+    def _can_grow(self) -> bool:
+        """Whether inducing points may be added."""
+        if not self._options.explore or self.choice.method == "minibatches":
+            return False
+        return self.choice.method == "rows" or self._processes.is_alone
+
+    def _alone(self) -> tuple[Outcome, dict[str, float]]:
+        """One run, with the inducing points that there are."""
+        outcome = self._run(self._options.tolerance, self._options.explore)
+        return outcome, self._shortfalls(outcome)
+
+    def _grown(self) -> tuple[Outcome, dict[str, float]]:
+        """Runs between which inducing points are added."""
+        return grow(
+            self._strategy,
+            self._run,
+            self._shortfalls,
+            self._options.tolerance,
+            self._most_inducing,
+            self._rough_effects,
+            # Rows start from the sites of their last posterior; bins that are interrupted leave theirs.
+            keeps_posterior=self.choice.method == "bins",
+        )
 
     def _most_inducing(self) -> int:
         return most_inducing(self.choice.method, self._num_rows)
@@ -124,6 +135,7 @@ class MethodRuns:
                 tolerance,
                 self._record,
                 self._processes,
+                jumps=jumps,
             )
         return fit_minibatches(
             self._model,
@@ -181,5 +193,5 @@ class MethodRuns:
 
     def dependent_residuals(self) -> dict[str, float]:
         """Where the end of the fit leaves residuals that are alike along a column, see :func:`.dependent_residuals`."""
-        residuals = self._residuals()
+        residuals = self._residuals() if self._options.explore else None
         return {} if residuals is None else dependent_residuals(self._strategy.predictor, residuals, self._processes)

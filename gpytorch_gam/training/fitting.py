@@ -52,6 +52,7 @@ def fit(
     method: str = "auto",
     tolerance: float = 0.05,
     warm_start: bool = False,
+    explore: bool = True,
     num_epochs: int | Literal["auto"] | None = None,
     lr: float | None = None,
     num_held_back: int | None = None,
@@ -130,6 +131,9 @@ def fit(
     :param method: ``"auto"``, ``"rows"``, ``"bins"`` or ``"minibatches"``.
     :param tolerance: Nats that may be open at the end.
     :param warm_start: Go on from the present posterior and hyperparameters, as after another fit.
+    :param explore: Look for other maxima of the bound, add inducing points, and look at the residuals. ``False`` only
+        climbs from where the hyperparameters are, as suits one more fit of a model to data, priors or a kernel that
+        have changed a little.
     :param num_epochs: Number of passes over minibatches. Default ``"auto"``: until the bound has arrived.
     :param lr: Adam's rate at the start, with minibatches. Default 0.1.
     :param num_held_back: Number of minibatches before the hyperparameters move: while the posterior is near the prior,
@@ -171,7 +175,7 @@ def fit(
     checks.choice("method", method, METHODS)
     checks.number("tolerance", tolerance, above=0)
     checks.function("callback", callback)
-    for name, value in (("warm_start", warm_start), ("progress", progress)):
+    for name, value in (("warm_start", warm_start), ("explore", explore), ("progress", progress)):
         checks.flag(name, value)
     processes = Processes(process_group)
     bin_options = [name for name, value in (("max_bins", max_bins), ("bins", bins)) if value is not None]
@@ -190,7 +194,7 @@ def fit(
             print(f"fit by {choice.method}: {choice.reason}")
         shows_steps = progress and processes.leads and choice.method != "minibatches"
         record = Recorder(stack.enter_context(steps_shown(callback, shows_steps)))
-        wanted = RunOptions(tolerance, warm_start, max_bins, bins, options, callback, progress)
+        wanted = RunOptions(tolerance, warm_start, explore, max_bins, bins, options, callback, progress)
         runs = MethodRuns(
             model,
             likelihood,

@@ -52,6 +52,28 @@ def test_points_are_added_to_waves_and_not_to_a_line(method: str) -> None:
     assert [group.num_inducing for group in straight.predictor.groups] == [16, 16, 1]
 
 
+@pytest.mark.parametrize("method", ["rows", "bins"])
+def test_a_fit_that_explores_nothing_only_climbs(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, _, waves = data()
+    model, likelihood = model_of(smooth(0, **RANGE), smooth(1, **RANGE)), GaussianLikelihood().double()
+    whole = fit(model, likelihood, (x, waves), method=method)
+    points = [group.num_inducing for group in model.predictor.groups]
+    likelihood.noise *= 1.5
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise AssertionError("was looked for")
+
+    for place in ("_component_jumps.ComponentJumps.jump", "_method_runs.rough_effects", "_method_runs.grow"):
+        monkeypatch.setattr(f"gpytorch_gam.training.{place}", refused)
+    again = fit(model, likelihood, (x, waves), method=method, warm_start=True, explore=False)
+    assert again.bound == pytest.approx(whole.bound, abs=0.1) and again.converged
+    assert [group.num_inducing for group in model.predictor.groups] == points
+    fewer = model_of(smooth(0, **RANGE), smooth(1, **RANGE))
+    with pytest.warns(InducingPointsWarning):  # said, but not mended
+        fit(fewer, GaussianLikelihood().double(), (x, waves), method=method, explore=False)
+    assert [group.num_inducing for group in fewer.predictor.groups] == [16, 16, 1]
+
+
 def test_an_automatic_fit_leaves_bins_that_are_too_coarse_for_more_points(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_PATIENCE", "_FIXED", "_PER_ENTRY"):  # rows seem slow
         monkeypatch.setattr(f"gpytorch_gam.training._choice.{name}", 0.0)

@@ -193,10 +193,10 @@ class DiscretizedProblem:
         nats = self._ascent.maximise(lambda: self.objective(statistics), math.inf, 0)
         return Open(self._ascent.value, nats, self.gradient)
 
-    def ascend(self, statistics: BinStatistics, nats: float, steps: int) -> Maximum:
+    def ascend(self, statistics: BinStatistics, nats: float, steps: int, jumps: bool = True) -> Maximum:
         """
-        :meth:`maximise` from the beginning, then again from better lengthscales and variances of single components, or
-        without such with curvatures as at the start, for as long as that is better.
+        :meth:`maximise` from the beginning, and if that ``jumps``, again from better lengthscales and variances of
+        single components, or without such with curvatures as at the start, for as long as that is better.
         """
 
         def end(still_open: float) -> Maximum:
@@ -208,8 +208,8 @@ class DiscretizedProblem:
             afresh = self.maximise_afresh(statistics, nats, steps)
             return None if afresh is None else end(afresh)
 
-        first = end(self.maximise(statistics, nats, steps, begins=True))
-        best = best_after_jumps(first, jump_and_climb, lambda found: found.objective, nats)
+        first = end(self.maximise(statistics, nats, steps, begins=jumps))
+        best = best_after_jumps(first, jump_and_climb, lambda found: found.objective, nats) if jumps else first
         if self._bound(statistics) != best.objective:
             self._return_to(best.hyperparameters)
         return best

@@ -126,11 +126,12 @@ class SiteFit:
         max_passes: int,
         tolerance: float,
         callback: Callable[[float], Any] | None,
+        jumps: bool = True,
     ) -> list[float]:
         """
         Make passes from the posterior ``start`` (default that of the model without effects) until one gains no more
-        than ``tolerance``, and again from other lengthscales and variances of single components for as long as these
-        are better; returns the accepted bounds.
+        than ``tolerance``, and if that ``jumps``, again from other lengthscales and variances of single components for
+        as long as these are better; returns the accepted bounds.
         """
         gain = SHARE_OF_TOLERANCE * tolerance
         history: list[float] = []
@@ -145,7 +146,7 @@ class SiteFit:
             return None if jumped is None else passes(jumped)
 
         end = passes(start)
-        best = best_after_jumps(end, jump_and_pass, lambda each: each.state.seen.objective, gain)
+        best = best_after_jumps(end, jump_and_pass, lambda each: each.state.seen.objective, gain) if jumps else end
         self._state, accepted, self.open, self.gradient, self.stopped = best
         self._set(best.state.hyperparameters)
         self.has_moved = bool(accepted)

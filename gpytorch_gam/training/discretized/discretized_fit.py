@@ -75,9 +75,12 @@ def run_bins(
     tolerance: float,
     record: Recorder,
     processes: Processes,
+    *,
+    jumps: bool = True,
 ) -> Outcome:
     """
-    Fit posterior and hyperparameters of discretised data. All processes call this, each with rows of its own.
+    Fit posterior and hyperparameters of discretised data, and if that ``jumps``, look for other maxima in the end. All
+    processes call this, each with rows of its own.
 
     Hyperparameters that still have their initial values start from the responses. The posterior is found from scratch.
     """
@@ -108,11 +111,11 @@ def run_bins(
             if is_closed_form(likelihood):
                 if statistics is None:
                     statistics = _statistics(strategy, likelihood, batches, bins, processes)
-                optimum, found = _fit_gaussian(model, likelihood, statistics, tolerance, processes)
+                optimum, found = _fit_gaussian(model, likelihood, statistics, tolerance, processes, jumps)
                 record(found.bound)
             else:
                 data = _read(strategy, likelihood, batches, bins, processes)
-                optimum, found = _fit_sites(model, likelihood, batches, bins, data, tolerance, record)
+                optimum, found = _fit_sites(model, likelihood, batches, bins, data, tolerance, record, jumps)
             strategy.set_whitened_posterior(optimum.mean, optimum.precision)
             start_from_first(processes, strategy, [model, likelihood])
             _warn_of_coarse_bins(bins, strategy)
@@ -273,11 +276,12 @@ def _fit_gaussian(
     sums: FitStatistics,
     tolerance: float,
     processes: Processes,
+    jumps: bool,
 ) -> tuple[GaussianOptimum, Outcome]:
     """The fit from sums over the rows, which is that of the first process."""
     strategy = model.variational_strategy
     with processes.sharing_errors("fit the sums over the rows", strategy.predictor.device):
-        own = _fit_sums(model, likelihood, sums, tolerance) if processes.leads else None
+        own = _fit_sums(model, likelihood, sums, tolerance, jumps) if processes.leads else None
     found = processes.of_first(None if own is None else own[1])
     assert found is not None
     size = strategy.predictor.num_inducing_total
@@ -292,7 +296,7 @@ def _fit_gaussian(
 
 
 def _fit_sums(
-    model: gpytorch.models.ApproximateGP, likelihood: Likelihood, sums: FitStatistics, tolerance: float
+    model: gpytorch.models.ApproximateGP, likelihood: Likelihood, sums: FitStatistics, tolerance: float, jumps: bool
 ) -> tuple[GaussianOptimum, Outcome]:
     """The fit from sums over the rows, by one process."""
     strategy = model.variational_strategy
@@ -301,7 +305,7 @@ def _fit_sums(
         problem = DiscretizedProblem(model, likelihood, sums.bins, sums.total_weight, null)
         statistics = BinStatistics(strategy, problem.terms, sums.tables(strategy.predictor.device))
         try:
-            found = problem.ascend(statistics, SHARE_OF_TOLERANCE * tolerance, _GAUSSIAN_STEPS)
+            found = problem.ascend(statistics, SHARE_OF_TOLERANCE * tolerance, _GAUSSIAN_STEPS, jumps)
         except BaseException:  # an interrupted fit has the posterior of where it is
             with suppress(Exception), torch.no_grad():
                 optimum = problem.optimum(statistics)
@@ -329,6 +333,7 @@ def _fit_sites(
     data: DiscretizedData,
     tolerance: float,
     record: Recorder,
+    jumps: bool,
 ) -> tuple[GaussianOptimum, Outcome]:
     """The fit by passes over the rows, which are kept as indices of bins."""
     strategy = model.variational_strategy
@@ -338,7 +343,7 @@ def _fit_sites(
         start_from_first(data.processes, strategy, [model, likelihood])
         start = _fit_sample(problem, batches, bins, data) if _suits_a_sample(data) else None
         fit = SiteFit(problem, data)
-        accepted = fit.run(start, _MAX_PASSES, tolerance, record)
+        accepted = fit.run(start, _MAX_PASSES, tolerance, record, jumps)
     _check_progress(fit, tolerance)
     return fit.optimum, Outcome(
         history=[],
