@@ -17,10 +17,25 @@ from . import pictures
 from ._estimator import GAMEstimator
 from .design import Part
 from .draws import FunctionDraws, draw_functions
-from .effects import grid_of, is_curve, period_in_units
+from .effects import (
+    columns_of,
+    difference_table,
+    grid_of,
+    is_curve,
+    level_column,
+    period_in_units,
+    values_at,
+)
 from .prediction import predictor_moments, term_moments, term_table
 from .residuals import quantile_residuals, working_residuals
-from .response_scale import SCALES, class_table, has_several_classes, scaled_effect_table
+from .response_scale import (
+    SCALES,
+    class_table,
+    exponential_table,
+    has_several_classes,
+    refuse_no_ratio,
+    scaled_effect_table,
+)
 from .scores import Seen, left_out, log_densities
 from .sensitivity import sobol_table
 from .streams import in_parts
@@ -125,15 +140,20 @@ class FittedGAM(GAMEstimator):
         term: str,
         *,
         num: int = 100,
+        at: Any = None,
         level: float = 0.95,
         simultaneous: bool = False,
         scale: str = "link",
     ) -> pd.DataFrame:
         """
-        The effect of a term on a grid of its columns: what pictures show.
+        The effect of a term on a grid of its columns, as pictures show it, or at values that are given.
 
         :param term: Its label, such as ``"s(age)"``.
-        :param num: Number of values of a numeric column.
+        :param num: Number of values of a numeric column, from the smallest in the data to the largest, or over the
+            period.
+        :param at: Values instead: a number, date or level, or several, of the column of the term (of curves by levels
+            for each level); or a mapping from the names of columns, ``{"lon": [5.3, 10.7], "lat": [60.4, 59.9]}``, or
+            a table with them, one row of the result each. Columns of the term that it does not name take their grid.
         :param level: The probability of the bands.
         :param simultaneous: Whether to add the ends ``lower_all`` and ``upper_all`` of a band that holds the whole
             function with that probability.
@@ -144,15 +164,79 @@ class FittedGAM(GAMEstimator):
         :return: The columns of the term, ``mean``, ``lower`` and ``upper``, on the link scale ``std``, and for
             probabilities of several classes ``class``.
         """
-        checks.integer("num", num, least=2)
+        _check_num(num)
         checks.choice("scale", scale, SCALES)
         fitted, part = self._part(term)
-        level, grid = tails(level)[1] * 2 - 1, grid_of(fitted, part, num)
+        level = tails(level)[1] * 2 - 1
+        grid = grid_of(fitted, part, num) if at is None else values_at(fitted, part, at, num)
         if scale == "response" and has_several_classes(fitted):
             if checks.flag("simultaneous", simultaneous):
                 raise ValueError("simultaneous must be False for probabilities of several classes: bands are pointwise")
             return class_table(fitted, part, grid, level, self._classes())
         return scaled_effect_table(fitted, part, grid, level, simultaneous, scale)
+
+    def difference(
+        self,
+        term: str,
+        first: Any,
+        second: Any,
+        *,
+        num: int = 100,
+        level: float = 0.95,
+        simultaneous: bool = False,
+        scale: str = "link",
+    ) -> pd.DataFrame:
+        """
+        By how much the effect of a term differs between two values of a column, such as 8 and 18 h: the effect at the
+        first minus that at the second, with bands that know how the two are correlated. Of the posterior, mean and
+        variance are exact, the uncertainty of hyperparameters included where predictions have it.
+
+        For the differences of predictions, of several terms together or of their mean over some rows,
+        :meth:`draw_functions` has draws.
+
+        :param term: Its label, such as ``"s(hour)"``.
+        :param first: A value of its column: a number, date or level; of curves by levels such as ``"s(age, by=sex)"``,
+            a level. Or a mapping from names of columns, ``{"lon": 5.3, "lat": 60.4}``.
+        :param second: What is subtracted: a value of the same column or columns.
+        :param num: Number of values of a numeric column that is not named, such as that of curves by levels.
+        :param level: The probability of the bands.
+        :param simultaneous: Whether to add the ends ``lower_all`` and ``upper_all`` of a band that holds the
+            differences at all values of further columns with that probability.
+        :param scale: ``"link"``, the difference of effects on the predictor, or ``"ratio"``, its exponential: by what
+            the mean of a family with a log link is multiplied (or odds, with a logit link, or the scale).
+        :return: The columns of the term that are not named, ``mean``, ``lower``, ``upper`` and, on the link scale,
+            ``std``; one row if all columns are named. ``mean`` of a ratio is its median.
+        :raises ValueError: If the two name different columns, or a ratio has no meaning.
+
+        Example:
+            >>> gam.difference("s(hour)", 8, 18, scale="ratio")
+            >>> gam.difference("s(age, by=sex)", "f", "m", simultaneous=True)
+        """
+        _check_num(num)
+        checks.choice("scale", scale, ("link", "ratio"))
+        fitted, part = self._part(term)
+        if scale == "ratio":
+            refuse_no_ratio(fitted, part)
+        settings = self._setting(part, "first", first), self._setting(part, "second", second)
+        if set(settings[0]) != set(settings[1]):
+            raise ValueError(f"first names {list(settings[0])}, but second {list(settings[1])}: name the same columns")
+        level, simultaneous = tails(level)[1] * 2 - 1, checks.flag("simultaneous", simultaneous)
+        found = difference_table(fitted, part, settings, num, level, simultaneous)
+        return found if scale == "link" else exponential_table(found)
+
+    def _setting(self, part: Part, argument: str, value: Any) -> Mapping[str, Any]:
+        """The columns of a term that a value stands for."""
+        names, by = columns_of(self._fitted, part), level_column(self._fitted, part)
+        if not isinstance(value, Mapping) and by is None and len(names) > 1:
+            example = dict.fromkeys(names, "...")
+            raise TypeError(f"{argument} must name columns of {part.label}, such as {example}, got {value!r}")
+        found = dict(value) if isinstance(value, Mapping) else {names[0] if by is None else by: value}
+        unknown = [name for name in found if name not in names]
+        if unknown:
+            raise ValueError(f"{argument} names {unknown}, which are no columns of {part.label}: {names}")
+        if not found or any(np.ndim(each) > 0 for each in found.values()):
+            raise TypeError(f"{argument} must be one value, or one of each column, got {checks.shown(value)}")
+        return found
 
     def draw_functions(self, num: int = 100, random_state: Any = None) -> FunctionDraws:
         """
@@ -306,16 +390,17 @@ class FittedGAM(GAMEstimator):
         :param simultaneous: Whether to draw the lighter band.
         """
         fitted, part = self._part(term)
-        by = part.term.columns[-1]
-        if len(part.term.columns) != 2 or (by, "levels") not in fitted.design.encodings:
-            raise ValueError(f"{term} has no curves by levels")
+        by = level_column(fitted, part)
+        if by is None or not is_curve(part):
+            raise ValueError(
+                f"{term} has no curves by levels to subtract: gam.difference({term!r}, first, second) compares the "
+                "effect at two values of its columns"
+            )
         known = fitted.design.encoding(by, "levels").levels
         for value in (first, second):
             if value not in known:
                 raise ValueError(f"{value!r} is no level of {by!r}; levels are {list(known)}")
-        return pictures.plot_difference(
-            fitted, part, by, (first, second), ax, self._look(level, simultaneous=simultaneous)
-        )
+        return pictures.plot_difference(fitted, part, (first, second), ax, self._look(level, simultaneous=simultaneous))
 
     # ------------------------------------------------------------------ residuals and scores
 
@@ -445,6 +530,12 @@ class FittedGAM(GAMEstimator):
                 "given none"
             )
         return left_out(fitted, x[used], values[used], weights[used], rows)
+
+
+def _check_num(num: Any) -> None:
+    if np.ndim(num) > 0:
+        raise TypeError(f"num must be a number of values, got {checks.shown(num)}: at= takes the values themselves")
+    checks.integer("num", num, least=2)
 
 
 def tails(level: float) -> tuple[float, float]:

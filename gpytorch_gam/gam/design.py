@@ -135,10 +135,18 @@ class Design(EncodedTerms):
         for index, ((name, _), encoding) in enumerate(self.encodings.items()):
             inputs[:, index] = encoding.encode(frame[name])
         for term in self.all_terms:
-            self._check_values(term, frame, inputs)
+            self.check_values(term, frame, inputs)
         return torch.from_numpy(inputs)
 
-    def _check_values(self, term: Term, frame: pd.DataFrame, inputs: np.ndarray) -> None:
+    def check_values(self, term: Term, frame: pd.DataFrame, inputs: np.ndarray) -> None:
+        """
+        Refuse values of the columns of a term of which it has no effect.
+
+        :param term: The term.
+        :param frame: A data frame with its columns.
+        :param inputs: The rows as inputs of the model ``(n, D)``.
+        :raises ValueError: If values are missing or infinite, or levels unseen, where the term does not allow it.
+        """
         for name, role in self._keys_of(term):
             values = inputs[:, self.position(name, role)]
             infinite = int(np.isinf(values).sum())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -10,11 +10,13 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from gpytorch_gam._checks import shown
 from gpytorch_gam.effects import ComponentPosterior
 
 from .columns import CycleEncoding, Encoding, LevelEncoding, MultiplierEncoding, NumberEncoding
 from .design import Part
 from .fitted import Fitted
+from .frames import frame_of
 from .prediction import term_moments
 from .terms import PERIODS, Factor, Linear, RandomCurves, RandomEffect, Smooth
 from .terms import Tensor as TensorTerm
@@ -23,21 +25,23 @@ _NUM_DRAWS = 1000
 _EPOCH = pd.Timestamp("1970-01-01")
 
 
-def grid_of(fitted: Fitted, part: Part, num: int) -> pd.DataFrame:
+def grid_of(fitted: Fitted, part: Part, num: int, fixed: Collection[str] = ()) -> pd.DataFrame:
     """
     Values of the columns of a term: a grid over the range of a number, all levels of a category, and their products.
 
     :param fitted: The fitted model.
     :param part: The term.
     :param num: Number of values of a number; the square root of it, for each of two.
+    :param fixed: Columns to leave out.
     """
     term = part.term
+    numbers = [name for name in term.arguments if name not in fixed]
     if isinstance(term, Factor | RandomEffect):
         axes = {term.column: _levels(fitted, term.column)}
     elif isinstance(term, RandomCurves):
         axes = {term.levels: _levels(fitted, term.levels), term.column: _range(fitted, part, term.column, num)}
     elif isinstance(term, TensorTerm):
-        each = max(2, round(num**0.5))
+        each = max(2, round(num**0.5)) if len(numbers) > 1 else num
         axes = {name: _range(fitted, part, name, each) for name in term.names}
         if len(term.names) == 3:
             axes[term.names[2]] = _range(fitted, part, term.names[2], 3)[1:2]
@@ -45,8 +49,10 @@ def grid_of(fitted: Fitted, part: Part, num: int) -> pd.DataFrame:
         axes = {term.arguments[0]: _range(fitted, part, term.arguments[0], num)}
     if term.multiplier is not None and _has_levels(fitted, term.multiplier):
         axes = {term.multiplier: _levels(fitted, term.multiplier), **axes}
-    index = pd.MultiIndex.from_product(list(axes.values()), names=list(axes))
-    return index.to_frame(index=False)
+    axes = {name: values for name, values in axes.items() if name not in fixed}
+    if not axes:
+        return pd.DataFrame(index=range(1))
+    return pd.MultiIndex.from_product(list(axes.values()), names=list(axes)).to_frame(index=False)
 
 
 def _has_levels(fitted: Fitted, name: str) -> bool:
@@ -78,6 +84,80 @@ def _is_cycle_of(encoding: Encoding, part: Part) -> TypeGuard[CycleEncoding]:
 
 def _dates(days: np.ndarray) -> Any:
     return _EPOCH + pd.to_timedelta(days, unit="D")
+
+
+def level_column(fitted: Fitted, part: Part) -> str | None:
+    """
+    The column whose levels have a curve each, or None.
+
+    :param fitted: The fitted model.
+    :param part: The term.
+    """
+    term = part.term
+    if isinstance(term, RandomCurves):
+        return term.levels
+    return term.multiplier if term.multiplier is not None and _has_levels(fitted, term.multiplier) else None
+
+
+def columns_of(fitted: Fitted, part: Part) -> list[str]:
+    """
+    The columns in which a term has an effect: all that it reads but a number that multiplies it.
+
+    :param fitted: The fitted model.
+    :param part: The term.
+    """
+    by = level_column(fitted, part)
+    return list(dict.fromkeys([*part.term.arguments, *([] if by is None else [by])]))
+
+
+def values_at(fitted: Fitted, part: Part, at: Any, num: int) -> pd.DataFrame:
+    """
+    Values of the columns of a term, of which some are given; the others are those of its grid, for each of the rows.
+
+    :param fitted: The fitted model.
+    :param part: The term.
+    :param at: Values of the first column; or a mapping or table with values of some of the columns, one row each.
+    :param num: Number of values of a column that is not given.
+    :raises TypeError: If values are of another kind, or of a column that cannot be told.
+    :raises ValueError: If the term has no effect of them.
+    """
+    given = _given_columns(fitted, part, at)
+    found = given.merge(grid_of(fitted, part, num, list(given.columns)), how="cross")
+    fitted.design.check_values(part.term, found, inputs_of(fitted, part, found).numpy())
+    return found
+
+
+def _given_columns(fitted: Fitted, part: Part, at: Any) -> pd.DataFrame:
+    """What is given of the columns of a term as a table with the right kinds of values."""
+    names, table = columns_of(fitted, part), frame_of(at)
+    if isinstance(at, Mapping):
+        unknown = [name for name in at if name not in names]
+        if unknown:
+            raise ValueError(f"at names {unknown}, which are no columns of {part.label}: {names}")
+        sizes = {name: np.size(values) for name, values in at.items() if not _is_single(values)}
+        if len(set(sizes.values())) > 1:
+            raise ValueError(f"at has columns of different lengths, {sizes}: give one value of each in each row")
+        size = next(iter(sizes.values()), 1)
+        table = pd.DataFrame({name: [value] * size if _is_single(value) else value for name, value in at.items()})
+    elif table is not None:
+        table = table[[name for name in names if name in table.columns]].reset_index(drop=True)
+    elif isinstance(part.term, TensorTerm):
+        raise TypeError(f"at must name columns of {part.label}, such as at={{{names[0]!r}: [...]}}, got {shown(at)}")
+    else:
+        table = pd.DataFrame({names[0]: [at] if _is_single(at) else list(at)})
+    if not len(table.columns) or not len(table):
+        raise ValueError(f"at has no values of the columns of {part.label}: {names}")
+    return table.assign(**{name: _as_dates(fitted, table[name]) for name in table})
+
+
+def _is_single(value: Any) -> bool:
+    return np.ndim(value) == 0
+
+
+def _as_dates(fitted: Fitted, values: pd.Series) -> pd.Series:
+    """Dates that are written as text, or as those of Python, where the column has dates."""
+    is_date = any(each.kind == "date" for (name, _), each in fitted.design.encodings.items() if name == values.name)
+    return pd.to_datetime(values) if is_date and not pd.api.types.is_numeric_dtype(values.dtype) else values
 
 
 def inputs_of(fitted: Fitted, part: Part, values: pd.DataFrame) -> Tensor:
@@ -152,39 +232,40 @@ def _critical_value(draws: Tensor, mean: Tensor, deviation: Tensor, level: float
 def difference_table(
     fitted: Fitted,
     part: Part,
-    values: Mapping[str, Any],
-    pair: Sequence[Any],
-    by: str,
+    settings: tuple[Mapping[str, Any], Mapping[str, Any]],
+    num: int,
     level: float,
     simultaneous: bool = False,
 ) -> pd.DataFrame:
     """
-    The difference of an effect between two values of a column, such as two levels, as a table as of
-    :func:`effect_table`.
+    The difference of an effect between two settings of some of its columns, such as two levels, as a table as of
+    :func:`effect_table`: mean and variance are those of the joint posterior, in which hyperparameters are uncertain
+    where they are in predictions.
 
     :param fitted: The fitted model.
     :param part: The term.
-    :param values: The other columns of the term.
-    :param pair: The two values; the second is subtracted.
-    :param by: The column that has them.
+    :param settings: Values of the same columns; the effect at the second is subtracted.
+    :param num: Number of values of a column that is in neither.
     :param level: The probability of the bands.
     :param simultaneous: Whether to add ``lower_all`` and ``upper_all``, of a band that holds the whole difference.
     """
-    frame = pd.DataFrame(values)
-    num = len(frame)
-    both = pd.concat([frame.assign(**{by: pair[0]}), frame.assign(**{by: pair[1]})], ignore_index=True)
-    posterior = fitted.components(inputs_of(fitted, part, both))[list(part.components)]
-    total = posterior.mean.sum(-2)
-    mean = total[:num] - total[num:]
-    covariance = posterior.full_cross_covariance().sum((-4, -2))  # of the sum of the components, (2 n, 2 n)
-    own = covariance.diagonal()
-    variance = own[:num] + own[num:] - 2 * covariance.diagonal(num)
-    deviation = variance.clamp_min(0.0).sqrt()
-    draws = _drawn_sums(posterior) if simultaneous else None
-    critical = None if draws is None else _critical_value(draws[:, :num] - draws[:, num:], mean, deviation, level)
+    first, second = (values_at(fitted, part, setting, num) for setting in settings)
+    num, rest = len(first), first.drop(columns=list(settings[0]))
+    mean, deviation, critical = torch.zeros(num), torch.zeros(num), None
+    if part.components:
+        x = inputs_of(fitted, part, pd.concat([first, second], ignore_index=True))
+        posterior = fitted.components(x)[list(part.components)]
+        total = posterior.mean.sum(-2)
+        mean = total[:num] - total[num:]
+        covariance = posterior.full_cross_covariance().sum((-4, -2))  # of the sum of the components, (2 n, 2 n)
+        own = covariance.diagonal()
+        variance = own[:num] + own[num:] - 2 * covariance.diagonal(num)
+        deviation = variance.clamp_min(0.0).sqrt()
+        draws = _drawn_sums(posterior) if simultaneous else None
+        critical = None if draws is None else _critical_value(draws[:, :num] - draws[:, num:], mean, deviation, level)
     scale = fitted.scale_of(part.predictor)
     bands = _bands(scale * mean.numpy(), scale * deviation.numpy(), level, critical)
-    return pd.concat([frame.reset_index(drop=True), pd.DataFrame(bands)], axis=1)
+    return pd.concat([rest, pd.DataFrame(bands)], axis=1)
 
 
 def values_in_data(fitted: Fitted, part: Part, name: str) -> Any:

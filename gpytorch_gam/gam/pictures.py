@@ -19,7 +19,7 @@ from scipy import stats
 from scipy.spatial import cKDTree
 
 from .design import Part
-from .effects import difference_table, grid_of, is_curve, period_in_units, values_in_data
+from .effects import columns_of, difference_table, grid_of, is_curve, period_in_units, values_in_data
 from .fitted import Fitted
 from .response_scale import CLASS, class_table, has_several_classes, name_on_scale, scaled_effect_table
 from .terms import Factor, RandomEffect
@@ -305,28 +305,26 @@ def _rug(ax: Axes, values: Any) -> None:
 
 
 def plot_difference(
-    fitted: Fitted, part: Part, by: str, pair: Sequence[Any], ax: Axes | None = None, look: Look | None = None
+    fitted: Fitted, part: Part, pair: tuple[Any, Any], ax: Axes | None = None, look: Look | None = None
 ) -> Axes:
     """
     Draw the difference of the curves of two levels, with bands as those of curves.
 
     :param fitted: The fitted model.
-    :param part: The term.
-    :param by: The column of the levels.
+    :param part: The term, of curves by levels.
     :param pair: The two levels; the curve of the second is subtracted.
     :param ax: Axes to draw on; default new ones.
     :param look: How; differences are on the scale of the predictor.
     """
     look = Look() if look is None else look
     ax = _new_axes() if ax is None else ax
-    column = part.term.arguments[0]
-    grid = grid_of(fitted, part, _num_values(fitted, part))
-    values = grid[column][grid[by] == grid[by].iloc[0]]
-    table = difference_table(fitted, part, {column: values.to_numpy()}, pair, by, look.level, look.simultaneous)
+    column, by = columns_of(fitted, part)
+    num = _num_values(fitted, part)
+    table = difference_table(fitted, part, ({by: pair[0]}, {by: pair[1]}), num, look.level, look.simultaneous)
     _baseline(ax, look, ax.axhline)
     _curve(ax, column, table, look.level)
     _rug(ax, values_in_data(fitted, part, column))
-    _dates(ax.xaxis, values)
+    _dates(ax.xaxis, table[column])
     ax.set_xlabel(column)
     ax.set_ylabel(name_on_scale(fitted, part, look.response, "link").replace("effect", "difference of effects"))
     ax.set_title(f"{part.label}: {_short(pair[0])} - {_short(pair[1])}", fontsize=10)

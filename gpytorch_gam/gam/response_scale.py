@@ -56,6 +56,32 @@ def scaled_effect_table(
     return table
 
 
+def refuse_no_ratio(fitted: Fitted, part: Part) -> None:
+    """
+    Refuse ratios where the exponential of a difference of effects is none.
+
+    :param fitted: The fitted model.
+    :param part: The term.
+    :raises ValueError: If the predictor is neither a logarithm nor log odds.
+    """
+    is_logarithm = part.predictor > 0 or fitted.family.link in ("log", "logit")
+    if not is_logarithm or has_several_classes(fitted):
+        raise ValueError(
+            f"scale must be 'link' for {part.label}: with the family {fitted.family.name!r} and link "
+            f"{fitted.family.link!r} effects are no logarithms; gam.draw_functions().mean(X) has means for ratios"
+        )
+
+
+def exponential_table(table: pd.DataFrame) -> pd.DataFrame:
+    """
+    A table of differences of logarithms as one of ratios.
+
+    :param table: As of :func:`~.effects.difference_table`.
+    """
+    seen = {name: np.exp(table[name]) for name in _SEEN if name in table}
+    return table.drop(columns="std").assign(**seen)
+
+
 def class_table(fitted: Fitted, part: Part, values: pd.DataFrame, level: float, classes: Sequence[Any]) -> pd.DataFrame:
     """
     Probabilities of several classes at values of the columns of a term, with pointwise bands, if all other effects are

@@ -13,7 +13,6 @@ import torch
 from scipy import stats
 
 from gpytorch_gam.gam import GAMClassifier, GAMRegressor, f, fs, linear, re, s, te
-from gpytorch_gam.gam.effects import difference_table
 from gpytorch_gam.gam.summary import _named_pairs, _shown_table, _warnings_of_freedom
 
 from .data import NUM_ROWS, fitted, responses, table
@@ -134,20 +133,20 @@ def test_differences_of_curves_take_their_covariance_into_account() -> None:
 def test_bands_of_differences_hold_draws_at_each_point_and_whole_ones_with_their_probability() -> None:
     x = table()
     gam = GAMRegressor([s("age", by="treated", k=5), f("treated")]).fit(x, responses(x))
-    part, ages = gam._fitted.part("s(age, by=treated)"), np.linspace(20, 80, 40)
-    band = difference_table(gam._fitted, part, {"age": ages}, (True, False), "treated", 0.8, simultaneous=True)
+    label = "s(age, by=treated)"
+    band = gam.difference(label, True, False, num=40, level=0.8, simultaneous=True)
     functions = gam.draw_functions(1500, 5)
-    rows = x.head(1).loc[[0] * 40].assign(age=ages)
-    first, second = (functions.terms(rows.assign(treated=value))[part.label] for value in (True, False))
+    rows = x.head(1).loc[[0] * 40].assign(age=band.age.to_numpy())
+    first, second = (functions.terms(rows.assign(treated=value))[label] for value in (True, False))
     draws = first - second
     pointwise = ((draws > band.lower.to_numpy()) & (draws < band.upper.to_numpy())).mean()
     whole = ((draws > band.lower_all.to_numpy()) & (draws < band.upper_all.to_numpy())).all(1).mean()
     assert pointwise == pytest.approx(0.8, abs=0.04)
     assert whole == pytest.approx(0.8, abs=0.05)
-    ax = gam.plot_difference(part.label, True, False)
+    ax = gam.plot_difference(label, True, False)
     labels = [text.get_text() for text in ax.get_legend().get_texts()]
     assert labels == ["95% band of the whole curve", "95% band at each point"]
-    narrow = gam.plot_difference(part.label, True, False, simultaneous=False)
+    narrow = gam.plot_difference(label, True, False, simultaneous=False)
     assert [text.get_text() for text in narrow.get_legend().get_texts()] == labels[1:]
 
 
