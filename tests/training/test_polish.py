@@ -331,6 +331,31 @@ def test_all_but_the_posterior_stays(dense_limit: int, fails: bool) -> None:
     assert distribution(model).variational_mean.requires_grad
 
 
+class Counting:
+    """A batch that can be read several times, and how often it was."""
+
+    def __init__(self, batch: Rows) -> None:
+        self.batch, self.number = batch, 0
+
+    def __iter__(self) -> Iterator[Rows]:
+        self.number += 1
+        return iter([self.batch])
+
+
+@pytest.mark.parametrize(("kind", "most"), [("gaussian", 3), ("student", 6)])
+def test_at_the_optimum_no_step_is_halved_down_to_rounding(kind: str, most: int) -> None:
+    x, y = (part.float() for part in gaussian_problem())
+    likelihood = GaussianLikelihood() if kind == "gaussian" else StudentTLikelihood()
+    likelihood.noise = 0.01
+    model = make_model("block_low_rank", 6, dtype=torch.float32)
+    bound = polish(model, likelihood, [(x, y)])[-1]
+    for _ in range(3):
+        batches = Counting((x, y))
+        history = polish(model, likelihood, batches)
+        assert batches.number <= most  # one reading looks at the rows before
+        assert history[-1] == pytest.approx(bound, abs=1e-3)
+
+
 @pytest.mark.parametrize(
     ("error", "number"), [(KeyboardInterrupt, number) for number in (1, 2, 3, 5, 9)] + [(OSError, 4)]
 )
