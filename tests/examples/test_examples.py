@@ -192,7 +192,7 @@ def test_distributed_example_survives_the_death_of_a_process_and_finds_the_same(
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
     environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # or gloo may look for dead workers
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
+    torchrun = [sys.executable, "-m", "tests.examples.forked_workers"]
     command = [*torchrun, str(ROOT / "examples" / "distributed_svi.py"), "--quick", "--json", "numbers.json"]
     result = subprocess.run(
         [*command, "--die-at-epoch", "2"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
