@@ -59,7 +59,9 @@ class Own(AdditiveGP):
 
 
 @pytest.mark.filterwarnings("ignore:the fit has not arrived")
-def test_a_fit_of_more_weights_than_rows_can_bear_is_warned_of() -> None:
+def test_a_fit_of_more_weights_than_rows_can_bear_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit in ("_MAX_STEPS", "_MAX_PASSES", "_MAX_ROUNDS"):  # weights of networks take hundreds of steps
+        monkeypatch.setattr(f"gpytorch_gam.training._profile_bound.{limit}", 1)
     x, y = rows(60)
     model = Own(with_network)
     model.network = torch.nn.Sequential(
