@@ -40,6 +40,9 @@ _LEAST_SUM, _LARGEST_SUM = 0.8, 1.2
 # Days from which lengthscales are shown in years.
 _LONG = 1000.0
 
+# What the root of the parameter "noise" is: that of Student's t is no standard deviation.
+_DEVIATIONS = {"gaussian": "noise sd", "student_t": "scale"}
+
 # Effective degrees of freedom below which nothing is left of a term.
 _NO_FREEDOM = 0.01
 
@@ -73,6 +76,12 @@ class Summary:
         predictor, and of the noise, with the ends ``lower`` and ``upper`` of 95% intervals from the curvature of the
         bound in their logarithms. Ends are missing where hyperparameters count as known (``hyperparameters="point"``),
         or the fit has switched the effect off.
+    :ivar likelihood: The parameters of the distribution of the response that have no predictor, in units of the
+        response: ``estimate`` and the ends ``lower`` and ``upper`` of 95% intervals, as for random effects. They are
+        the ``noise sd`` of normal responses; ``scale`` and degrees of freedom ``deg_free`` of Student's t; the
+        ``shape`` of the gamma distribution, one over the squared coefficient of variation; the ``dispersion`` a of
+        negative binomial counts, whose variance is :math:`\mu + a \mu^2` (mgcv's ``theta`` is 1 / a): far from 0,
+        counts vary more than Poisson counts; and the ``inflation``, the probability of an additional zero.
     :ivar facts: The fit as a whole.
     :ivar warnings: What to look at.
     :ivar in_days: The terms of dates, whose lengthscales are in days.
@@ -81,13 +90,14 @@ class Summary:
     terms: pd.DataFrame
     intercepts: pd.DataFrame
     random_effects: pd.DataFrame
+    likelihood: pd.DataFrame
     facts: dict[str, Any]
     warnings: tuple[str, ...]
     in_days: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """The facts, the tables and the warnings."""
-        lines = [f"{name}: {_shown(value)}" for name, value in self.facts.items()]
+        lines = [f"{name}: {_shown(value)}{self._shown_interval(name)}" for name, value in self.facts.items()]
         for name, row in self.intercepts.iterrows():
             of = f" of {name}" if len(self.intercepts) > 1 else ""
             lines.append(f"intercept{of}: {_shown(row['mean'])} (standard error {row['std']:.3g})")
@@ -99,6 +109,12 @@ class Summary:
 
     def __repr__(self) -> str:
         return str(self)
+
+    def _shown_interval(self, name: str) -> str:
+        """The interval of a parameter of the likelihood, where there is one."""
+        if name not in self.likelihood.index or self.likelihood.loc[name].isna().any():
+            return ""
+        return " (95% interval {lower:.3g} to {upper:.3g})".format(**self.likelihood.loc[name])
 
     def _with_units(self) -> pd.DataFrame:
         """The terms with the units of times."""
@@ -184,10 +200,10 @@ def summarise(
             *_concurvity_warnings(fitted, rows),
             *_warnings_of_overlap(fitted, effects, shares["share"]),
         )
-        intercepts, random = intercept_table(fitted), _random_effects(fitted)
+        intercepts, random, likelihood = intercept_table(fitted), _random_effects(fitted), _likelihood_table(fitted)
     facts = _facts(fitted, result, num_rows, deviance_explained, bound, response)
     in_days = tuple(part.label for part in fitted.parts if _is_in_days(fitted, part))
-    return Summary(terms[order], intercepts, random, facts, warnings, in_days)
+    return Summary(terms[order], intercepts, random, likelihood, facts, warnings, in_days)
 
 
 @torch.no_grad()
@@ -227,7 +243,7 @@ def _facts(
     if fitted.family.name == "binomial":
         facts["predictor"] = name_of_predictor(fitted, response)
     facts["rows"] = num_rows
-    facts |= _likelihood_parameters(fitted)
+    facts |= _likelihood_table(fitted)["estimate"].to_dict()
     facts["hyperparameters"] = fitted.hyperparameters
     facts["deviance explained"] = deviance_explained
     if result is None:
@@ -243,16 +259,18 @@ def _facts(
     }
 
 
-def _likelihood_parameters(fitted: Fitted) -> dict[str, float]:
-    """Noise and the like, in units of the response."""
+def _likelihood_table(fitted: Fitted) -> pd.DataFrame:
+    """Noise and the like, in units of the response, with intervals."""
     likelihood = getattr(fitted.likelihood, "likelihood", fitted.likelihood)
+    names = {name.rpartition("raw_")[2]: name for name, _ in fitted.likelihood.named_parameters()}
     found = {}
     for name, power in (("noise", 2), ("scale", 1), ("deg_free", 0), ("shape", 0), ("dispersion", 0), ("inflation", 0)):
         value = getattr(likelihood, name, None)
         if torch.is_tensor(value):
-            value = value.item() * fitted.units.scale**power
-            found["noise sd" if name == "noise" else name] = math.sqrt(value) if name == "noise" else value
-    return found
+            ends = fitted.intervals.get(f"likelihood.{names.get(name)}[0]", (math.nan, math.nan))
+            row = np.array([value.item(), *ends]) * fitted.units.scale**power
+            found[_DEVIATIONS[fitted.family.name] if name == "noise" else name] = row if name != "noise" else row**0.5
+    return pd.DataFrame.from_dict(found, orient="index", columns=["estimate", "lower", "upper"])
 
 
 # ------------------------------------------------------------------ random effects

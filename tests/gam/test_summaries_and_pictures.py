@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from scipy import stats
+from scipy import optimize, stats
 
 from gpytorch_gam.gam import GAMClassifier, GAMRegressor, f, fs, linear, re, s, te
 from gpytorch_gam.gam.summary import _named_pairs, _shown_table, _warnings_of_freedom
@@ -232,6 +232,41 @@ def test_random_effects_have_the_intervals_of_a_profile() -> None:
     assert "re(g)" in str(gam.summary()).splitlines()[-2]
     point = GAMRegressor([re("g")], hyperparameters="point").fit(x, y).summary().random_effects
     assert point.lower.isna().all()
+
+
+def test_parameters_of_likelihoods_have_the_intervals_of_maximum_likelihood() -> None:
+    random = np.random.default_rng(0)
+    x = pd.DataFrame({"a": random.uniform(size=400)})
+    y = random.negative_binomial(3, 3 / (3 + np.exp(1 + x.a)))
+
+    def loss(line: np.ndarray, log_dispersion: float) -> float:
+        size = np.exp(-log_dispersion)
+        return -stats.nbinom.logpmf(y, size, size / (size + np.exp(line[0] + line[1] * x.a))).sum()
+
+    def profile(log_dispersion: float) -> float:
+        return optimize.minimize(loss, np.array([1.0, 1.0]), (log_dispersion,)).fun
+
+    best = optimize.minimize_scalar(profile, bounds=(-3.0, 1.0), method="bounded").x
+    curvature = (profile(best + 0.1) + profile(best - 0.1) - 2 * profile(best)) / 0.1**2
+    gam = GAMRegressor("~ linear(a)", family="negative_binomial", hyperparameters="integrated").fit(x, y)
+    found = gam.summary().likelihood.loc["dispersion"]
+    assert found.estimate == pytest.approx(np.exp(best), rel=0.05)
+    assert np.log(found.upper / found.lower) / 3.92 == pytest.approx(curvature**-0.5, rel=0.1)
+    shown = f"dispersion: {found.estimate:.4g} (95% interval {found.lower:.3g} to {found.upper:.3g})"
+    assert shown in str(gam.summary()).splitlines()
+
+
+def test_parameters_of_likelihoods_are_in_units_of_the_response() -> None:
+    random = np.random.default_rng(0)
+    x = pd.DataFrame({"a": random.uniform(size=200)})
+    y = x.a + 0.3 * random.standard_t(4, size=200)
+    one, many = (
+        GAMRegressor("~ linear(a)", family="student_t", hyperparameters="integrated").fit(x, unit * y).summary()
+        for unit in (1.0, 1000.0)
+    )
+    np.testing.assert_allclose(many.likelihood.loc["scale"], 1000 * one.likelihood.loc["scale"], rtol=0.02)
+    np.testing.assert_allclose(many.likelihood.loc["deg_free"], one.likelihood.loc["deg_free"], rtol=0.02)
+    assert one.likelihood.loc["scale"].lower < one.facts["scale"] < one.likelihood.loc["scale"].upper
 
 
 def test_summaries_of_files_say_the_same(tmp_path: Path) -> None:
