@@ -43,7 +43,7 @@ class PredictorRows(NamedTuple):
 
     choleskys: list[Tensor]  # of the inducing covariances of each group, (*batch, num_blocks, size, size)
     features: Tensor  # (*batch, Q, n)
-    prior_variances: Tensor  # of the predictors, (*batch, P, n)
+    prior_variances: Tensor  # of the predictors, see ComponentGroup.observed_variance, (*batch, P, n)
 
 
 class AdditivePredictor(gpytorch.Module):
@@ -345,15 +345,16 @@ class AdditivePredictor(gpytorch.Module):
         return by_group(joined, [each.group.inducing_cholesky(jitter, relative) for each in joined], -3)
 
     @without_autocast
-    def prior_variances(self, x: Tensor) -> Tensor:
+    def observed_variances(self, x: Tensor) -> Tensor:
         """
-        The prior variances of the predictors at ``x``.
+        The prior variances of the predictors at ``x`` as training takes them: without those of components whose columns
+        are missing in a row, see :meth:`ComponentGroup.observed_variance`.
 
         :param x: Inputs ``(*batch, n, D)``.
         :return: The variances ``(*batch, P, n)``.
         """
         joined = joined_groups(self.groups)
-        return self._summed_variances(joined, [each.group.prior_variance(x) for each in joined])
+        return self._summed_variances(joined, [each.group.observed_variance(x) for each in joined])
 
     @without_autocast
     def at_rows(self, x: Tensor, jitter: float, relative: bool = False) -> PredictorRows:

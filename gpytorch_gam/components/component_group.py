@@ -55,7 +55,7 @@ class GroupRows(NamedTuple):
 
     cholesky: Tensor  # of the inducing covariance in float64, (*batch, num_blocks, size, size)
     features: Tensor  # (*batch, C_g, M, n)
-    prior_variance: Tensor  # (*batch, C_g, n)
+    prior_variance: Tensor  # see ComponentGroup.observed_variance, (*batch, C_g, n)
 
 
 class ComponentGroup(gpytorch.Module):
@@ -85,10 +85,13 @@ class ComponentGroup(gpytorch.Module):
         rows it is zero. None for a component whose ``by`` column is a multiplier, or which has no such column.
     :param levels: For each column that is a category, its levels. Any other value in the column is an error, unless the
         levels allow unseen ones, which the kernel must then be able to handle.
-    :param missing: The meaning of NaN in the columns that a component reads. "error": it is refused. "marginal": in
-        such a row the component has mean zero and its mean prior variance, independently of all other rows, whatever
-        the data: the output scale with normalised ANOVA kernels, and otherwise the mean over the inducing points, which
-        is exact for stationary kernels. NaN in ``by`` columns is an error in either case.
+    :param missing: The meaning of NaN in the columns that a component reads. "error": it is refused. "marginal": the
+        component is unknown in such a row. Predictions have mean zero there and its mean prior variance, independently
+        of all other rows: the output scale with normalised ANOVA kernels, and otherwise the mean over the inducing
+        points, which is exact for stationary kernels. Training takes the mean alone, with a variance of zero, so that
+        such rows say nothing of the component, its hyperparameters included, and something of all others; how much it
+        varies there is taken for noise. See :doc:`/theory/model`, also for when this is biased. NaN in ``by`` columns
+        is an error in either case.
     :param predictor: The number of the additive predictor, in a likelihood of several parameters, to which the
         components belong.
     :param learn_inducing_locations: Whether the inducing points are parameters; otherwise they are buffers.
@@ -515,17 +518,14 @@ class ComponentGroup(gpytorch.Module):
         points = self.inducing_points.double()
         if self._level_blocks is not None or x.dtype != torch.float64 or x.dim() != 2 or points.dim() != 3:
             cholesky = self.inducing_cholesky(jitter, relative)
-            return GroupRows(cholesky, self.features(x, cholesky), self.prior_variance(x))
+            return GroupRows(cholesky, self.features(x, cholesky), self.observed_variance(x))
         both, variance = self.evaluate_with_variance(points, torch.cat([points, self.select(x)], dim=-2))
         inducing, cross = both.split([self.num_inducing, len(x)], dim=-1)
         variance, multiplier = variance[..., self.num_inducing :], self.multiplier(x)
         if multiplier is not None:
             cross, variance = cross * multiplier.unsqueeze(-2), variance * multiplier.square()
-        missing = self.missing_variance(x)
         cholesky = self.inducing_cholesky(jitter, relative, inducing)
-        return GroupRows(
-            cholesky, triangular_solve(cholesky, cross), variance if missing is None else variance + missing
-        )
+        return GroupRows(cholesky, triangular_solve(cholesky, cross), variance)
 
     def evaluate_with_variance(self, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
         """
@@ -566,11 +566,17 @@ class ComponentGroup(gpytorch.Module):
         :param x: Inputs ``(*batch, n, D)``.
         :return: The variances ``(*batch, C_g, n)``.
         """
-        variance, missing = self._observed_variance(x), self.missing_variance(x)
+        variance, missing = self.observed_variance(x), self.missing_variance(x)
         return variance if missing is None else variance + missing
 
-    def _observed_variance(self, x: Tensor) -> Tensor:
-        """The prior variance without the part from rows with missing columns, ``(*batch, C_g, n)``."""
+    def observed_variance(self, x: Tensor) -> Tensor:
+        """
+        The prior variance of the components as training takes it: 0, in the place of :meth:`missing_variance`, in rows
+        in which a column of a component is missing.
+
+        :param x: Inputs ``(*batch, n, D)``.
+        :return: The variances ``(*batch, C_g, n)``.
+        """
         variance, multiplier = self.evaluate_kernel(self.select(x), diag=True), self.multiplier(x)
         return variance if multiplier is None else variance * multiplier.square()
 
@@ -622,7 +628,7 @@ class ComponentGroup(gpytorch.Module):
 
     @torch.no_grad()
     def _undetermined(self, x: Tensor, features: Tensor) -> Tensor:
-        variance = self._observed_variance(x)
+        variance = self.observed_variance(x)
         tolerance = math.sqrt(torch.finfo(variance.dtype).eps)  # for rounding errors of a factorisation
         return variance - features.square().sum(-2) > tolerance * variance
 

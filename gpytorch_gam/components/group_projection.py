@@ -7,6 +7,7 @@ evaluation and matrix products: no triangular solve against the data, and nothin
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -33,7 +34,7 @@ class SummedProjection(NamedTuple):
 
     shared: Tensor  # sum over c of W_c' k_c, (*batch, S, n)
     squares: Tensor | None  # sum over c and j of (V_c' k_c)_j^2, (*batch, n); None without block weights
-    prior_variance: Tensor  # sum over c of k_c(x, x), (*batch, n)
+    prior_variance: Tensor  # sum over c of k_c(x, x), (*batch, n), see ComponentGroup.observed_variance
 
 
 class ComponentProjection(NamedTuple):
@@ -41,7 +42,7 @@ class ComponentProjection(NamedTuple):
 
     shared: Tensor  # W_c' k_c, (*batch, C_g, S, n)
     block: Tensor | None  # V_c' k_c in the directions of all blocks, (*batch, C_g, r, n); None without block weights
-    prior_variance: Tensor  # k_c(x, x), (*batch, C_g, n)
+    prior_variance: Tensor  # k_c(x, x), (*batch, C_g, n), see ComponentGroup.observed_variance
 
 
 def whitened_weights(cholesky: Tensor, columns: Tensor) -> Tensor:
@@ -67,7 +68,7 @@ def project_sum(
             shared = rows.project(by_component(group, shared_weights)).sum(-3).mT
             if block_weights is not None:
                 squares = rows.project(by_component(group, block_weights)).square().sum((-3, -1))
-            return SummedProjection(shared, squares, group.prior_variance(x).sum(-2))
+            return SummedProjection(shared, squares, group.observed_variance(x).sum(-2))
         fused = _fused_inputs(group, x, shared_weights, block_weights)
         if fused is not None:
             inputs, variance = fused
@@ -77,7 +78,7 @@ def project_sum(
     shared = shared_weights.flatten(-3, -2).mT @ covariance.flatten(-3, -2)
     if block_weights is not None:
         squares = _sum_of_squares(own_directions(block_weights, covariance))
-    return SummedProjection(shared, squares, group.prior_variance(x).sum(-2))
+    return SummedProjection(shared, squares, group.observed_variance(x).sum(-2))
 
 
 def project_components(
@@ -106,7 +107,6 @@ def _fused_inputs(
     if multiplier is not None:
         multiplier = multiplier.expand(*batch_shape, multiplier.shape[-1])
         variance = variance * multiplier.square()
-    variance = _with_missing(group, x, variance)
     return ProjectionInputs(form.factors, weights[0], weights[1], multiplier), variance.sum(-2)
 
 
@@ -133,17 +133,26 @@ def _covariance_and_variance(group: ComponentGroup, x: Tensor) -> tuple[Tensor, 
     if not torch.is_grad_enabled() and settings.fused_projection.value() != "off":
         form = separable_form(group.kernel, group.inducing_points.to(x.dtype), group.select(x))
     if form is None:
-        return group.cross_covariance(x), group.prior_variance(x)
+        return group.cross_covariance(x), group.observed_variance(x)
     covariance, variance, multiplier = plain_kernel(form.factors), form.variance, group.multiplier(x)
     if multiplier is not None:
         covariance, variance = covariance * multiplier.unsqueeze(-2), variance * multiplier.square()
-    return covariance, _with_missing(group, x, variance)
+    return covariance, variance
 
 
-def _with_missing(group: ComponentGroup, x: Tensor, variance: Tensor) -> Tensor:
-    """Prior variances ``(*batch, C_g, n)``, to which those of rows with missing columns are added."""
-    missing = group.missing_variance(x)
-    return variance if missing is None else variance + missing
+def missing_variances(groups: Sequence[ComponentGroup], x: Tensor) -> dict[int, Tensor]:
+    """
+    The prior variances ``(*batch, n)`` of components whose columns are missing in a row, summed for each predictor in
+    which values may be missing. Predictions have them, and training has not.
+    """
+    totals: dict[int, Tensor] = {}
+    for group in groups:
+        variance = group.missing_variance(x)
+        if variance is not None:
+            total = variance.sum(-2)
+            owner = group.predictor_index
+            totals[owner] = totals[owner] + total if owner in totals else total
+    return totals
 
 
 def by_component(group: ComponentGroup, weights: Tensor) -> Tensor:

@@ -23,7 +23,8 @@ class KernelInBlocks:
     components read the same columns, and these have few combinations of values, the kernel is evaluated at one row for
     each.
 
-    :ivar prior_variance: The sum of the prior variances of the components, ``(n,)``.
+    :ivar prior_variance: The sum of the prior variances of the components, ``(n,)``, see
+        :meth:`ComponentGroup.observed_variance`.
     """
 
     def __init__(self, group: ComponentGroup, x: Tensor) -> None:
@@ -47,13 +48,11 @@ class KernelInBlocks:
         if form is None:
             if self._levels is None:
                 self._values = group.cross_covariance(rows)
-            return group.prior_variance(rows)
+            return group.observed_variance(rows)
         self._factors = form.factors
         if self._places is not None:
             self._values = self._of_factors(slice(None))
-        variance, missing = form.variance, group.missing_variance(rows)
-        variance = variance if self._multiplier is None else variance * self._multiplier.square()
-        return variance if missing is None else variance + missing
+        return form.variance if self._multiplier is None else form.variance * self._multiplier.square()
 
     def _of_factors(self, rows: slice) -> Tensor:
         assert self._factors is not None

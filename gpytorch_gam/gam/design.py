@@ -176,8 +176,9 @@ class Design(EncodedTerms):
     def _refuse_missing(self, term: Term, name: str, missing: int, num_rows: int) -> None:
         if missing and self.missing_of(term) == "error":
             raise ValueError(
-                f"column {name!r} has NaN in {missing} of {num_rows} rows: drop them, fill them in, or give "
-                f"missing='marginal' to {term.label} or the estimator, for an effect that is unknown in these rows"
+                f"column {name!r} has NaN in {missing} of {num_rows} rows: drop them, fill them in, or if they are few "
+                f"and missing at random, give missing='marginal' to {term.label} or the estimator: then the effect is "
+                "unknown in these rows, and counts as noise in the fit"
             )
 
     def _keys_of(self, term: Term) -> list[Key]:

@@ -50,7 +50,8 @@ class GAMRegressor(RegressorMixin, FittedGAM):
     :param kernel: The smoothness of effects: ``"matern52"``, ``"matern32"``, ``"matern12"`` or ``"rbf"``.
     :param num_inducing: Number of inducing points of smooth effects; default chosen by the fit.
     :param missing: What is done with missing values: ``"error"``; ``"marginal"``, for an effect that is unknown in
-        these rows; or ``"level"``, which makes them a level of categories of their own. Terms may say otherwise.
+        these rows, which is for few rows with values missing at random, see :func:`~gpytorch_gam.gam.s`; or
+        ``"level"``, which makes them a level of categories of their own. Terms may say otherwise.
     :param posterior: The family of the posterior, see :class:`~gpytorch_gam.AdditiveGP`; ``"auto"`` takes a full
         covariance while it is small, and then block + low-rank precisions.
     :param hyperparameters: Whether predictions, effects, their bands and draws include that hyperparameters such as

@@ -77,7 +77,7 @@ def residuals_of_batches(
 ) -> Residuals:
     """What is left of some rows of the first batches, at the posterior of the model."""
     rows = concatenated(rows_of_first_batches(strategy, likelihood, batches, _NUM_ROWS))[0]
-    moments = strategy.predictor_moments(rows.x)
+    moments = strategy.training_moments(rows.x)
     x = strategy.read(rows.x).inputs.double()
     if strategy.predictor.num_predictors == 1:
         mean, variance = moments.mean.squeeze(-1), moments.covariance.flatten(-3)

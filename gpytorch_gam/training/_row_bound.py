@@ -264,7 +264,7 @@ class RowBound:
         return max(finite, key=lambda posterior: posterior.bound) if finite else None
 
     def _first_sites(self, view: RowView) -> Iterator[Sites]:
-        moments = self._strategy.predictor_moments(self._x)
+        moments = self._strategy.training_moments(self._x)
         mean, covariance = moments.mean.double().mT, moments.covariance.double().movedim(0, -1)
         identity = torch.eye(self._num_predictors).to(mean).unsqueeze(-1)
         for each in (covariance, *(variance * identity.expand_as(covariance) for variance in _FIRST_VARIANCES)):

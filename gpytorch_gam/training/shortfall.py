@@ -143,7 +143,7 @@ def _curvatures(strategy: AdditiveVariationalStrategy, likelihood: Likelihood, r
     if strategy.predictor.num_predictors == 1 and is_gaussian(likelihood):  # the curvatures are the same everywhere
         zeros = torch.zeros_like(rows.y)
         return expected_gradients(likelihood, rows.y, zeros, zeros + 1, rows.row_arguments).curvatures.unsqueeze(-1)
-    moments = strategy.predictor_moments(rows.x)
+    moments = strategy.training_moments(rows.x)
     if strategy.predictor.num_predictors == 1:
         mean, variance = moments.mean.squeeze(-1), moments.covariance.flatten(-3)
         return expected_gradients(likelihood, rows.y, mean, variance, rows.row_arguments).curvatures.unsqueeze(-1)
@@ -167,9 +167,8 @@ def group_shortfall(
 
 
 def _payment(group: ComponentGroup, x: Tensor, weights: Tensor) -> Tensor:
-    rows, missing = group.at_rows(x, _JITTER, relative=True), group.missing_variance(x)
-    variance = rows.prior_variance if missing is None else rows.prior_variance - missing
-    unexplained = variance.double() - rows.features.square().sum(-2)
+    rows = group.at_rows(x, _JITTER, relative=True)
+    unexplained = rows.prior_variance.double() - rows.features.square().sum(-2)
     return 0.5 * (unexplained.clamp_min(0.0) @ weights.double())
 
 

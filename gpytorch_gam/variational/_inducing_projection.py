@@ -10,7 +10,12 @@ from gpytorch.settings import trace_mode
 from torch import Tensor
 
 from gpytorch_gam.components import AdditivePredictor, ComponentGroup
-from gpytorch_gam.components.group_projection import project_components, project_sum, whitened_weights
+from gpytorch_gam.components.group_projection import (
+    missing_variances,
+    project_components,
+    project_sum,
+    whitened_weights,
+)
 from gpytorch_gam.components.joined_groups import JoinedGroup, by_group, joined_groups
 from gpytorch_gam.components.reading import Reading
 from gpytorch_gam.distributions.predictor_distribution import PredictorMoments
@@ -30,11 +35,20 @@ _BLOCK_NUMBERS, _LEAST_BLOCK = 2**17, 64
 
 
 class InducingProjection(PosteriorProjection):
-    r"""The weights :math:`L_c^{-\top} [V_c, F_c, m_c]` of kernels between inducing points and rows."""
+    r"""
+    The weights :math:`L_c^{-\top} [V_c, F_c, m_c]` of kernels between inducing points and rows. Unless it is
+    ``for_training``, the variance of a predictor includes that of components whose columns are missing in a row.
+    """
 
-    def __init__(self, groups: Sequence[ComponentGroup], weights: Sequence[GroupWeights], sign: int) -> None:
+    def __init__(
+        self,
+        groups: Sequence[ComponentGroup],
+        weights: Sequence[GroupWeights],
+        sign: int,
+        is_for_training: bool = False,
+    ) -> None:
         self._groups, self._weights, self._sign = groups, weights, sign
-        self._dtype = weights[0].shared.dtype
+        self._dtype, self._is_for_training = weights[0].shared.dtype, is_for_training
 
     @classmethod
     def of(
@@ -57,6 +71,10 @@ class InducingProjection(PosteriorProjection):
             weights.append(GroupWeights(shared, block))
         return cls(predictor.groups, _weights_by_group(joined, weights), factors.shared_sign)
 
+    def for_training(self) -> InducingProjection:
+        """See :meth:`PosteriorProjection.for_training`."""
+        return InducingProjection(self._groups, self._weights, self._sign, is_for_training=True)
+
     def marginals(self, reading: Reading) -> Marginals:
         """Moments of the P predictors in each row."""
         x, joined = reading.inputs.to(self._dtype), joined_groups(self._groups, within_predictors=True)
@@ -64,6 +82,7 @@ class InducingProjection(PosteriorProjection):
         found = [project_sum(each.group, x, *self._weights_of(each)) for each in joined]
         columns = sum_by_predictor([part.shared for part in found], owners, -3)  # (*batch, P, R + 1, n)
         prior_variance = sum_by_predictor([part.prior_variance for part in found], owners, -2)
+        prior_variance = self._with_missing(prior_variance, x)
         squares = [part.squares for part in found if part.squares is not None]  # either all groups have them, or none
         own_squares = sum_by_predictor(squares, owners, -2) if squares else None
         mean = reading.means + columns[..., -1, :]
@@ -81,17 +100,35 @@ class InducingProjection(PosteriorProjection):
         parts = [(each.group.predictor_index, (each.group, self._weights_of(each))) for each in joined]
         owners = sorted({owner for owner, _ in parts})
         predictors = [PredictorInBlocks([own for other, own in parts if other == owner], x) for owner in owners]
-        found = [self._block(predictors, reading.means, rows) for rows in self._blocks(len(x))]
+        prior_variance = torch.stack([predictor.prior_variance for predictor in predictors])
+        prior_variance = self._with_missing(prior_variance, x)
+        found = [self._block(predictors, reading.means, prior_variance, rows) for rows in self._blocks(len(x))]
         means, covariances = zip(*(PredictorMoments.of(part, dtype) for part in found), strict=True)
         return PredictorMoments(torch.cat(means, -2), torch.cat(covariances, -3))
 
-    def _block(self, predictors: Sequence[PredictorInBlocks], means: Tensor, rows: slice) -> Marginals:
+    def _with_missing(self, prior_variance: Tensor, x: Tensor) -> Tensor:
+        """Prior variances ``(*batch, P, n)`` of the predictors, with those of components that are unknown in a row."""
+        if self._is_for_training:
+            return prior_variance
+        missing = missing_variances(self._groups, x)
+        if not missing:
+            return prior_variance
+        owners = sorted({group.predictor_index for group in self._groups})
+        totals = [
+            own + missing[owner] if owner in missing else own
+            for owner, own in zip(owners, prior_variance.unbind(-2), strict=True)
+        ]
+        return torch.stack(torch.broadcast_tensors(*totals), dim=-2)
+
+    def _block(
+        self, predictors: Sequence[PredictorInBlocks], means: Tensor, prior_variance: Tensor, rows: slice
+    ) -> Marginals:
         """Moments of some of the rows."""
-        variances, squares, columns = zip(*(predictor.at(rows) for predictor in predictors), strict=True)
+        squares, columns = zip(*(predictor.at(rows) for predictor in predictors), strict=True)
         own, stacked = [part for part in squares if part is not None], torch.stack(columns)
         mean = means[..., rows] + stacked[:, -1]
         own_squares = torch.stack(own) if own else None
-        return marginal_moments(mean, torch.stack(variances), own_squares, stacked[:, :-1], self._sign)
+        return marginal_moments(mean, prior_variance[..., rows], own_squares, stacked[:, :-1], self._sign)
 
     def _blocks(self, num_rows: int) -> Iterator[slice]:
         num_inducing = sum(group.num_components * group.num_inducing for group in self._groups)
@@ -113,6 +150,8 @@ class InducingProjection(PosteriorProjection):
         found = [project_components(each.group, x, *self._weights_of(each)) for each in joined]
         shared = by_group(joined, [part.shared for part in found], -3)
         variances = by_group(joined, [part.prior_variance for part in found], -2)
+        missing = [group.missing_variance(x) for group in self._groups]
+        variances = [own if more is None else own + more for own, more in zip(variances, missing, strict=True)]
         blocks: Sequence[Tensor | None] = [None] * len(shared)
         own = [part.block for part in found if part.block is not None]  # either all groups have them, or none
         if own:

@@ -30,6 +30,13 @@ class PosteriorProjection(ABC):
     def components(self, inputs: Tensor) -> ComponentProjections:
         """Projections of all components at inputs ``(*batch, n, D)`` of the predictor."""
 
+    def for_training(self) -> PosteriorProjection:
+        """
+        The same where components that are unknown in a row, for want of a column, are at their mean of zero, see
+        :class:`~gpytorch_gam.components.ComponentGroup`.
+        """
+        return self
+
     def without_others(self, kept: Sequence[int]) -> PosteriorProjection | None:
         """The posterior of some components, by number, as if there were no others; None if it has no such form."""
         return None

@@ -27,20 +27,22 @@ class PredictorInBlocks:
 
     :param groups: The groups, each with its weights, without batch dimensions.
     :param x: The inputs of the predictor ``(n, D)``.
+    :ivar prior_variance: The sum of the prior variances of the components, ``(n,)``, see
+        :meth:`ComponentGroup.observed_variance`.
     """
 
     def __init__(self, groups: Sequence[tuple[ComponentGroup, GroupWeights]], x: Tensor) -> None:
         kernels = [KernelInBlocks(group, x) for group, _ in groups]
         self._parts = [(kernel, *part) for kernel, part in zip(kernels, groups, strict=True)]
-        self._prior_variance = torch.stack([kernel.prior_variance for kernel in kernels]).sum(0)
+        self.prior_variance = torch.stack([kernel.prior_variance for kernel in kernels]).sum(0)
         dense = [weights.shared.flatten(0, 1) for kernel, _, weights in self._parts if not kernel.is_of_levels]
         width = groups[0][1].shared.shape[-1]
-        self._dense = torch.cat([x.new_empty(0, width, dtype=self._prior_variance.dtype), *dense]).mT  # (R + 1, M)
+        self._dense = torch.cat([x.new_empty(0, width, dtype=self.prior_variance.dtype), *dense]).mT  # (R + 1, M)
 
-    def at(self, rows: slice) -> tuple[Tensor, Tensor | None, Tensor]:
+    def at(self, rows: slice) -> tuple[Tensor | None, Tensor]:
         """
-        For some of the rows, sums over the components of the prior variances and of the squares of their own
-        directions, ``(n,)`` each (None without such directions), and coupled directions and mean, ``(R + 1, n)``.
+        For some of the rows, the sum over the components of the squares of their own directions, ``(n,)`` (None without
+        such directions), and coupled directions and mean, ``(R + 1, n)``.
         """
         dense, of_levels, squares = [self._dense.new_empty(0, rows.stop - rows.start)], [], []
         for kernel, group, (shared, block) in self._parts:
@@ -56,4 +58,4 @@ class PredictorInBlocks:
         columns = self._dense @ torch.cat(dense)
         for part in of_levels:
             columns += part
-        return self._prior_variance[rows], torch.stack(squares).sum(0) if squares else None, columns
+        return torch.stack(squares).sum(0) if squares else None, columns

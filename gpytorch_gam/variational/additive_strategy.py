@@ -195,6 +195,16 @@ class AdditiveStrategy(_FollowedStrategy):
         """
         return self._moments(self.read(x), self._projection())
 
+    @without_autocast
+    def training_moments(self, x: Tensor) -> PredictorMoments:
+        """
+        The moments under which the bound takes its expectations: :meth:`predictor_moments` with effects that are
+        unknown in a row, for want of a column, at their mean of zero.
+
+        :param x: Inputs ``(*batch, n, D)``.
+        """
+        return self._moments(self.read(x), self._projection().for_training())
+
     def _moments(self, reading: Reading, projection: PosteriorProjection) -> PredictorMoments:
         return projection.moments(reading)
 
@@ -250,7 +260,7 @@ class AdditiveStrategy(_FollowedStrategy):
         return predictor_distribution(means, covariance)
 
     def _marginal_distribution(self, reading: Reading) -> MultivariateNormal:
-        projection = self._training_projection()
+        projection = self._training_projection().for_training()
         if self.predictor.num_predictors == 1:
             marginals = projection.marginals(reading)
             mean, variance = marginals.mean.squeeze(-2), marginals.variance.squeeze(-2)

@@ -69,12 +69,12 @@ def moved(predictor: AdditivePredictor) -> AdditivePredictor:
 
 
 def alone(predictor: AdditivePredictor, x: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
-    """Choleskys, features and prior variances from one group at a time."""
+    """Choleskys, features and variances in training from one group at a time."""
     choleskys = [group.inducing_cholesky(JITTER, relative=True) for group in predictor.groups]
     features = [
         group.features(x, cholesky).flatten(-3, -2) for group, cholesky in zip(predictor.groups, choleskys, strict=True)
     ]
-    variance = sum(group.prior_variance(x).sum(-2) for group in predictor.groups)
+    variance = sum(group.observed_variance(x).sum(-2) for group in predictor.groups)
     assert torch.is_tensor(variance)
     return choleskys, torch.cat(features), variance.unsqueeze(0)
 
@@ -86,7 +86,7 @@ def together(predictor: AdditivePredictor, x: Tensor) -> tuple[list[Tensor], Ten
 
 def one_by_one(predictor: AdditivePredictor, x: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
     choleskys = predictor.inducing_choleskys(JITTER, relative=True)
-    return choleskys, predictor.features(x, choleskys), predictor.prior_variances(x)
+    return choleskys, predictor.features(x, choleskys), predictor.observed_variances(x)
 
 
 def gradients(predictor: AdditivePredictor, evaluated: tuple[list[Tensor], Tensor, Tensor]) -> list[Tensor]:
@@ -163,7 +163,7 @@ def test_several_predictors_get_their_own_variances() -> None:
         (groups[0].prior_variance(x) + groups[2].prior_variance(x)).squeeze(0),
         groups[1].prior_variance(x).squeeze(0),
     ]
-    torch.testing.assert_close(predictor.prior_variances(x), torch.stack(expected))
+    torch.testing.assert_close(predictor.observed_variances(x), torch.stack(expected))
     torch.testing.assert_close(together(predictor, x)[2], torch.stack(expected))
     assert [each.places for each in joined_groups(groups)] == [(0, 1, 2)]
     assert [each.places for each in joined_groups(groups, within_predictors=True)] == [(0, 2), (1,)]

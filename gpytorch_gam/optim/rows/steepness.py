@@ -25,7 +25,7 @@ def curvature_steepness(strategy: AdditiveVariationalStrategy, likelihood: Likel
     :math:`\lambda_n'` after that, the logarithm has changed by :math:`-\log \sum_n \min(\lambda_n, \lambda_n') / \sum_n
     \max(\lambda_n, \lambda_n')`, so that rows without curvature at either end do not count.
     """
-    mean, covariance = strategy.predictor_moments(rows.x)
+    mean, covariance = strategy.training_moments(rows.x)
     prior = [torch.zeros(len(mean), dtype=torch.float64, device=mean.device) for _ in range(mean.shape[-1])]
     for group in strategy.predictor.groups:
         prior[group.predictor_index] += group.prior_variance(rows.x).double().sum(-2)

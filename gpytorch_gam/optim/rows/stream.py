@@ -117,7 +117,7 @@ def _marginals(
     """Moments of the P predictors in each row from its features, ``(Q, n)``."""
     predictor, x = strategy.predictor, reading.inputs
     segments, num_predictors = predictor_segments(predictor), predictor.num_predictors
-    prior, removed = predictor.prior_variances(x).double(), features.new_zeros(num_predictors, features.shape[-1])
+    prior, removed = predictor.observed_variances(x).double(), features.new_zeros(num_predictors, features.shape[-1])
     if factors.explained_blocks is not None:
         for group, root, part in zip(
             predictor.groups, factors.explained_blocks, split_groups(features, predictor.group_shapes), strict=True

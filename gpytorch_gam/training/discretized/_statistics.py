@@ -42,9 +42,6 @@ class GroupBins(NamedTuple):
     terms: list[int]  # the set of columns that each component reads
     inputs: Tensor  # of the kernels, (C_g, U, d)
     multiplier: Tensor | None  # (C_g, U), 0 where a column is missing; None for ones
-    missing: (
-        Tensor | None
-    )  # squares of the multipliers where a column is missing, otherwise 0, (C_g, U); None for zeros
 
 
 def bins_of_groups(
@@ -67,15 +64,9 @@ def _bins_of_group(group: ComponentGroup, terms: list[int], places: list[Tensor]
         multiplier = group.multiplier_of(stacked(values).squeeze(-1))
     is_missing = inputs.isnan().any(-1)
     if not is_missing.any():
-        return GroupBins(terms, inputs, multiplier, None)
+        return GroupBins(terms, inputs, multiplier)
     known = torch.ones_like(inputs[..., 0]) if multiplier is None else multiplier
-    zeros = torch.zeros_like(known)
-    return GroupBins(
-        terms,
-        group.without_missing(inputs),
-        torch.where(is_missing, zeros, known),
-        torch.where(is_missing, known.square(), zeros),
-    )
+    return GroupBins(terms, group.without_missing(inputs), known.masked_fill(is_missing, 0.0))
 
 
 class BinStatistics:
@@ -187,12 +178,10 @@ def _joined_bins(bins: Sequence[GroupBins]) -> GroupBins:
     if len(bins) == 1:
         return bins[0]
     ones = [torch.ones_like(each.inputs[..., 0]) for each in bins]
-    zeros = [torch.zeros_like(each) for each in ones]
     return GroupBins(
         [term for each in bins for term in each.terms],
         _side_by_side([each.inputs for each in bins]),
         _filled([each.multiplier for each in bins], ones),
-        _filled([each.missing for each in bins], zeros),
     )
 
 
@@ -224,8 +213,6 @@ def _evaluated(strategy: AdditiveVariationalStrategy, group: ComponentGroup, bin
         variances = variances[:, group.num_inducing :]
     if bins.multiplier is not None:
         variances = variances * bins.multiplier.square()
-    if bins.missing is not None:
-        variances = variances + bins.missing * group.mean_prior_variance().double().unsqueeze(-1)
     return features, variances
 
 
