@@ -117,7 +117,7 @@ INTERACTIONS, ADDITIVE = "interactions", Variant("none", {"interactions": 0})
 VARIANTS = {
     INTERACTIONS: [ADDITIVE],
     "hyperparameters": [Variant("point estimates", {"hyperparameters": "point"})],
-    "kernel": [Variant(name, {"kernel": name}) for name in ("matern32", "rbf")],
+    "kernel": [Variant(name, {"kernel": name}) for name in ("matern52", "matern32", "rbf")],
     "line": [Variant("none beside smooths", change=without_lines)],
     "link": [Variant("probit", {"family": "probit"}, applies=is_labels)],
     "priors": [Variant("none of variances and lengthscales", constants=dict.fromkeys(RATES, 1e-9))],

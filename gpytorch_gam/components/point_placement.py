@@ -19,6 +19,11 @@ class PointPlacement(ABC):
     def __init__(self, sizes: Sequence[int]) -> None:
         self.sizes = tuple(sizes)
 
+    @property
+    def first_number(self) -> int:
+        """The number M of inducing points of each component that the group begins with."""
+        return self.points(self.sizes[0]).shape[-2]
+
     @abstractmethod
     def points(self, size: int) -> Tensor:
         """

@@ -34,6 +34,7 @@ from .row_arguments import (
     with_columns_of_fit,
 )
 from .scores import Seen
+from .smoothness import DEFAULT_KERNEL
 from .specification import columns_of_terms, read_specification
 from .stream_fit import Rows, fit_stream, with_weight
 from .streams import Stream, stream_of
@@ -198,7 +199,7 @@ class GAMEstimator(BaseEstimator):
         design = Design(
             specification.terms(frame),
             tuple(family.parameters),
-            self.kernel,
+            DEFAULT_KERNEL if self.kernel == "auto" else self.kernel,
             self.num_inducing,
             self.missing,
             specification.has_intercepts if family.name != "ordinal" else (False,),
@@ -207,7 +208,7 @@ class GAMEstimator(BaseEstimator):
         return design
 
     def _check_options(self) -> None:
-        checks.choice("kernel", self.kernel, KERNELS)
+        checks.choice("kernel", self.kernel, ("auto", *KERNELS))
         checks.choice("missing", self.missing, MISSING)
         if self.num_inducing is not None:
             checks.integer("num_inducing", self.num_inducing, least=3)
@@ -237,7 +238,14 @@ class GAMEstimator(BaseEstimator):
     def _options(self) -> Options:
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         return Options(
-            self.method, self.tolerance, self.posterior, self.device, self.progress, seed, self.hyperparameters
+            self.method,
+            self.tolerance,
+            self.posterior,
+            self.device,
+            self.progress,
+            seed,
+            self.hyperparameters,
+            chooses_kernel=self.kernel == "auto",
         )
 
     def _response_name(self) -> str | None:

@@ -46,6 +46,12 @@ class EncodedTerms:
         """The terms of all predictors."""
         return [term for terms in self.terms for term in terms]
 
+    def reads_kernel(self) -> bool:
+        """Whether any term has the kernel of those that name none."""
+        return any(
+            getattr(term, "kernel", "none") is None and getattr(term, "period", None) is None for term in self.all_terms
+        )
+
     def missing_of(self, term: Term) -> str:
         """
         What is done with missing values in the columns of a term.

@@ -47,7 +47,9 @@ class GAMRegressor(RegressorMixin, FittedGAM):
         (successes among ``trials``), ``"quantile"``, or with a predictor of the scale as well
         ``"gaussian_location_scale"``, ``"student_t_location_scale"``, ``"negative_binomial_mean_dispersion"``. Options
         are given by instances, such as ``families.Quantile(0.9)``.
-    :param kernel: The smoothness of effects: ``"matern52"``, ``"matern32"``, ``"matern12"`` or ``"rbf"``.
+    :param kernel: The smoothness of effects: ``"matern52"``, ``"matern32"``, ``"matern12"`` or ``"rbf"``. ``"auto"``
+        begins with ``"matern52"``, and takes ``"rbf"`` or ``"matern32"`` for all terms that name none where that raises
+        the bound by more than a nat; fits by bins or minibatches keep the first. :meth:`summary` says which it is.
     :param num_inducing: Number of inducing points of smooth effects; default chosen by the fit.
     :param missing: What is done with missing values: ``"error"``; ``"marginal"``, for an effect that is unknown in
         these rows, which is for few rows with values missing at random, see :func:`~gpytorch_gam.gam.s`; or
@@ -101,7 +103,7 @@ class GAMRegressor(RegressorMixin, FittedGAM):
         terms: Any = "auto",
         *,
         family: Any = "gaussian",
-        kernel: str = "matern52",
+        kernel: str = "auto",
         num_inducing: int | None = None,
         missing: str = "error",
         posterior: str = "auto",
@@ -340,7 +342,7 @@ class GAMClassifier(ClassifierMixin, FittedGAM):
         terms: Any = "auto",
         *,
         family: str = "auto",
-        kernel: str = "matern52",
+        kernel: str = "auto",
         num_inducing: int | None = None,
         missing: str = "error",
         posterior: str = "auto",

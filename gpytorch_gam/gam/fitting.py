@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -26,8 +27,10 @@ from .design import Design, default_dtype
 from .families import Family, Units
 from .fitted import Fitted, alone, reference_rows
 from .integration import integrated
-from .interactions import Limits, Start, search
+from .interactions import Limits, search
 from .prediction import response_moments
+from .smoothness import with_best_kernel
+from .starts import Start
 
 # Inducing variables up to which the posterior has a full covariance at the start, and with interactions after growth:
 # larger ones cannot be polished with dense matrices.
@@ -35,9 +38,6 @@ _MOST_COUPLED, _MOST_COUPLED_LATER = 500, 1024
 
 # The share of the prior variance that is left where data determine everything: bands of millions of rows are narrow.
 JITTER = 1e-8
-
-# Tolerance in nats of fits that tell which interactions pay.
-_LOOSE = 1.0
 
 # The most rows by which the deviance that is explained is estimated.
 _ROWS_OF_DEVIANCE = 20000
@@ -54,6 +54,7 @@ class Options:
     progress: bool
     seed: int
     hyperparameters: str
+    chooses_kernel: bool = False
 
 
 class FitOfDesign(NamedTuple):
@@ -96,23 +97,22 @@ def fit_design(
         rows["weights"] = torch.tensor(weights)
     responses = torch.from_numpy((y - units.centre) / units.scale)
     more = (responses, rows) if rows else (responses,)
+
+    def refit(other: Design, start: Start, tolerance: float = 0.0, explore: bool = True) -> tuple[Fitted, FitResult]:
+        inputs, own = other.inputs(frame), replace(options, tolerance=max(options.tolerance, tolerance))
+        found, its_result = fit_to_data(other, family, units, inputs, (inputs, *more), own, start, explore)
+        if its_result is None:
+            raise KeyboardInterrupt
+        return found, its_result
+
     fitted, result = fit_to_data(design, family, units, x, (x, *more), options)
     screened = None
-    if limits is not None and not (limits.is_unasked and (result is None or result.method != "rows")):
-
-        def refit(extended: Design, start: Start, is_loose: bool) -> tuple[Fitted, FitResult | None]:
-            inputs, tolerance = extended.inputs(frame), max(options.tolerance, _LOOSE if is_loose else 0.0)
-            own = replace(options, tolerance=tolerance)
-            return fit_to_data(extended, family, units, inputs, (inputs, *more), own, start)
-
-        try:
+    if result is not None and options.chooses_kernel:
+        with _said_if_interrupted("the comparison of kernels was interrupted: the model has the first one"):
+            fitted, result = with_best_kernel(fitted, result, refit)
+    if result is not None and limits is not None and (result.method == "rows" or not limits.is_unasked):
+        with _said_if_interrupted("the search for interactions was interrupted: the model is fitted without any"):
             fitted, result, screened = search(fitted, result, (x, *more), frame, weights, limits, refit)
-        except KeyboardInterrupt:
-            warnings.warn(
-                "the search for interactions was interrupted: the model is fitted without any",
-                ConvergenceWarning,
-                stacklevel=2,
-            )
         x = fitted.design.inputs(frame)
     on = on_device((x, *more), fitted.model.predictor.device)
     fitted = integrated(fitted, on, len(y), result, options.hyperparameters)
@@ -121,6 +121,15 @@ def fit_design(
     own = {name: value[some] for name, value in rows.items() if name != "weights"}
     explained = deviance_explained(fitted, x[some], y[some], weights[some], own)
     return FitOfDesign(fitted, result, explained, screened)
+
+
+@contextmanager
+def _said_if_interrupted(message: str) -> Iterator[None]:
+    """Give a warning in the place of an interruption."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        warnings.warn(message, ConvergenceWarning, stacklevel=3)
 
 
 def units_of(family: Family, y: np.ndarray, weights: np.ndarray, arguments: Mapping[str, np.ndarray]) -> Units:
@@ -144,6 +153,7 @@ def fit_to_data(
     data: Any,
     options: Options,
     start: Start | None = None,
+    explore: bool = True,
 ) -> tuple[Fitted, FitResult | None]:
     """
     Fit the terms of a design, whose columns are learned, to rows in units of the fit.
@@ -155,6 +165,7 @@ def fit_to_data(
     :param data: The rows, as :func:`~gpytorch_gam.fit` takes them.
     :param options: How.
     :param start: Hyperparameters from which the fit starts; default those of the responses.
+    :param explore: See :func:`~gpytorch_gam.fit`.
     :return: The fitted model, and the result of the fit; None if that was interrupted.
     """
     device = device_of(options.device)
@@ -165,7 +176,7 @@ def fit_to_data(
             model, likelihood = make(design, family, x, replace(options, posterior="block_low_rank"), start)
         model.to(device)
         likelihood.to(device)
-        result = _fit(model, likelihood, on_device(data, device), options, start is not None)
+        result = _fit(model, likelihood, on_device(data, device), options, start is not None, explore)
     mixture, note = alone(model, likelihood), "point estimates"
     return Fitted(model, likelihood, design, family, units, reference_rows(x), mixture, note), result
 
@@ -231,7 +242,9 @@ def _model(predictor: AdditivePredictor, options: Options, most_coupled: int) ->
     return AdditiveGP(predictor, family="block_low_rank", rank="auto")
 
 
-def _fit(model: AdditiveGP, likelihood: Likelihood, data: Any, options: Options, is_warm: bool) -> FitResult | None:
+def _fit(
+    model: AdditiveGP, likelihood: Likelihood, data: Any, options: Options, is_warm: bool, explore: bool
+) -> FitResult | None:
     try:
         return fit(
             model,
@@ -240,9 +253,12 @@ def _fit(model: AdditiveGP, likelihood: Likelihood, data: Any, options: Options,
             method=options.method,
             tolerance=options.tolerance,
             warm_start=is_warm,
+            explore=explore,
             progress=options.progress,
         )
     except KeyboardInterrupt:
+        if is_warm:  # the model from which it went on is finished
+            return None
         model.eval()
         likelihood.eval()
         warnings.warn(

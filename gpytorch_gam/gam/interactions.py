@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 import torch
-from gpytorch.likelihoods import Likelihood
 
-from gpytorch_gam.components import AdditivePredictor, ComponentGroup
+from gpytorch_gam.components import ComponentGroup
 from gpytorch_gam.diagnostics import component_evidence
 from gpytorch_gam.training import FitResult, component_gains
 
-from .design import Design, Part, default_dtype
+from .design import Part, default_dtype
 from .fitted import Fitted
+from .starts import Refit, Start
 from .term_groups import TermGroups
 from .terms import DeviatingCurves, Factor, Linear, Smooth, Term
 from .terms import Tensor as TensorTerm
@@ -27,6 +27,10 @@ _MOST, _POINTS = 5, 6
 
 # The most pairs of columns that are screened unasked, at some thousandths of a second each on few rows.
 _MOST_UNASKED = 100
+
+
+# Tolerance in nats of fits that tell which interactions pay.
+_LOOSE = 1.0
 
 
 class Limits(NamedTuple):
@@ -62,28 +66,6 @@ class Limits(NamedTuple):
         return max(self.least_nats, math.log(max(num_candidates, 1)))
 
 
-class Start(NamedTuple):
-    """Groups of components and a likelihood from whose hyperparameters a fit starts."""
-
-    groups: Sequence[ComponentGroup]
-    likelihood: Likelihood
-
-    def copy_to(self, predictor: AdditivePredictor, likelihood: Likelihood) -> None:
-        """
-        Give the groups of the same components, and another likelihood, the same hyperparameters.
-
-        :param predictor: The components.
-        :param likelihood: The likelihood.
-        """
-        known = {group.names: group for group in self.groups}
-        for group in predictor.groups:
-            source = known[group.names]
-            if source.num_inducing != group.num_inducing:
-                group.replace_inducing_points(source.inducing_points.to(group.inducing_points))
-            group.load_state_dict(source.state_dict())
-        likelihood.load_state_dict(self.likelihood.state_dict())
-
-
 class Search(NamedTuple):
     """
     What a search has found.
@@ -113,7 +95,7 @@ def search(
     frame: pd.DataFrame,
     weights: np.ndarray,
     limits: Limits,
-    refit: Callable[[Design, Start, bool], tuple[Fitted, FitResult | None]],
+    refit: Refit,
 ) -> Search:
     """
     Add the interactions to a model of main effects that raise its bound by more than some nats. Candidates can stand
@@ -127,7 +109,7 @@ def search(
     :param frame: The columns.
     :param weights: The weights of the rows.
     :param limits: Which interactions are kept.
-    :param refit: Fits another design, from some hyperparameters, and loosely or not.
+    :param refit: Fits another design.
     """
     candidates = _screened(fitted, data, frame, weights, _MOST_UNASKED if limits.is_unasked else None)
     most = _MOST if limits.most is None else limits.most
@@ -141,9 +123,7 @@ def search(
         terms = [
             [each.term for each in chosen if each.predictor == index] for index in range(len(fitted.design.parameters))
         ]
-        found, its_result = refit(fitted.design.extended(terms, frame, weights), start, is_loose)
-        if its_result is None:
-            break
+        found, its_result = refit(fitted.design.extended(terms, frame, weights), start, _LOOSE if is_loose else 0.0)
         tried |= _evidence(found, [each.label for each in chosen])
         weakest = min(tried[each.label] for each in chosen)
         all_pay = weakest > least and its_result.bound - result.bound > least * len(chosen)

@@ -244,6 +244,8 @@ def _facts(
         facts["predictor"] = name_of_predictor(fitted, response)
     facts["rows"] = num_rows
     facts |= _likelihood_table(fitted)["estimate"].to_dict()
+    if fitted.design.reads_kernel():
+        facts["kernel"] = fitted.design.kernel
     facts["hyperparameters"] = fitted.hyperparameters
     facts["deviance explained"] = deviance_explained
     if result is None:

@@ -133,7 +133,7 @@ def _needy(strategy: AdditiveVariationalStrategy, found: Mapping[str, float], mo
 def _are_many(group: ComponentGroup, num_inducing: int) -> bool:
     """Whether a number of inducing points is far larger than that which the term began with."""
     placement = group.placement
-    return placement is not None and num_inducing > _FEW * placement.points(placement.sizes[0]).shape[-2]
+    return placement is not None and num_inducing > _FEW * placement.first_number
 
 
 def _need(group: ComponentGroup, found: Mapping[str, float]) -> float:
