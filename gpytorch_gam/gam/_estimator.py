@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from gpytorch_gam._caught_warnings import warnings_at_caller
 from gpytorch_gam.training import FitResult
 
 from . import files
-from .design import Design, Part
+from .design import Design, Part, columns_of_parts
 from .families import Family
 from .fitted import Fitted
 from .fitting import FitOfDesign, Options, fit_arguments, fit_design
@@ -338,12 +338,17 @@ class GAMEstimator(BaseEstimator):
             raise TypeError(f"term must be the label of a term, got {checks.shown(term)}")
         return fitted, fitted.part(term)
 
-    def _read(self, X: Any, arguments: Mapping[str, Any]) -> tuple[Fitted, pd.DataFrame, Any, dict[str, Any]]:
-        """The fitted model, the data frame, its inputs, and row-wise arguments in units of the fit."""
+    def _read(
+        self, X: Any, arguments: Mapping[str, Any], kept: Sequence[Part] | None = None
+    ) -> tuple[Fitted, pd.DataFrame, Any, dict[str, Any]]:
+        """
+        The fitted model, the data frame, its inputs, and row-wise arguments in units of the fit. Columns of terms that
+        are not kept are not read.
+        """
         fitted = self._checked()
         X, arguments = take_columns(*with_columns_of_fit(X, arguments, self._arguments))
-        frame = self._columns_of(X)
-        x = fitted.design.inputs(frame)
+        frame, names = self._columns_of(X, kept), None if kept is None else columns_of_parts(kept)
+        x = fitted.design.inputs(frame, names)
         rows = self._row_arguments(fitted.family, arguments, len(frame))
         return fitted, frame, x, fit_arguments(fitted.family, fitted.units.scale, rows)
 
@@ -358,20 +363,26 @@ class GAMEstimator(BaseEstimator):
         refuse_not_given(found, self._arguments)
         return found
 
-    def _checked_columns(self) -> list[str] | None:
-        """The columns that predictions read; None for all."""
-        self._checked()
-        return self._needed
+    def _checked_columns(self, only: Any = None, exclude: Any = None) -> list[str] | None:
+        """The columns that predictions by some of the terms read; None for all."""
+        return self._needed_by(self._checked().chosen(only, exclude))
+
+    def _needed_by(self, kept: Sequence[Part] | None) -> list[str] | None:
+        """The columns that some of the terms read, by default all terms; None for all columns."""
+        if self._needed is None or kept is None:
+            return self._needed
+        read = columns_of_parts(kept)
+        return [name for name in self._needed if name in read]
 
     def _checked_arguments(self) -> dict[str, str | None]:
         """The row-wise arguments of the fit, and the columns that they were."""
         self._checked()
         return self._arguments
 
-    def _columns_of(self, X: Any) -> pd.DataFrame:
-        """A table without the columns that are no features."""
+    def _columns_of(self, X: Any, kept: Sequence[Part] | None = None) -> pd.DataFrame:
+        """A table without the columns that are no features; it needs those of the terms that are kept."""
         X = drop_columns(X, self._set_apart) if self._needed is None else X
-        return as_frame(self, X, reset=False, needed=self._needed)
+        return as_frame(self, X, reset=False, needed=self._needed_by(kept))
 
     def _scored(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any]:
         """Responses and weights of some rows, which may be the names of their columns."""

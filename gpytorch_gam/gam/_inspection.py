@@ -87,8 +87,9 @@ class FittedGAM(GAMEstimator):
         :return: A data frame with two levels of columns: the term, and ``mean``, ``std``, ``lower`` and ``upper``.
         """
         level = checks.number("level", level, above=0, below=1)
-        fitted, frame, x, _ = self._read(X, {})
-        return term_table(fitted, x, fitted.chosen(only, exclude), level, frame.index)
+        kept = self._checked().chosen(only, exclude)
+        fitted, frame, x, _ = self._read(X, {}, kept)
+        return term_table(fitted, x, kept, level, frame.index)
 
     def intercepts(self, return_std: bool = False) -> Any:
         """
@@ -123,8 +124,9 @@ class FittedGAM(GAMEstimator):
             if X has this.
         :return: Means ``(n,)``, with several predictors ``(n, P)``; with ``return_std`` a pair.
         """
-        fitted, _, x, arguments = self._read(X, {"offset": offset})
-        found = predictor_moments(fitted, x, arguments, fitted.chosen(only, exclude))
+        kept = self._checked().chosen(only, exclude)
+        fitted, _, x, arguments = self._read(X, {"offset": offset}, kept)
+        found = predictor_moments(fitted, x, arguments, kept)
         mean, deviation = (part[0] if part.shape[0] == 1 else part.T for part in found)
         return (mean, deviation) if checks.flag("return_std", return_std) else mean
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -50,6 +50,15 @@ class Part:
     term: Term
     predictor: int
     components: tuple[str, ...]  # none if the term has no effect, its columns being constant
+
+
+def columns_of_parts(parts: Iterable[Part]) -> set[str]:
+    """
+    The columns that some terms read.
+
+    :param parts: The terms.
+    """
+    return {name for part in parts for name in part.term.columns}
 
 
 @dataclass
@@ -123,19 +132,23 @@ class Design(EncodedTerms):
                 )
             yield term.multiplier, "multiplier" if is_number else "levels"
 
-    def inputs(self, frame: pd.DataFrame) -> Tensor:
+    def inputs(self, frame: pd.DataFrame, names: Collection[str] | None = None) -> Tensor:
         """
         The rows of a data frame as inputs of the model ``(n, D)``, in float64.
 
         :param frame: A data frame with the columns that the terms read.
+        :param names: The columns that are read, those of terms that are left out being zeros; None for all.
         :raises TypeError: If a column holds something else than when the model was fitted.
         :raises ValueError: If values are missing or infinite, or levels unseen, where a term does not allow it.
         """
-        inputs = np.empty((len(frame), len(self.encodings)))
+        names = self.columns if names is None else names
+        inputs = np.zeros((len(frame), len(self.encodings)))
         for index, ((name, _), encoding) in enumerate(self.encodings.items()):
-            inputs[:, index] = encoding.encode(frame[name])
+            if name in names:
+                inputs[:, index] = encoding.encode(frame[name])
         for term in self.all_terms:
-            self.check_values(term, frame, inputs)
+            if set(term.columns) <= set(names):
+                self.check_values(term, frame, inputs)
         return torch.from_numpy(inputs)
 
     def check_values(self, term: Term, frame: pd.DataFrame, inputs: np.ndarray) -> None:

@@ -124,7 +124,7 @@ class FunctionDraws:
     that the posterior has there (Matheron's rule). So it varies as bands of ``predict`` say, between these points and
     outside of the data, too. Many ranges of the data apart, functions repeat themselves; surfaces with the kernel
     ``"matern12"`` are rougher than waves can be. If hyperparameters are integrated out, each function is one of a model
-    with other values of them. Levels that the fit has not seen get effects by their names.
+    with other values of them. Levels that the fit has not seen get effects by their names, other ones in each function.
 
     Example:
         >>> draws = gam.draw_functions(1000, random_state=0)

@@ -196,17 +196,22 @@ class GAMRegressor(RegressorMixin, FittedGAM):
         ``exposure`` and ``trials``: without them, and unless X has the columns that they were in the fit, it is the
         mean per unit, a rate or a probability.
 
+        A level that ``re`` and ``fs`` have not seen has the prior distribution, and the mean is that over all such
+        levels: through a log link it is larger than that of a typical level, which ``exclude=`` has.
+
         :param X: A table of the columns of the fit.
         :param return_std: Whether to return the standard deviation of new observations as well, noise included.
         :param only: Labels of terms to include besides the intercept; default all.
-        :param exclude: Labels of terms to leave out, instead of ``only``, such as random effects.
+        :param exclude: Labels of terms to leave out, instead of ``only``, such as random effects. If terms were given,
+            X need not have the columns that only these read.
         :param offset: See :meth:`fit`.
         :param exposure: See :meth:`fit`.
         :param trials: See :meth:`fit`.
         :return: Means ``(n,)``; with ``return_std`` a pair.
         """
-        fitted, _, x, arguments = self._read(X, {"offset": offset, "exposure": exposure, "trials": trials})
-        mean, deviation = response_moments(fitted, x, arguments, fitted.chosen(only, exclude))
+        kept = self._checked().chosen(only, exclude)
+        fitted, _, x, arguments = self._read(X, {"offset": offset, "exposure": exposure, "trials": trials}, kept)
+        mean, deviation = response_moments(fitted, x, arguments, kept)
         return (mean, deviation) if checks.flag("return_std", return_std) else mean
 
     def score(
@@ -259,8 +264,9 @@ class GAMRegressor(RegressorMixin, FittedGAM):
         :param trials: See :meth:`fit`.
         :return: Lower and upper ends, ``(n, 2)``.
         """
-        fitted, _, x, arguments = self._read(X, {"offset": offset, "exposure": exposure, "trials": trials})
-        return mean_quantiles(fitted, x, arguments, fitted.chosen(only, exclude), tails(level)).T
+        kept = self._checked().chosen(only, exclude)
+        fitted, _, x, arguments = self._read(X, {"offset": offset, "exposure": exposure, "trials": trials}, kept)
+        return mean_quantiles(fitted, x, arguments, kept, tails(level)).T
 
     def observation_interval(
         self,
@@ -313,13 +319,14 @@ class GAMRegressor(RegressorMixin, FittedGAM):
         :param trials: See :meth:`fit`.
         :return: Quantiles ``(n,)``, or ``(n, K)`` for several.
         """
-        fitted, _, x, arguments = self._read(X, {"offset": offset, "exposure": exposure, "trials": trials})
+        kept = self._checked().chosen(only, exclude)
+        fitted, _, x, arguments = self._read(X, {"offset": offset, "exposure": exposure, "trials": trials}, kept)
         wanted = np.asarray(probabilities)
         if wanted.ndim > 1 or wanted.dtype.kind not in "iuf":
             raise TypeError(
                 f"probabilities must be a number between 0 and 1, or a list of some, got {checks.shown(probabilities)}"
             )
-        found = response_quantiles(fitted, x, arguments, fitted.chosen(only, exclude), np.atleast_1d(wanted).tolist())
+        found = response_quantiles(fitted, x, arguments, kept, np.atleast_1d(wanted).tolist())
         return found[0] if wanted.ndim == 0 else found.T
 
 
@@ -454,8 +461,9 @@ class GAMClassifier(ClassifierMixin, FittedGAM):
         :param offset: See :meth:`fit`.
         :return: Probabilities ``(n, K)`` in the order of ``classes_``.
         """
-        fitted, _, x, arguments = self._read(X, {"offset": offset})
-        return class_probabilities(fitted, x, arguments, fitted.chosen(only, exclude))
+        kept = self._checked().chosen(only, exclude)
+        fitted, _, x, arguments = self._read(X, {"offset": offset}, kept)
+        return class_probabilities(fitted, x, arguments, kept)
 
     def predict_log_proba(self, X: Any, *, offset: Any = None) -> np.ndarray:
         """

@@ -218,7 +218,8 @@ def in_parts(method: Method) -> Method:
     def predict(self: Any, X: Any, *arguments: Any, **options: Any) -> Any:
         by_row = {name: options[name] for name in _BY_ROW if options.get(name) is not None}
         left_open = {name: column for name, column in self._checked_arguments().items() if name not in by_row}
-        parts = _parts_of(X, by_row, self._checked_columns, left_open)
+        needed = functools.partial(self._checked_columns, options.get("only"), options.get("exclude"))
+        parts = _parts_of(X, by_row, needed, left_open)
         if parts is None:
             return method(self, X, *arguments, **options)
         return _joined([method(self, part, *arguments, **{**options, **own}) for part, own in parts])

@@ -208,6 +208,22 @@ def test_parameters_have_terms_of_their_own() -> None:
         GAMRegressor({"mean": "auto"}, family="gaussian_location_scale").fit(x, y)
 
 
+def test_columns_of_terms_that_are_left_out_are_not_needed() -> None:
+    gam, x = fitted(), table().head(9)
+    without = x.drop(columns=["subject", "site"])
+    for options in ({"exclude": ["re(subject)", "f(site)"]}, {"only": "s(age)"}):
+        for method in ("predict", "mean_interval", "observation_interval", "predict_link", "predict_terms"):
+            expected = np.asarray(getattr(gam, method)(x, **options))
+            np.testing.assert_array_equal(getattr(gam, method)(without, **options), expected)
+            parts = getattr(gam, method)([without[:4], without[4:]], **options)
+            np.testing.assert_allclose(parts, expected, atol=1e-12)
+    np.testing.assert_array_equal(
+        gam.predict(x.assign(site="Hamar"), exclude="f(site)"), gam.predict(x, exclude="f(site)")
+    )
+    with pytest.raises(ValueError, match=r"X lacks the columns .'site'."):
+        gam.predict(without, exclude="re(subject)")
+
+
 def test_offset_exposure_and_trials() -> None:
     x, random = table(), np.random.default_rng(7)
     exposure = random.uniform(0.5, 20, len(x))
