@@ -101,7 +101,9 @@ def test_automatic_terms_leave_out_what_is_named() -> None:
         gam = GAMRegressor(num_inducing=5, tolerance=1.0).fit(data, "y", "w", offset="o")
         assert gam.terms_ == ["s(age)", "f(site)", "s(hour)"]
         assert gam.feature_names_in_.tolist() == ["age", "site", "hour"]
-        np.testing.assert_allclose(gam.predict(x), gam.predict(x[["age", "site", "hour"]]))
+        without = gam.predict(x[["age", "site", "hour"]])
+        np.testing.assert_allclose(gam.predict(x, offset=0.0), without)
+        np.testing.assert_allclose(gam.predict(x), without + x.o)
 
 
 def test_classes_of_all_parts() -> None:
