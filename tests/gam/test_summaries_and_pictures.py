@@ -13,6 +13,7 @@ import torch
 from scipy import optimize, stats
 
 from gpytorch_gam.gam import GAMClassifier, GAMRegressor, f, fs, linear, re, s, te
+from gpytorch_gam.gam.pictures import _against
 from gpytorch_gam.gam.summary import _named_pairs, _shown_table, _warnings_of_freedom
 
 from .data import NUM_ROWS, fitted, responses, table
@@ -189,6 +190,18 @@ def test_checks_are_drawn_for_classes_as_well() -> None:
     y = np.where(np.random.default_rng(0).random(len(x)) < 0.5, "a", "b")
     figure = GAMClassifier(num_inducing=4, tolerance=0.5).fit(x, y).check(x, y)
     assert [ax.get_xlabel() for ax in figure.axes][-3:] == ["predictor, logit scale", "age", "site"]
+
+
+@pytest.mark.parametrize("num_levels", [20, 60])
+def test_residuals_of_many_levels_are_means_in_order_and_far_ones_are_named(num_levels: int) -> None:
+    values = pd.Series([f"g{index:02d}" for index in range(num_levels)] * 10)
+    scores = 0.5 * np.random.default_rng(0).normal(size=len(values)) + 2.0 * (values == "g07")
+    ax = plt.subplots()[1]
+    _against(ax, values, scores.to_numpy(), "g")
+    assert ax.get_xlabel() == f"{num_levels} levels of g, in order"
+    names = [text.get_text() for text in ax.get_xticklabels()]
+    assert names[-1:] == (["g07"] if num_levels == 20 else []) and len(names) in (0, num_levels)
+    assert [text.get_text() for text in ax.texts] == ([] if names else ["far from zero:\ng07"])
 
 
 def test_random_numbers_of_the_session_are_left_alone() -> None:
