@@ -32,6 +32,8 @@ from gpytorch_gam.likelihoods import (
     ZeroInflatedPoissonLikelihood,
 )
 
+from .priors import with_noise_prior
+
 
 class Units(NamedTuple):
     """The units in which responses are fitted: ``(y - centre) / scale``."""
@@ -114,7 +116,7 @@ class Gaussian(_Standardised):
 
     def likelihood(self) -> Likelihood:
         """See :meth:`Family.likelihood`."""
-        return RowwiseLikelihood(GaussianLikelihood())
+        return RowwiseLikelihood(with_noise_prior(GaussianLikelihood()))
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ class StudentT(_Standardised):
 
     def likelihood(self) -> Likelihood:
         """See :meth:`Family.likelihood`."""
-        return StudentTLikelihood()
+        return with_noise_prior(StudentTLikelihood())
 
     def units(self, y: np.ndarray, weights: np.ndarray) -> Units:
         """See :meth:`Family.units`; median and quartiles, which outliers do not move."""

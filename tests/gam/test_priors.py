@@ -32,12 +32,15 @@ def test_densities_are_exponential_in_deviations_and_roots_of_numbers_of_lengths
     groups = {group.names[0]: group for group in gam.model_.predictor.groups}
     deviations = {name: groups[name].kernel.outputscale.sqrt().item() for name in ("s(a)", "s(a).line", "linear(b)")}
     matern = groups["s(a)"].kernel.base_kernel.base_kernel
+    noise = gam.likelihood_.likelihood.noise.sqrt().item()
     width = groups["s(a)"].inducing_points.detach()  # both ends of the range included
     expected = (
         exponential(rates._CURVE_RATE, deviations["s(a)"])
         + exponential(rates._LINE_RATE, deviations["s(a).line"])
         + exponential(rates._LINE_RATE, deviations["linear(b)"])
         + exponential(rates._LENGTHSCALE_RATE, ((width.max() - width.min()) / matern.lengthscale).sqrt().item())
+        + exponential(rates._NOISE_RATE, noise)
+        + math.log(rates._NOISE_RATE * noise)
     )
     assert log_prior_in_nats(gam.model_, gam.likelihood_) == pytest.approx(expected, rel=1e-6)
 
