@@ -95,11 +95,25 @@ class Coordinates:
 
 
 class Adam(torch.optim.Adam):
-    """torch's Adam, taking its steps in the given coordinates instead of the raw parameters."""
+    """
+    torch's Adam, taking its steps in the given coordinates instead of the raw parameters. Each of the ``parameters``
+    has its rate as a multiple of ``lr`` in ``shares``, by id, or else that rate.
+    """
 
-    def __init__(self, parameters: Sequence[Tensor], coordinates: Coordinates, lr: float) -> None:
-        super().__init__(parameters, lr=lr)
+    def __init__(
+        self, parameters: Sequence[Tensor], coordinates: Coordinates, lr: float, shares: Mapping[int, float]
+    ) -> None:
+        own = [(shares.get(id(parameter), 1.0), parameter) for parameter in parameters]
+        found = sorted({share for share, _ in own})
+        groups = [{"params": [p for each, p in own if each == share], "share": share} for share in found]
+        super().__init__(groups, lr=lr)
         self._changed = coordinates.changed()
+        self.set_rate(lr)
+
+    def set_rate(self, lr: float) -> None:
+        """Set the rate of parameters without a share of their own, and with it those of all."""
+        for group in self.param_groups:
+            group["lr"] = lr * group["share"]
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

@@ -19,6 +19,7 @@ from gpytorch_gam.variational import AdditiveVariationalStrategy
 from ._growing import MOST_INDUCING
 from ._hyperparameters import hyperparameters_of
 from ._likelihood_step import is_deterministic
+from ._network_weights import has_network
 from .discretized.discretized_fit import MAX_BINS, check_supported
 
 METHODS = ("auto", "rows", "bins", "minibatches")
@@ -64,6 +65,8 @@ def choose(
     The method for ``method="auto"``: rows, unless they take some seconds and more than a multiple of those of bins.
     """
     predictor = model.variational_strategy.predictor
+    if has_network(model) and why_not_minibatches(model.variational_strategy) is None:
+        return Choice("minibatches", "forward has a network, whose weights rows would move as far as the bound rises")
     size = f"{num_data} rows of {predictor.num_inducing_total} features"
     not_rows = why_not_rows(model, likelihood, batches, num_data)
     not_bins = why_not_bins(model, likelihood, batches)

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 import gpytorch
 from gpytorch.likelihoods import Likelihood
 
+from gpytorch_gam.components.reading import has_own_forward
 from gpytorch_gam.data.whole_epochs import every_row
 from gpytorch_gam.optim.processes import Processes
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 
 from ._choice import Choice, choose, most_inducing
+from ._constant_inputs import constant_inputs
 from ._data_sources import as_minibatches
 from ._growing import grow
 from ._minibatches import MinibatchOptions, fit_minibatches
@@ -190,6 +192,11 @@ class MethodRuns:
         """The components whose effects are too rough to be seen with their inducing points."""
         residuals = self._residuals()
         return [] if residuals is None else rough_effects(self._strategy.predictor, residuals, self._processes)
+
+    def constant_inputs(self) -> list[str]:
+        """The components to which a ``forward`` of the user's own gives almost the same inputs in all rows."""
+        residuals = self._residuals() if has_own_forward(self._model) else None
+        return [] if residuals is None else constant_inputs(self._strategy.predictor, residuals.x)
 
     def dependent_residuals(self) -> dict[str, float]:
         """Where the end of the fit leaves residuals that are alike along a column, see :func:`.dependent_residuals`."""

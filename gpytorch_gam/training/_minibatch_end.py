@@ -26,6 +26,9 @@ _MAX_FEATURES = 2**20
 # Largest number of quasi-Newton steps on more rows with which a fit ends that ends by itself.
 _LAST_STEPS = 20
 
+# What the end of a fit depends on.
+_GIVEN_NETWORK = ", given the weights of the network"
+
 # Largest number of hyperparameters that a warning names.
 _NUM_NAMED = 3
 
@@ -46,18 +49,20 @@ class End(NamedTuple):
 def end_of(loop: MinibatchLoop, batches: Iterable[Any], tolerance: float, ends_by_itself: bool) -> End:
     """
     Bring small data, and any data of a fit that ``ends_by_itself``, to a maximum of the bound of all rows, or as near
-    to it as some steps lead. For other data, and where that bound cannot be computed, what is open is estimated.
+    to it as some steps lead. For other data, and where that bound cannot be computed, what is open is estimated. The
+    weights of a network stay: the bound does not integrate over them, so that its maximum in them predicts badly.
     """
     is_small = _is_small(loop)
     rows = _all_rows(loop, batches, is_small) if is_small or ends_by_itself else None
     if rows is None or not (loop.has_moved or (ends_by_itself and not loop.hyperparameters)):
         return _estimate(loop)
     model, likelihood, counted = loop.mll.model, loop.mll.likelihood, _CountedPasses(rows)
-    if not loop.hyperparameters:
+    moving, condition = loop.own_hyperparameters, loop.has_network * _GIVEN_NETWORK
+    if not moving:
         bound = polish(model, likelihood, counted, process_group=loop.process_group)[-1]
         return End(bound, gradient=0.0, open=0.0, passes=counted.number)
     profile = ProfileBound(
-        model, likelihood, counted, loop.mll.num_data, loop.hyperparameters, loop.coordinates, loop.process_group
+        model, likelihood, counted, loop.mll.num_data, moving, loop.coordinates_of(moving), loop.process_group
     )
     try:
         with modes_kept(model, likelihood):
@@ -68,7 +73,7 @@ def end_of(loop: MinibatchLoop, batches: Iterable[Any], tolerance: float, ends_b
         found.bound - log_prior_in_nats(model, likelihood),
         found.gradient,
         found.open,
-        found.stopped if ends_by_itself else None,
+        found.stopped + condition if ends_by_itself else None,
         counted.number,
         found.evaluations,
         tolerance if ends_by_itself else NOTABLE_NATS,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import gpytorch
@@ -19,6 +19,7 @@ from gpytorch_gam.parameters.log_scale import Adam, Coordinates
 from ._convergence import MeanGradient
 from ._graphed_step import GraphedStep
 from ._likelihood_step import fit_likelihood
+from ._network_weights import has_network, network_weights
 from ._row_count import number_of_batches, warn_of_other_rows
 from .starting_values import null_model_of, start_from_null_model, units_of_means
 
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
 
 # Step of the natural gradient's schedule at which a fit starts from the null model: its size is one half.
 _FIRST_STEP = 10
+
+# Adam's rate for the weights of a network, relative to that of hyperparameters, whose raw values move by some units. At
+# the whole rate a network is driven into saturation, where its features are constant and do not return.
+_SHARE_OF_NETWORK = 0.1
 
 # Number of first steps that are checked, unless the likelihood is Gaussian.
 _NUM_CHECKED = 100
@@ -53,9 +58,15 @@ class MinibatchLoop:
         self.natural = NaturalGradient(model, num_data=num_data, warm_start=warm_start, process_group=process_group)
         self.process_group, self.processes = process_group, Processes(process_group)
         self.hyperparameters = [p for p in (*model.hyperparameters(), *likelihood.parameters()) if p.requires_grad]
+        weights = {id(weight) for weight in network_weights(model)}
+        self._shares = dict.fromkeys(weights, _SHARE_OF_NETWORK)
+        self.has_network = has_network(model)
+        #: Those that are no weights of a network.
+        self.own_hyperparameters = [p for p in self.hyperparameters if not (self.has_network and id(p) in weights)]
         # None for a model whose hyperparameters are all fixed, which trains its posterior alone.
         self.adam: Adam | None = None
-        self.coordinates = Coordinates(self.hyperparameters, [model, likelihood])
+        self._units: Mapping[int, float] = {}
+        self.coordinates = self.coordinates_of(self.hyperparameters)
         self.lr = lr
         self.num_held_back = num_held_back
         self.num_steps = 0
@@ -76,9 +87,13 @@ class MinibatchLoop:
             # that a first batch does not have would be seen under the prior otherwise.
             self.natural.begin_at(_FIRST_STEP)
         if self.hyperparameters:
-            units = {} if null is None else units_of_means(strategy, null)
-            self.coordinates = Coordinates(self.hyperparameters, [model, likelihood], units)
-            self.adam = Adam(self.hyperparameters, self.coordinates, self.lr)
+            self._units = {} if null is None else units_of_means(strategy, null)
+            self.coordinates = self.coordinates_of(self.hyperparameters)
+            self.adam = Adam(self.hyperparameters, self.coordinates, self.lr, self._shares)
+
+    def coordinates_of(self, parameters: Sequence[Tensor]) -> Coordinates:
+        """The coordinates in which some of the hyperparameters move."""
+        return Coordinates(parameters, [self.mll.model, self.mll.likelihood], self._units)
 
     @property
     def has_moved(self) -> bool:
@@ -91,9 +106,9 @@ class MinibatchLoop:
         return self.has_moved or self.adam is None
 
     def set_rate(self, rate: float) -> None:
-        """Set Adam's rate."""
+        """Set Adam's rate for hyperparameters, and with it that for the weights of a network."""
         if self.adam is not None:
-            self.adam.param_groups[0]["lr"] = rate
+            self.adam.set_rate(rate)
 
     def run(self, batches: Iterable[Any]) -> float:
         """One pass over the data; returns the mean of the batches' ELBOs, weighted by their rows, in nats."""

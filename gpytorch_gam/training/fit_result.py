@@ -50,7 +50,7 @@ class FitResult:
         fit ended, in nats per unit of the unconstrained parameter: its logarithm if it is positive, the logit within
         its interval if it has one. NaN if it is not known.
     :ivar open: Nats by which the bound is predicted to rise if the fit went on; NaN if hyperparameters did not move.
-    :ivar converged: Whether ``open`` is below the tolerance.
+    :ivar converged: Whether ``open`` is below the tolerance, and a network in front gives no term constant inputs.
     :ivar stopped: Why the fit ended.
     :ivar passes: Number of passes over the data.
     :ivar evaluations: Number of evaluations of the bound's gradient by the quasi-Newton method.

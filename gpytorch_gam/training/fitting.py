@@ -24,6 +24,7 @@ from gpytorch_gam.variational import AdditiveVariationalStrategy
 from gpytorch_gam.warnings import ConvergenceWarning
 
 from ._choice import METHODS, Choice, choose, why_not_bins, why_not_minibatches, why_not_rows
+from ._constant_inputs import warn_of_constant_inputs
 from ._data_sources import as_batches
 from ._hyperparameters import at_bounds
 from ._method_runs import MethodRuns, RunOptions
@@ -82,12 +83,16 @@ def fit(
       places; then a quasi-Newton ascent on all rows, whose first evaluation shows what is open. It is short for data
       of more than a million rows times inducing variables, which are read anew each time, so that memory does not grow
       with their number. With a number of epochs, the rate decays along a cosine, and only small data have the ascent.
+      Weights of a network in ``forward`` (what belongs to no kernel, mean or likelihood, and has no constraint) take a
+      tenth of the rate, and if they are more than twenty, they stay where they are in the ascent.
 
     ``"auto"`` takes rows where they are predicted to need no more than some seconds, or than one and a half times those
     of bins, or where bins would blur components of many inducing points; then bins, then minibatches, as far as each
-    can be used with the model. An option that belongs to one method chooses that. ``result.method`` and
-    ``result.reason`` say which it was and why. Rows and bins give the hyperparameters of the optimal posterior of any
-    precision, and then the posterior of the model's family that is nearest to it.
+    can be used with the model. Models with a network of more than twenty weights in ``forward`` take minibatches: rows
+    would move the weights, too, for a thousand evaluations, as far as the bound rises. An option that belongs to one
+    method chooses that. ``result.method`` and ``result.reason`` say which it was and why. Rows and bins give the
+    hyperparameters of the optimal posterior of any precision, and then the posterior of the model's family that is
+    nearest to it.
 
     **The end.** The result holds the bound, its gradient in the hyperparameters, and the nats that are predicted to be
     still open. A fit that leaves more than ``tolerance``, or two nats after a given number of epochs or where they can
@@ -135,7 +140,7 @@ def fit(
         climbs from where the hyperparameters are, as suits one more fit of a model to data, priors or a kernel that
         have changed a little.
     :param num_epochs: Number of passes over minibatches. Default ``"auto"``: until the bound has arrived.
-    :param lr: Adam's rate at the start, with minibatches. Default 0.1.
+    :param lr: Adam's rate at the start, with minibatches. Default 0.1. That of the weights of a network is a tenth.
     :param num_held_back: Number of minibatches before the hyperparameters move: while the posterior is near the prior,
         all of the data look like noise to them. Default 12, but no more than a quarter of all, and none under
         ``warm_start``. If it is the number of all, the hyperparameters stay.
@@ -209,12 +214,16 @@ def fit(
         )
         outcome, shortfalls = runs.finish()
         dependent = runs.dependent_residuals() if outcome.has_moved else {}
+        constant = runs.constant_inputs()
         if processes.leads and outcome.has_moved:
             warn_of_shortfall(shortfalls)
             warn_of_dependence({name: dependent[name] for name in dependent.keys() - set(notably_short(shortfalls))})
             warn_of_overfitting(model, num_rows)
             _warn_if_open(outcome, tolerance)
-    strategy.has_arrived = None if math.isnan(outcome.open) else outcome.open <= tolerance
+        if processes.leads:
+            warn_of_constant_inputs(constant)
+    has_arrived = outcome.open <= tolerance and not constant
+    strategy.has_arrived = None if math.isnan(outcome.open) else has_arrived
     return FitResult(
         method=runs.choice.method,
         reason=runs.choice.reason,
@@ -222,7 +231,7 @@ def fit(
         history=outcome.history,
         gradient=outcome.gradient,
         open=outcome.open,
-        converged=outcome.open <= tolerance,
+        converged=has_arrived,
         stopped=outcome.stopped,
         passes=outcome.passes,
         evaluations=outcome.evaluations,

@@ -17,9 +17,10 @@ from gpytorch_gam.diagnostics import HyperparameterUncertainty, concurvity, sobo
 from gpytorch_gam.mlls import CollapsedELBO
 from gpytorch_gam.optim import NaturalGradient
 from gpytorch_gam.terms import constant, smooth
-from gpytorch_gam.training import fit, initialize_posterior, polish
+from gpytorch_gam.training import Epoch, fit, initialize_posterior, polish
+from gpytorch_gam.training.fitting import method_of_fit
 from gpytorch_gam.variational import FullAdditiveVariationalStrategy, TiedAdditiveVariationalStrategy
-from gpytorch_gam.warnings import OverfittingWarning
+from gpytorch_gam.warnings import ConstantColumnWarning, OverfittingWarning
 from tests.problems import fit_by_bins
 
 # Means of the inducing variables start at random, with a standard deviation of .001.
@@ -58,16 +59,12 @@ class Own(AdditiveGP):
         return self.own_forward(self, x)
 
 
-@pytest.mark.filterwarnings("ignore:the fit has not arrived")
+@pytest.mark.filterwarnings("ignore:the fit has not arrived", "ignore:what these components leave")
 def test_a_fit_of_more_weights_than_rows_can_bear_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     for limit in ("_MAX_STEPS", "_MAX_PASSES", "_MAX_ROUNDS"):  # weights of networks take hundreds of steps
         monkeypatch.setattr(f"gpytorch_gam.training._profile_bound.{limit}", 1)
     x, y = rows(60)
-    model = Own(with_network)
-    model.network = torch.nn.Sequential(
-        torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2), torch.nn.Sigmoid()
-    )
-    model.double()
+    model = with_weights()
     likelihood = gpytorch.likelihoods.GaussianLikelihood().double()
     options = {"num_epochs": 1, "polish_passes": 0}
     with pytest.warns(OverfittingWarning, match="45 parameters beside those of its terms.* on 60 rows") as given:
@@ -75,6 +72,54 @@ def test_a_fit_of_more_weights_than_rows_can_bear_is_warned_of(monkeypatch: pyte
     assert given[0].filename == __file__ and any("weight decay" in each for each in found.messages)
     few = Own(with_both)  # 9 parameters, on 60 rows
     fit(few, likelihood, [(x, y)], **options)
+
+
+def with_weights() -> Own:
+    """A network of so many weights that fits take it for one."""
+    model = Own(with_network)
+    layers = (torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2), torch.nn.Sigmoid())
+    model.network = torch.nn.Sequential(*layers).double()
+    return model
+
+
+@pytest.mark.filterwarnings("ignore::gpytorch_gam.warnings.OverfittingWarning", "ignore:what these components leave")
+def test_weights_of_a_network_take_small_steps_and_stay_in_the_search_at_the_end() -> None:
+    x, y = rows()
+    model, likelihood = with_weights(), gaussian()
+    first = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    after: dict[str, Tensor] = {}
+
+    def keep(epoch: Epoch) -> None:
+        if epoch.number == 1:
+            after.update({name: parameter.detach().clone() for name, parameter in model.named_parameters()})
+
+    found = fit(model, likelihood, (x, y), num_epochs=1, num_held_back=0, lr=0.04, callback=keep)
+    of_network = [name for name in first if name.startswith("network")]
+    for name in of_network:  # Adam's first step has the size of the rate
+        assert 0 < (after[name] - first[name]).abs().max() <= 0.1 * 0.04 * 1.001
+        assert torch.equal(model.get_parameter(name), after[name])
+    assert found.evaluations > 1
+
+
+@pytest.mark.filterwarnings("ignore::gpytorch_gam.warnings.OverfittingWarning")
+@pytest.mark.parametrize("method", ["rows", "minibatches"])
+def test_a_network_that_gives_the_same_features_to_all_rows_is_warned_of(method: str) -> None:
+    x, y = rows()
+    model = with_weights()
+    torch.nn.init.zeros_(model.network[2].weight)
+    model.network.requires_grad_(False)
+    with pytest.warns(ConstantColumnWarning, match="to 'x0', 'x1' are almost constant") as given:
+        found = fit(model, gaussian(), (x, y), method=method)
+    assert not found.converged and found.open < 0.05 and given[0].filename == __file__
+
+
+def test_networks_are_fitted_by_minibatches_unless_rows_are_asked_for() -> None:
+    x, y = rows()
+    model = with_weights()
+    assert method_of_fit(model, gaussian(), (x, y)) == "minibatches"
+    model.network.requires_grad_(False)
+    assert method_of_fit(model, gaussian(), (x, y)) == "rows"
+    assert method_of_fit(Own(with_network), gaussian(), (x, y)) == "rows"  # a projection of a few weights
 
 
 def with_constant(model: Own, x: Tensor) -> MultivariateNormal:
