@@ -43,7 +43,7 @@ def warn_of_constant_inputs(names: Sequence[str]) -> None:
         warnings.warn(
             f"the inputs that forward gives to {', '.join(map(repr, names))} are almost constant over the rows, so "
             "that these components have no effect: a network in front has been driven to where it no longer answers to "
-            "its inputs. Make it anew and train it at a smaller rate, lr, or in a loop of your own",
+            "its inputs. Make it anew, and train it by minibatches with a smaller lr, or in a loop of your own",
             ConstantColumnWarning,
             stacklevel=3,
         )

@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 _FIRST_STEP = 10
 
 # Adam's rate for the weights of a network, relative to that of hyperparameters, whose raw values move by some units. At
-# the whole rate a network is driven into saturation, where its features are constant and do not return.
-_SHARE_OF_NETWORK = 0.1
+# the whole rate a network is driven into saturation, where its features hardly vary and do not return; at a tenth some
+# hundred steps are too few for it.
+_SHARE_OF_NETWORK = 0.3
 
 # Number of first steps that are checked, unless the likelihood is Gaussian.
 _NUM_CHECKED = 100

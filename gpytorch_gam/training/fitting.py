@@ -83,8 +83,8 @@ def fit(
       places; then a quasi-Newton ascent on all rows, whose first evaluation shows what is open. It is short for data
       of more than a million rows times inducing variables, which are read anew each time, so that memory does not grow
       with their number. With a number of epochs, the rate decays along a cosine, and only small data have the ascent.
-      Weights of a network in ``forward`` (what belongs to no kernel, mean or likelihood, and has no constraint) take a
-      tenth of the rate, and if they are more than twenty, they stay where they are in the ascent.
+      Weights of a network in ``forward`` (what belongs to no kernel, mean or likelihood, and has no constraint) take
+      0.3 of the rate, and if they are more than twenty, they stay where they are in the ascent.
 
     ``"auto"`` takes rows where they are predicted to need no more than some seconds, or than one and a half times those
     of bins, or where bins would blur components of many inducing points; then bins, then minibatches, as far as each
@@ -140,7 +140,7 @@ def fit(
         climbs from where the hyperparameters are, as suits one more fit of a model to data, priors or a kernel that
         have changed a little.
     :param num_epochs: Number of passes over minibatches. Default ``"auto"``: until the bound has arrived.
-    :param lr: Adam's rate at the start, with minibatches. Default 0.1. That of the weights of a network is a tenth.
+    :param lr: Adam's rate at the start, with minibatches; weights of a network take 0.3 times this. Default 0.1.
     :param num_held_back: Number of minibatches before the hyperparameters move: while the posterior is near the prior,
         all of the data look like noise to them. Default 12, but no more than a quarter of all, and none under
         ``warm_start``. If it is the number of all, the hyperparameters stay.

@@ -93,7 +93,7 @@ class _Network(AdditiveGP):
         return super().forward(self.network(x))
 
 
-@pytest.mark.filterwarnings("ignore:the model trains 62 parameters")
+@pytest.mark.filterwarnings("ignore:the model trains 62 parameters", "ignore:the inputs that forward gives")
 @pytest.mark.parametrize(("budget", "reason"), [(30, "30 evaluations of the bound were made"), (10**6, None)])
 def test_a_network_in_front_of_the_terms_ends_with_what_is_open(
     budget: int, reason: str | None, monkeypatch: pytest.MonkeyPatch
