@@ -148,7 +148,7 @@ def approximate_gp(value: Any) -> gpytorch.models.ApproximateGP:
     if not isinstance(value, torch.nn.Module) or not hasattr(value, "variational_strategy"):
         raise TypeError(
             f"model must be an ApproximateGP with a variational_strategy, such as an AdditiveGP, got {_kind(value)}"
-            f"{_instead(value, 'model')}"
+            f"{_inside(value) or _instead(value, 'model')}"
         )
     return value
 
@@ -205,6 +205,13 @@ def shown(value: Any) -> str:
 
 def _kind(value: Any) -> str:
     return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+
+
+def _inside(value: Any) -> str:
+    """Where a module holds the model that is asked for; empty if it holds none."""
+    modules = value.named_modules() if isinstance(value, torch.nn.Module) else ()
+    found = next((name for name, module in modules if hasattr(module, "variational_strategy")), None)
+    return "" if found is None else f": pass the GP inside it, its {found}"
 
 
 def _instead(value: Any, wanted: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 import gpytorch
@@ -88,7 +89,7 @@ def read_rows(
         return Reading(x, predictor.prior_means(x), is_plain=True)
     check_rows(x)
     name = f"{type(model).__name__}.forward"
-    with captured_calls(predictor, check_finite) as calls:
+    with captured_calls(predictor, check_finite) as calls, _explained(predictor, x, name):
         returned = model.forward(x, **keywords)
     if not isinstance(returned, MultivariateNormal):
         raise TypeError(f"{name} must return a gpytorch MultivariateNormal, got {type(returned).__name__}")
@@ -100,6 +101,20 @@ def read_rows(
     if check_finite and not is_vmapped(means):
         _check_finite(means.detach(), name)
     return Reading(call.inputs, means, is_plain=False)
+
+
+@contextmanager
+def _explained(predictor: AdditivePredictor, x: Tensor, name: str) -> Iterator[None]:
+    """Say so where a ``forward`` fails on rows of another dtype or device than the model's."""
+    try:
+        yield
+    except RuntimeError as error:
+        if x.dtype == predictor.dtype and x.device == predictor.device:
+            raise
+        raise ValueError(
+            f"{name} fails: {error}. The rows are {x.dtype} on {x.device}, but the model is {predictor.dtype} on "
+            f"{predictor.device}: convert one of them, x.to(...) or model.to(...)"
+        ) from error
 
 
 def check_rows(x: Tensor) -> None:

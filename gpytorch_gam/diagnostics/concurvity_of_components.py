@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,6 +14,7 @@ from torch import Tensor
 from gpytorch_gam import _checks as checks
 from gpytorch_gam.variational.additive_variational_strategy import AdditiveVariationalStrategy
 from gpytorch_gam.variational.model_check import inducing_strategy
+from gpytorch_gam.warnings import DependentColumnsWarning
 
 # Largest number of entries in the features of a chunk of rows (Q a row), and smallest number of rows in a chunk.
 _FEATURE_NUMBERS, _LEAST_ROWS = 2**22, 256
@@ -95,7 +97,9 @@ def concurvity(
     Of these, directions that have less than ``tolerance`` of the component's prior variance over the rows are left
     out: every two smooth functions agree somewhere in directions that neither of them ever takes. The mean module is
     not counted among the components. Rows should be many beside the directions that are left (about ten a component of
-    one column): few rows can be reproduced by anything. Everything comes from the features' Gram matrix, summed in
+    one column): few rows can be reproduced by anything. Where ``forward`` gives the components other inputs than ``x``,
+    as by a network, these are what is compared, and a :class:`~gpytorch_gam.warnings.DependentColumnsWarning` says that
+    what the network can do with its columns does not count. Everything comes from the features' Gram matrix, summed in
     float64 over chunks of rows: :math:`O(n Q^2 + C Q^3)`, and memory that does not grow with the rows.
 
     :param model: A model whose ``variational_strategy`` is an :class:`AdditiveVariationalStrategy` (with inducing
@@ -156,6 +160,19 @@ def _validate_arguments(
         raise ValueError(f"x must be rows (n, D) with n >= 1, got shape {tuple(x.shape)}")
     strategy._prepare()
     strategy.check_inputs(x[:1])  # report errors that concern all rows before any work
+    _warn_of_computed_inputs(strategy, x[:1])
+
+
+def _warn_of_computed_inputs(strategy: AdditiveVariationalStrategy, row: Tensor) -> None:
+    """Warn if a ``forward`` computes what the components read."""
+    if strategy.read(row).inputs is not row:
+        warnings.warn(
+            "forward gives the components other inputs than x, and concurvity compares them at these alone: it does "
+            "not see that a network which reads the column of another component can take that component's effect. "
+            "Keep columns with a component of their own out of the network",
+            DependentColumnsWarning,
+            stacklevel=5,  # the caller of concurvity, which torch wraps in a function
+        )
 
 
 def _feature_gram(strategy: AdditiveVariationalStrategy, x: Tensor, chunk_size: int | None) -> Tensor:

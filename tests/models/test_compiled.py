@@ -53,7 +53,9 @@ def test_a_network_in_front_is_compiled_by_itself() -> None:
     x, counter = torch.randn(20, 3), CompileCounter()
     model = Deep(network)
     expected = model(x).variance
+    names = list(model.state_dict())
     model.network = torch.compile(network, backend=counter)
+    assert [name.replace("_orig_mod.", "") for name in model.state_dict()] == names
     found = model(x).variance
     torch.testing.assert_close(found, expected)
     found.sum().backward()

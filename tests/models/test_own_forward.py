@@ -20,7 +20,7 @@ from gpytorch_gam.terms import constant, smooth
 from gpytorch_gam.training import Epoch, fit, initialize_posterior, polish
 from gpytorch_gam.training.fitting import method_of_fit
 from gpytorch_gam.variational import FullAdditiveVariationalStrategy, TiedAdditiveVariationalStrategy
-from gpytorch_gam.warnings import ConstantColumnWarning, OverfittingWarning
+from gpytorch_gam.warnings import ConstantColumnWarning, DependentColumnsWarning, OverfittingWarning
 from tests.problems import fit_by_bins
 
 # Means of the inducing variables start at random, with a standard deviation of .001.
@@ -59,7 +59,7 @@ class Own(AdditiveGP):
         return self.own_forward(self, x)
 
 
-@pytest.mark.filterwarnings("ignore:the fit has not arrived", "ignore:what these components leave")
+@pytest.mark.filterwarnings("ignore:the fit has not arrived", "ignore:what these", "ignore:the inputs that forward")
 def test_a_fit_of_more_weights_than_rows_can_bear_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     for limit in ("_MAX_STEPS", "_MAX_PASSES", "_MAX_ROUNDS"):  # weights of networks take hundreds of steps
         monkeypatch.setattr(f"gpytorch_gam.training._profile_bound.{limit}", 1)
@@ -96,7 +96,7 @@ def test_weights_of_a_network_take_small_steps_and_stay_in_the_search_at_the_end
     found = fit(model, likelihood, (x, y), num_epochs=1, num_held_back=0, lr=0.04, callback=keep)
     of_network = [name for name in first if name.startswith("network")]
     for name in of_network:  # Adam's first step has the size of the rate
-        assert 0 < (after[name] - first[name]).abs().max() <= 0.1 * 0.04 * 1.001
+        assert 0 < (after[name] - first[name]).abs().max() <= 0.3 * 0.04 * 1.001
         assert torch.equal(model.get_parameter(name), after[name])
     assert found.evaluations > 1
 
@@ -111,6 +111,24 @@ def test_a_network_that_gives_the_same_features_to_all_rows_is_warned_of(method:
     with pytest.warns(ConstantColumnWarning, match="to 'x0', 'x1' are almost constant") as given:
         found = fit(model, gaussian(), (x, y), method=method)
     assert not found.converged and found.open < 0.05 and given[0].filename == __file__
+
+
+def test_rows_of_another_dtype_are_named_where_the_network_fails() -> None:
+    x, y = rows(5)
+    model, message = Own(with_network), "forward fails: .*float32 on cpu, but the model is torch.float64.*: convert one"
+    for use in (model, lambda rows: fit(model, gaussian(), (rows, y.float()), method="rows")):
+        with pytest.raises(ValueError, match=message):
+            use(x.float())
+
+
+def test_a_model_inside_another_module_is_found() -> None:
+    class Wrap(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network, self.gp = network(), AdditiveGP(predictor())
+
+    with pytest.raises(TypeError, match="got Wrap: pass the GP inside it, its gp"):
+        NaturalGradient(Wrap(), num_data=5)
 
 
 def test_networks_are_fitted_by_minibatches_unless_rows_are_asked_for() -> None:
@@ -323,7 +341,10 @@ def test_diagnostics_read_what_forward_does() -> None:
     own = fitted(Own(with_both))
     plain, inputs = AdditiveGP(own.predictor).double(), own.network(x).detach()
     plain.variational_strategy.load_state_dict(own.variational_strategy.state_dict())
-    assert_close(concurvity(own, x).estimate, concurvity(plain.eval(), inputs).estimate)
+    with pytest.warns(DependentColumnsWarning, match="Keep columns with a component of their own out") as given:
+        found_by_own = concurvity(own, x)
+    assert given[0].filename == __file__
+    assert_close(found_by_own.estimate, concurvity(plain.eval(), inputs).estimate)
     torch.manual_seed(0)
     found = sobol_indices(own, x, num_samples=4)
     parts = own.components(x)
