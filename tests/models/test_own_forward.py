@@ -61,7 +61,7 @@ class Own(AdditiveGP):
 
 @pytest.mark.filterwarnings("ignore:the fit has not arrived", "ignore:what these", "ignore:the inputs that forward")
 def test_a_fit_of_more_weights_than_rows_can_bear_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    for limit in ("_MAX_STEPS", "_MAX_PASSES", "_MAX_ROUNDS"):  # weights of networks take hundreds of steps
+    for limit in ("_MAX_STEPS", "_MAX_PASSES", "_MAX_ROUNDS"):  # how it ends does not matter here
         monkeypatch.setattr(f"gpytorch_gam.training._profile_bound.{limit}", 1)
     x, y = rows(60)
     model = with_weights()
