@@ -213,6 +213,17 @@ def precision_and_mean(model: AdditiveGP) -> tuple[Tensor, Tensor]:
     return torch.linalg.inv(distribution.covariance_matrix.detach()), distribution.mean.detach().clone()
 
 
+def unknown_factors(model: AdditiveGP) -> list[Tensor]:
+    """The mean square at the inducing points of each block of the prior, over that of the prior, densely."""
+    roots = [root for group in model.variational_strategy.inducing_choleskys() for root in group]
+    root, posterior = torch.block_diag(*roots), model.variational_strategy.variational_distribution
+    second = posterior.covariance_matrix + torch.outer(posterior.mean, posterior.mean)
+    parts = [
+        matrix.diagonal().split([len(each) for each in roots]) for matrix in (root @ second @ root.mT, root @ root.mT)
+    ]
+    return [(found.mean() / prior.mean()).detach() for found, prior in zip(*parts, strict=True)]
+
+
 def set_to_optimum(model: ApproximateGP, likelihood: GaussianLikelihood, x: Tensor, y: Tensor) -> GaussianOptimum:
     """Give the model the posterior that the closed form has, as far as its family holds it."""
     optimum = CollapsedELBO(likelihood, model).optimum(x, y)

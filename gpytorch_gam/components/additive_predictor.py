@@ -308,16 +308,18 @@ class AdditivePredictor(gpytorch.Module):
         means = torch.broadcast_tensors(*(module(x) for module in self.means))
         return torch.stack(means, dim=-2)
 
-    def prior_covariances(self, x: Tensor) -> list[LinearOperator]:
+    def prior_covariances(self, x: Tensor, factors: Sequence[Tensor | None] | None = None) -> list[LinearOperator]:
         """
         The prior covariance of each predictor over the rows of ``x``, lazily.
 
         :param x: Inputs ``(*batch, n, D)``.
+        :param factors: For each group, see :meth:`ComponentGroup.missing_variance`.
         :return: For each predictor ``(*batch, n, n)``.
         """
         totals: list[LinearOperator | None] = [None] * self.num_predictors
-        for group in self.groups:
-            covariance = SumBatchLinearOperator(group.prior_covariance(x), block_dim=-3)
+        for place, group in enumerate(self.groups):
+            factor = None if factors is None else factors[place]
+            covariance = SumBatchLinearOperator(group.prior_covariance(x, factor), block_dim=-3)
             total = totals[group.predictor_index]
             totals[group.predictor_index] = covariance if total is None else total + covariance
         return [total for total in totals if total is not None]

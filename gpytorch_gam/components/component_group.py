@@ -86,12 +86,12 @@ class ComponentGroup(gpytorch.Module):
     :param levels: For each column that is a category, its levels. Any other value in the column is an error, unless the
         levels allow unseen ones, which the kernel must then be able to handle.
     :param missing: The meaning of NaN in the columns that a component reads. "error": it is refused. "marginal": the
-        component is unknown in such a row. Predictions have mean zero there and its mean prior variance, independently
-        of all other rows: the output scale with normalised ANOVA kernels, and otherwise the mean over the inducing
-        points, which is exact for stationary kernels. Training takes the mean alone, with a variance of zero, so that
-        such rows say nothing of the component, its hyperparameters included, and something of all others; how much it
-        varies there is taken for noise. See :doc:`/theory/model`, also for when this is biased. NaN in ``by`` columns
-        is an error in either case.
+        component is unknown in such a row. Predictions have mean zero there, and for a variance the mean of its square
+        over the inducing points, independently of all other rows. In the prior that is the output scale with normalised
+        ANOVA kernels, and otherwise the mean of the variances. Training takes the mean alone, with a variance of zero,
+        so that such rows say nothing of the component, its hyperparameters included, and something of all others; how
+        much it varies there is taken for noise. See :doc:`/theory/model`, also for when this is biased. NaN in ``by``
+        columns is an error in either case.
     :param predictor: The number of the additive predictor, in a likelihood of several parameters, to which the
         components belong.
     :param learn_inducing_locations: Whether the inducing points are parameters; otherwise they are buffers.
@@ -419,17 +419,19 @@ class ComponentGroup(gpytorch.Module):
             return scales if torch.is_tensor(scales) else points.new_full(points.shape[:-2], scales)
         return mean_diagonal(self.kernel, self.inducing_points.detach())
 
-    def missing_variance(self, x: Tensor) -> Tensor | None:
+    def missing_variance(self, x: Tensor, factor: Tensor | None = None) -> Tensor | None:
         """
         The part of :meth:`prior_variance` that comes from rows in which a column of a component is missing, and which
         is independent of all other rows.
 
         :param x: Inputs ``(*batch, n, D)``.
+        :param factor: What a posterior makes of these variances, relative to the prior, ``(*batch, C_g)``.
         :return: The variances ``(*batch, C_g, n)``, 0 where nothing is missing; None if missing values are not allowed.
         """
         if not self._allows_missing:
             return None
         variance, multiplier = self.mean_prior_variance().unsqueeze(-1), self._by_multiplier(x)
+        variance = variance if factor is None else variance * factor.unsqueeze(-1)
         variance = variance if multiplier is None else variance * multiplier.square()
         return torch.where(self._is_missing(x), variance, torch.zeros_like(variance)).to(x.dtype)
 
@@ -580,14 +582,15 @@ class ComponentGroup(gpytorch.Module):
         variance, multiplier = self.evaluate_kernel(self.select(x), diag=True), self.multiplier(x)
         return variance if multiplier is None else variance * multiplier.square()
 
-    def prior_covariance(self, x: Tensor) -> LinearOperator:
+    def prior_covariance(self, x: Tensor, factor: Tensor | None = None) -> LinearOperator:
         """
         The prior covariance of each component over the rows of ``x``, lazily.
 
         :param x: Inputs ``(*batch, n, D)``.
+        :param factor: See :meth:`missing_variance`.
         :return: The covariances ``(*batch, C_g, n, n)``.
         """
-        covariance, missing = self._observed_covariance(x), self.missing_variance(x)
+        covariance, missing = self._observed_covariance(x), self.missing_variance(x, factor)
         if missing is None:
             return covariance
         shape = torch.broadcast_shapes(covariance.shape[:-1], missing.shape)

@@ -7,7 +7,6 @@ evaluation and matrix products: no triangular solve against the data, and nothin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -140,19 +139,32 @@ def _covariance_and_variance(group: ComponentGroup, x: Tensor) -> tuple[Tensor, 
     return covariance, variance
 
 
-def missing_variances(groups: Sequence[ComponentGroup], x: Tensor) -> dict[int, Tensor]:
+def unknown_variance(
+    group: ComponentGroup,
+    cholesky: Tensor,  # L_c, (*batch, num_blocks, size, size)
+    columns: Tensor,  # coupled directions, then the mean, of the whitened variables, (*batch, num_blocks, size, R + 1)
+    block: Tensor | None,  # directions of each block's own, (*batch, num_blocks, size, r)
+    sign: int,
+) -> Tensor:  # (*batch, C_g)
+    r"""
+    The posterior mean of :math:`f_c^2` over the inducing points, relative to its prior mean: the factor of
+    :meth:`ComponentGroup.missing_variance` in predictions. In float64.
     """
-    The prior variances ``(*batch, n)`` of components whose columns are missing in a row, summed for each predictor in
-    which values may be missing. Predictions have them, and training has not.
+    squares = squares_at_points(group, cholesky, columns)
+    prior = squares_at_points(group, cholesky).sum(-1)
+    total = prior + sign * squares[..., :-1].sum(-1) + squares[..., -1]
+    if block is not None:
+        total = total - squares_at_points(group, cholesky, block).sum(-1)
+    return total.clamp_min(0.0) / prior
+
+
+def squares_at_points(group: ComponentGroup, cholesky: Tensor, columns: Tensor | None = None) -> Tensor:
+    r"""
+    Sums over the inducing points of squares of the values :math:`L_c G_c` of whitened variables, ``(*batch, C_g, k)``,
+    for the columns of :math:`G_c`, ``(*batch, num_blocks, size, k)``; default the identity.
     """
-    totals: dict[int, Tensor] = {}
-    for group in groups:
-        variance = group.missing_variance(x)
-        if variance is not None:
-            total = variance.sum(-2)
-            owner = group.predictor_index
-            totals[owner] = totals[owner] + total if owner in totals else total
-    return totals
+    values = cholesky if columns is None else cholesky @ columns
+    return by_component(group, values).square().sum(-2)
 
 
 def by_component(group: ComponentGroup, weights: Tensor) -> Tensor:

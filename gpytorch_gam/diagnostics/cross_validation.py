@@ -13,7 +13,6 @@ from torch import Tensor
 
 from gpytorch_gam import _checks as checks
 from gpytorch_gam.components import AdditivePredictor
-from gpytorch_gam.components.group_projection import missing_variances
 from gpytorch_gam.distributions.predictor_distribution import PredictorMoments, independent_rows
 from gpytorch_gam.likelihoods.expected_gradients import expected_gradients, joint_expected_gradients
 from gpytorch_gam.likelihoods.row_argument import WEIGHTS
@@ -214,9 +213,10 @@ def _of_rows(strategy: AdditiveVariationalStrategy, likelihood: Likelihood, rows
     left_open = torch.diag_embed(left_open)
     own = moments.covariance.double() - left_open
     found = cavities(own, seen, share[:, None, None] * curvatures, share[:, None] * gradients)
-    unknown = torch.diag_embed(_missing_variances(strategy, rows.x))
+    is_missing = any(group.missing == "marginal" for group in strategy.predictor.groups)
+    within = strategy.predictor_moments(rows.x) if is_missing else moments
+    unknown = within.covariance.double() - moments.covariance.double()  # of effects whose columns are missing in a row
     without = PredictorMoments(moments.mean.double() + found.shift, found.covariance + left_open + unknown)
-    within = PredictorMoments(moments.mean.double(), moments.covariance.double() + unknown)
     return _Found(_log_densities(likelihood, rows, without), _log_densities(likelihood, rows, within), found.leverages)
 
 
@@ -228,15 +228,6 @@ def _prior_variances(strategy: AdditiveVariationalStrategy, x: Tensor) -> tuple[
     for owner, place in predictor_segments(strategy.predictor):
         seen[owner] += features[place].square().sum(0)
     return seen.mT, (prior - seen).clamp_min(0.0).mT
-
-
-def _missing_variances(strategy: AdditiveVariationalStrategy, x: Tensor) -> Tensor:
-    """Prior variances of effects that are unknown in a row: predictions have them, the bound has not, ``(n, P)``."""
-    inputs, predictor = strategy.read(x).inputs.double(), strategy.predictor
-    found = inputs.new_zeros(len(inputs), predictor.num_predictors)
-    for owner, variances in missing_variances(predictor.groups, inputs).items():
-        found[:, owner] = variances
-    return found
 
 
 def _sites(likelihood: Likelihood, rows: Rows, moments: PredictorMoments) -> tuple[Tensor, Tensor]:

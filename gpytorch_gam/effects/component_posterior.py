@@ -178,7 +178,8 @@ class ComponentPosterior:
     def _prior_covariances(self) -> list[Tensor]:
         """The prior covariance of each group over the rows, ``(*batch, C_g, n, n)``."""
         x = self._x.to(self._prior_variance.dtype)
-        return [group.prior_covariance(x).to_dense() for group in self._source.predictor.groups]
+        pairs = zip(self._source.predictor.groups, self._projections.groups, strict=True)
+        return [group.prior_covariance(x, posterior.unknown).to_dense() for group, posterior in pairs]
 
     def centred(self, over: Tensor | Measure | None = None) -> ComponentPosterior:
         r"""

@@ -7,6 +7,7 @@ from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
 from gpytorch_gam.components import ComponentGroup
+from gpytorch_gam.components.group_projection import squares_at_points
 from gpytorch_gam.numerics.capacitance import add_identity
 from gpytorch_gam.numerics.triangular import solve_in_blocks
 
@@ -20,11 +21,13 @@ def draw_given_inducing(group: ComponentGroup, x: Tensor, cholesky: Tensor, whit
     ``(*sample_shape, *batch, C_g, n)``, from :math:`\mathbf v_c`, ``(*sample_shape, *batch, num_blocks, size, 1)``.
     """
     inputs = group.select(x).double()
+    squares = squares_at_points(group, cholesky, whitened).squeeze(-1)
+    unknown = squares / squares_at_points(group, cholesky).sum(-1)  # of this draw of the component
     covariance = group.evaluate_kernel(group.inducing_points.double(), inputs)
     features = solve_in_blocks(cholesky, covariance)
     whitened = whitened.flatten(-3).unflatten(-1, (group.num_components, group.num_inducing))
     mean = multiply_draws(features.mT, whitened)
-    multiplier, missing = group.multiplier(x), group.missing_variance(x)
+    multiplier, missing = group.multiplier(x), group.missing_variance(x, unknown)
     is_free = group.undetermined_rows(x, cholesky) if group.exact else None
     if is_free is None or is_free.any():
         prior = group.evaluate_kernel(inputs)

@@ -15,6 +15,7 @@ class GroupPosterior(NamedTuple):
     prior_variance: Tensor  # (*batch, C_g, n)
     shared: Tensor  # coupled directions, (*batch, C_g, R, n)
     block: Tensor | None  # directions of each component's own, (*batch, C_g, r, n)
+    unknown: Tensor | None = None  # factor of ComponentGroup.missing_variance, (*batch, C_g); None for ones
 
     @property
     def own_squares(self) -> Tensor:

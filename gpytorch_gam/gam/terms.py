@@ -317,9 +317,10 @@ def s(
     :param linear: Whether the effect has a linear part of its own, whose slope the smooth part need not bend to. It has
         none if it is periodic or has a ``by``.
     :param missing: What is done with missing values: ``"error"``, or ``"marginal"``, for an effect that is unknown in
-        these rows: predictions have its prior distribution there, and the fit its mean of zero, so that what it does in
-        these rows counts as noise. That is for few of the rows, whose values are missing at random, in a column that
-        others do not tell; otherwise fit to the complete rows, or fill values in. Default: what the estimator says.
+        these rows: predictions have mean zero there and its variance over the data, and the fit takes it for zero, so
+        that what it does in these rows counts as noise. That is for few of the rows, whose values are missing at
+        random, in a column that others do not tell; otherwise fit to the complete rows, or fill values in. Default:
+        what the estimator says.
 
     Example:
         >>> [s("age"), s("hour", period=24), s("dose", by="sex"), s("east", "north")]

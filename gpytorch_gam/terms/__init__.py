@@ -27,8 +27,9 @@ A term that takes several columns makes a component of each, and has ``names=``;
 * ``predictor``: the number of the additive predictor, in a likelihood of several parameters, to which the components
   belong.
 * ``missing``: whether NaN in a column is an error, or means that the effect is unknown in its row: then predictions
-  have its prior there, and training its mean of zero, which is right for a small share of rows, whose values are
-  missing at random and hardly related to other columns; see :class:`~gpytorch_gam.components.ComponentGroup`.
+  have its variance over all rows there, and training its mean of zero, which is right for a small share of rows, whose
+  values are missing at random and hardly related to other columns; see
+  :class:`~gpytorch_gam.components.ComponentGroup`.
 * ``batch_shape``: batch shape of independent models, each with hyperparameters of its own, which torch's optimisers
   train. Without it, the models of a batch share the hyperparameters of the term.
 

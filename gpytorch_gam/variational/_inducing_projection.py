@@ -11,9 +11,9 @@ from torch import Tensor
 
 from gpytorch_gam.components import AdditivePredictor, ComponentGroup
 from gpytorch_gam.components.group_projection import (
-    missing_variances,
     project_components,
     project_sum,
+    unknown_variance,
     whitened_weights,
 )
 from gpytorch_gam.components.joined_groups import JoinedGroup, by_group, joined_groups
@@ -37,17 +37,19 @@ _BLOCK_NUMBERS, _LEAST_BLOCK = 2**17, 64
 class InducingProjection(PosteriorProjection):
     r"""
     The weights :math:`L_c^{-\top} [V_c, F_c, m_c]` of kernels between inducing points and rows. Unless it is
-    ``for_training``, the variance of a predictor includes that of components whose columns are missing in a row.
+    ``for_training``, the variance of a predictor includes that of components whose columns are missing in a row, for
+    which ``unknown`` has the factors of :meth:`ComponentGroup.missing_variance` for each group.
     """
 
     def __init__(
         self,
         groups: Sequence[ComponentGroup],
         weights: Sequence[GroupWeights],
+        unknown: Sequence[Tensor | None],
         sign: int,
         is_for_training: bool = False,
     ) -> None:
-        self._groups, self._weights, self._sign = groups, weights, sign
+        self._groups, self._weights, self._unknown, self._sign = groups, weights, unknown, sign
         self._dtype, self._is_for_training = weights[0].shared.dtype, is_for_training
 
     @classmethod
@@ -69,11 +71,18 @@ class InducingProjection(PosteriorProjection):
             shared = whitened_weights(cholesky, each.joined(parts, -3)).to(dtype)
             block = None if blocks is None else whitened_weights(cholesky, each.joined(blocks, -3)).to(dtype)
             weights.append(GroupWeights(shared, block))
-        return cls(predictor.groups, _weights_by_group(joined, weights), factors.shared_sign)
+        own: Sequence[Tensor | None] = [None] * len(parts) if blocks is None else blocks
+        unknown = [
+            None
+            if group.missing == "error"
+            else unknown_variance(group, root, part, block, factors.shared_sign).to(dtype)
+            for group, root, part, block in zip(predictor.groups, choleskys, parts, own, strict=True)
+        ]
+        return cls(predictor.groups, _weights_by_group(joined, weights), unknown, factors.shared_sign)
 
     def for_training(self) -> InducingProjection:
         """See :meth:`PosteriorProjection.for_training`."""
-        return InducingProjection(self._groups, self._weights, self._sign, is_for_training=True)
+        return InducingProjection(self._groups, self._weights, self._unknown, self._sign, is_for_training=True)
 
     def marginals(self, reading: Reading) -> Marginals:
         """Moments of the P predictors in each row."""
@@ -108,16 +117,13 @@ class InducingProjection(PosteriorProjection):
 
     def _with_missing(self, prior_variance: Tensor, x: Tensor) -> Tensor:
         """Prior variances ``(*batch, P, n)`` of the predictors, with those of components that are unknown in a row."""
-        if self._is_for_training:
-            return prior_variance
-        missing = missing_variances(self._groups, x)
-        if not missing:
+        if self._is_for_training or all(factor is None for factor in self._unknown):
             return prior_variance
         owners = sorted({group.predictor_index for group in self._groups})
-        totals = [
-            own + missing[owner] if owner in missing else own
-            for owner, own in zip(owners, prior_variance.unbind(-2), strict=True)
-        ]
+        totals = list(prior_variance.unbind(-2))
+        for group, factor in zip(self._groups, self._unknown, strict=True):
+            missing, place = group.missing_variance(x, factor), owners.index(group.predictor_index)
+            totals[place] = totals[place] if missing is None else totals[place] + missing.sum(-2)
         return torch.stack(torch.broadcast_tensors(*totals), dim=-2)
 
     def _block(
@@ -150,15 +156,15 @@ class InducingProjection(PosteriorProjection):
         found = [project_components(each.group, x, *self._weights_of(each)) for each in joined]
         shared = by_group(joined, [part.shared for part in found], -3)
         variances = by_group(joined, [part.prior_variance for part in found], -2)
-        missing = [group.missing_variance(x) for group in self._groups]
+        missing = [group.missing_variance(x, factor) for group, factor in zip(self._groups, self._unknown, strict=True)]
         variances = [own if more is None else own + more for own, more in zip(variances, missing, strict=True)]
         blocks: Sequence[Tensor | None] = [None] * len(shared)
         own = [part.block for part in found if part.block is not None]  # either all groups have them, or none
         if own:
             blocks = by_group(joined, own, -3)
         groups = [
-            GroupPosterior(projected[..., -1, :], variance, projected[..., :-1, :], block)
-            for projected, variance, block in zip(shared, variances, blocks, strict=True)
+            GroupPosterior(projected[..., -1, :], variance, projected[..., :-1, :], block, factor)
+            for projected, variance, block, factor in zip(shared, variances, blocks, self._unknown, strict=True)
         ]
         return ComponentProjections(groups, self._sign)
 
@@ -174,7 +180,8 @@ class InducingProjection(PosteriorProjection):
         groups = [self._groups[place] for place in places]
         if {group.predictor_index for group in groups} != {group.predictor_index for group in self._groups}:
             return None
-        return InducingProjection(groups, [self._weights[place] for place in places], self._sign)
+        weights, unknown = [self._weights[place] for place in places], [self._unknown[place] for place in places]
+        return InducingProjection(groups, weights, unknown, self._sign)
 
     def sums(self, members: Sequence[Sequence[int]]) -> Callable[[Tensor], Marginals]:
         """
@@ -191,7 +198,7 @@ class InducingProjection(PosteriorProjection):
         own = [[kept.index(index) for index in each] for each in members]
         groups = [self._groups[place] for place in chosen]
         weights = _turned([self._weights[place] for place in chosen], groups, own)
-        projection = InducingProjection(groups, weights, self._sign)
+        projection = InducingProjection(groups, weights, [self._unknown[place] for place in chosen], self._sign)
         return lambda inputs: summed(projection.components(inputs), own)
 
     def _weights_of(self, joined: JoinedGroup) -> GroupWeights:

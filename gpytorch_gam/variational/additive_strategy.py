@@ -312,7 +312,8 @@ class AdditiveStrategy(_FollowedStrategy):
             for group, owner in zip(groups, owners, strict=True)
             if group.block is not None
         ]
-        prior = join_covariances(self.predictor.prior_covariances(x)).evaluate_kernel()
+        factors = [group.unknown for group in groups]
+        prior = join_covariances(self.predictor.prior_covariances(x, factors)).evaluate_kernel()
         return posterior_covariance(prior, removed, coupled, sign)
 
     # ------------------------------------------------------------------ components and predictions

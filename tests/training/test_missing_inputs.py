@@ -67,7 +67,7 @@ def test_effects_and_their_variance_are_those_of_complete_rows(family: str, shar
         unknown[:, 0] = NAN
         prediction = models[0].predict(unknown)
         deviation = models[0].components(unknown[:1], "x0").stddev.item()
-    assert deviation == pytest.approx(effects(x)[0].std().item(), rel=0.45)  # of one draw from the prior
+    assert deviation == pytest.approx(effects(x)[0].std().item(), rel=0.2)  # over ten points, not the rows
     assert inside(prediction.mean, prediction.variance, sum(effects(x)) + 1.0) > 0.93
 
 

@@ -11,6 +11,7 @@ from gpytorch_gam.components import Levels, kernel_in_blocks
 from gpytorch_gam.kernels import Empirical
 from gpytorch_gam.terms import constant, cyclic, factor, factor_smooth, linear, random_effect, smooth, tensor
 from gpytorch_gam.variational import _inducing_projection
+from tests.problems import unknown_factors
 
 pytestmark = pytest.mark.projection
 
@@ -66,7 +67,11 @@ def dense_moments(model: AdditiveGP, x: Tensor) -> tuple[Tensor, Tensor]:
     sizes = [group.num_components * group.num_inducing for group in predictor.groups]
     owners = torch.tensor([group.predictor_index for group in predictor.groups])
     owner = owners.repeat_interleave(torch.tensor(sizes))
-    prior = [group.prior_variance(x).sum(0) for group in predictor.groups]
+    factors = torch.stack(unknown_factors(model)).split([group.block_shape[0] for group in predictor.groups])
+    prior = [group.observed_variance(x).sum(0) for group in predictor.groups]
+    for place, group in enumerate(predictor.groups):
+        if group.missing == "marginal":
+            prior[place] = prior[place] + group.missing_variance(x, factors[place]).sum(0)
     own = [features * (owner == index).unsqueeze(-1) for index in range(predictor.num_predictors)]
     mean = torch.stack([part.mT @ posterior.mean.double() for part in own], -1)
     rows = torch.stack(own, -2)  # (Q, P, n)
