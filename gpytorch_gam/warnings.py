@@ -33,6 +33,10 @@ class ConstantColumnWarning(UserWarning):
     """A column has the same value in all rows, so that a term of it has no effect."""
 
 
+class MissingInputsWarning(UserWarning):
+    """A column is missing in many rows of a fit, which takes the effect that it has there for noise."""
+
+
 class ColumnKindWarning(UserWarning):
     """A column may hold something else than its type says."""
 

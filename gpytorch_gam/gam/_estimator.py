@@ -143,6 +143,8 @@ class GAMEstimator(BaseEstimator):
         self._note_rows(Seen.of(*rows[1:]))
         design = self._design(family, rows.frame)
         refuse_response(response, frame, design.columns)
+        numbers = {name: int(rows.frame[name].isna().sum()) for name in design.columns}
+        design.warn_of_missing(numbers, len(rows.frame))
         return fit_design(design, family, *rows, self._options(), self._limits(family))
 
     def _fit_stream(

@@ -15,7 +15,7 @@ from torch import Tensor
 from gpytorch_gam import terms as factories
 from gpytorch_gam._checks import did_you_mean
 from gpytorch_gam.components import AdditivePredictor, ComponentGroup
-from gpytorch_gam.warnings import ColumnKindWarning, ConstantColumnWarning
+from gpytorch_gam.warnings import ColumnKindWarning, ConstantColumnWarning, MissingInputsWarning
 
 from .columns import (
     CycleEncoding,
@@ -37,6 +37,9 @@ INTERCEPT = "intercept"
 
 # Prior variance of the intercept, in units of the fit.
 _INTERCEPT_VARIANCE = 25.0
+
+# The share of rows with an unknown effect above which the noise that they add matters.
+_MOST_MISSING = 0.1
 
 # Inputs beyond this overflow in the variances of products of lines.
 _FARTHEST = 1e50
@@ -185,6 +188,26 @@ class Design(EncodedTerms):
         for term in self.all_terms:
             for name in term.columns:
                 self._refuse_missing(term, name, numbers[name], num_rows)
+
+    def warn_of_missing(self, numbers: Mapping[str, int], num_rows: int) -> None:
+        """
+        Warn where effects are unknown in so many rows of a fit that what they do there, which it takes for noise,
+        matters.
+
+        :param numbers: How many values are missing in each column.
+        :param num_rows: The number of rows.
+        """
+        for term in self.all_terms:
+            for name in term.columns:
+                if self.missing_of(term) == "marginal" and numbers[name] > _MOST_MISSING * num_rows:
+                    warnings.warn(
+                        f"column {name!r} has NaN in {numbers[name]} of {num_rows} rows, where the fit takes what "
+                        f"{term.label} does for noise. With that many, noise and bands are too wide, and with a link "
+                        "that is not linear the intercept is biased: fit to the rows that are complete, "
+                        f"X.dropna(subset=[{name!r}]), and predict the others all the same",
+                        MissingInputsWarning,
+                        stacklevel=2,
+                    )
 
     def _refuse_missing(self, term: Term, name: str, missing: int, num_rows: int) -> None:
         if missing and self.missing_of(term) == "error":

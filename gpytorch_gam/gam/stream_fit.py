@@ -84,6 +84,7 @@ def fit_stream(
     """
     some = reader(found.sample)
     design.refuse_missing(found.missing, found.num_rows)
+    design.warn_of_missing(found.missing, found.num_rows)
     design.learn_columns(found.frame, found.weights(np.ones(len(found.sample))))
     units = units_of(family, some.y, some.weights, some.arguments)
     batches = EncodedBatches(design, family, units, stream, columns, found.num_rows, reader, some, options)

@@ -16,7 +16,7 @@ from sklearn.preprocessing import FunctionTransformer
 
 from gpytorch_gam.gam import GAMClassifier, GAMRegressor, f, linear, re, s, te
 from gpytorch_gam.gam.families import REGRESSION, Quantile
-from gpytorch_gam.warnings import ConstantColumnWarning
+from gpytorch_gam.warnings import ConstantColumnWarning, MissingInputsWarning
 
 from .data import effects, fitted, responses, table
 
@@ -141,6 +141,9 @@ def test_missing_values_are_an_error_or_have_an_unknown_effect() -> None:
     assert (terms["s(age)"]["mean"][:10] == 0).all()
     assert (terms["s(age)"]["std"][:10] > terms["s(age)"]["std"][10:].max()).all()
     assert terms["f(site)"]["mean"][50:56].nunique() == 1
+    x.loc[:12, "age"] = np.nan
+    with pytest.warns(MissingInputsWarning, match=r"'age' has NaN in 13 of 120 rows.*dropna\(subset=\['age'\]\)"):
+        GAMRegressor([s("age", k=5, missing="marginal")], hyperparameters="point", tolerance=1.0).fit(x, y)
 
 
 def test_text_is_never_a_number() -> None:
