@@ -49,7 +49,8 @@ class GAMRegressor(RegressorMixin, FittedGAM):
         are given by instances, such as ``families.Quantile(0.9)``.
     :param kernel: The smoothness of effects: ``"matern52"``, ``"matern32"``, ``"matern12"`` or ``"rbf"``. ``"auto"``
         begins with ``"matern52"``, and takes ``"rbf"`` or ``"matern32"`` for all terms that name none where that raises
-        the bound by more than a nat; fits by bins or minibatches keep the first. :meth:`summary` says which it is.
+        the bound by more than a nat; fits by bins or minibatches, or of many rows and inducing points, keep the first.
+        :meth:`summary` says which it is.
     :param num_inducing: Number of inducing points of smooth effects; default chosen by the fit.
     :param missing: What is done with missing values: ``"error"``; ``"marginal"``, for an effect that is unknown in
         these rows, which is for few rows with values missing at random, see :func:`~gpytorch_gam.gam.s`; or

@@ -109,7 +109,7 @@ def fit_design(
     screened = None
     if result is not None and options.chooses_kernel:
         with _said_if_interrupted("the comparison of kernels was interrupted: the model has the first one"):
-            fitted, result = with_best_kernel(fitted, result, refit)
+            fitted, result = with_best_kernel(fitted, result, len(y), refit)
     if result is not None and limits is not None and (result.method == "rows" or not limits.is_unasked):
         with _said_if_interrupted("the search for interactions was interrupted: the model is fitted without any"):
             fitted, result, screened = search(fitted, result, (x, *more), frame, weights, limits, refit)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from gpytorch_gam.training import FitResult
 from gpytorch_gam.training.bound_gradients import log_prior_in_nats
+from gpytorch_gam.training.shortfall import notably_short
 
 from .fitted import Fitted
 from .starts import Refit, Start
@@ -20,26 +21,36 @@ _OTHERS = ("rbf", "matern32")
 # Nats by which another kernel must raise the bound and the log prior together, to be taken.
 _WORTH = 1.0
 
+# The work for one step of a fit, rows times the square of inducing variables, up to which kernels are compared: with
+# more, the comparison takes many seconds, and data that determine an effect so well leave little of its prior.
+_MOST_WORK = 3e8
 
-def with_best_kernel(fitted: Fitted, result: FitResult, refit: Refit) -> tuple[Fitted, FitResult]:
+
+def with_best_kernel(fitted: Fitted, result: FitResult, num_rows: int, refit: Refit) -> tuple[Fitted, FitResult]:
     """
     The model with the kernel whose bound is highest, which is that of all terms that name none. The more probable of
     the others comes first, and if it is better, it is taken.
 
     :param fitted: The model with :data:`DEFAULT_KERNEL`.
     :param result: What its fit has found.
+    :param num_rows: The number of rows.
     :param refit: Fits the design with another kernel.
     """
-    if result.method != "rows" or not fitted.design.reads_kernel():
+    work = num_rows * fitted.model.predictor.num_inducing_total**2
+    if result.method != "rows" or work > _MOST_WORK or not fitted.design.reads_kernel():
         return fitted, result
     least = _value(fitted, result) + _WORTH
     for kernel in reversed(_OTHERS) if _has_grown(fitted) else _OTHERS:
         design = replace(fitted.design, kernel=kernel, parts=[])
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a model that may not be taken
+        with warnings.catch_warnings(record=True) as given:
+            warnings.simplefilter("always")
             found, its_result = refit(design, _start(fitted), explore=False)
         if _value(found, its_result) > least:
-            return refit(design, _start(found)) if its_result.messages else (found, its_result)
+            if _wants_points(found, its_result):
+                return refit(design, _start(found))
+            for each in given:
+                warnings.warn(each.message, each.category, stacklevel=2)
+            return found, its_result
     return fitted, result
 
 
@@ -47,6 +58,12 @@ def _has_grown(fitted: Fitted) -> bool:
     """Whether the fit has added inducing points to any effect, as to those that are rough."""
     placed = [(group, group.placement) for group in fitted.model.predictor.groups]
     return any(place is not None and group.num_inducing > place.first_number for group, place in placed)
+
+
+def _wants_points(fitted: Fitted, result: FitResult) -> bool:
+    """Whether an effect would gain notably from more inducing points, and can have them."""
+    group_of = fitted.model.predictor.group_of
+    return any(group_of(name).more_inducing_points() is not None for name in notably_short(result.shortfalls))
 
 
 def _start(fitted: Fitted) -> Start:
