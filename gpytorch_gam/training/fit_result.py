@@ -97,7 +97,11 @@ class FitResult:
         ]
         if self.family_gap > _SHOWN_GAP:
             lines.append(f"the family of the posterior leaves the bound {self.family_gap:.2g} nats below its optimum")
-        lines += [f"switched off: {', '.join(self.switched_off)}"] if self.switched_off else []
+        lines += (
+            [f"switched off (variance zero; all others stay): {', '.join(self.switched_off)}"]
+            if self.switched_off
+            else []
+        )
         lines += [f"at a bound: {', '.join(self.at_bounds)}"] if self.at_bounds else []
         return "\n".join([*lines, *(f"warning: {message}" for message in self.messages)])
 

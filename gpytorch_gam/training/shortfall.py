@@ -103,7 +103,8 @@ def warn_of_shortfall(found: Mapping[str, float]) -> None:
         warnings.warn(
             f"the data would bend these components further if they had more inducing points: {listing}{more}. Bands "
             "do not hold what is smoothed away: raise num_inducing (k of terms in formulas) until "
-            "gpytorch_gam.training.inducing_shortfall is small, or take a smoother kernel",
+            "gpytorch_gam.training.inducing_shortfall is small, or take a smoother kernel. Counts that vary more than "
+            "their family allows (overdispersion) ask for points, too: compare with a negative binomial",
             InducingPointsWarning,
             stacklevel=3,
         )
