@@ -392,8 +392,8 @@ def _warnings_of_overlap(fitted: Fitted, effects: Sequence[Tensor], shares: np.n
         first, second = (fitted.parts[own[each]].label for each in sorted(divmod(int(blamed.argmax()), len(own))))
         found.append(
             f"shares sum to {total:.2f} instead of about 1, as effects of columns that are correlated "
-            f"{'cancel in part' if total > 1 else 'go together'}, those of {first} and {second} most of all: a share is "
-            "the size of an effect, not a part of the whole"
+            f"{'cancel in part' if total > 1 else 'go together'}, those of {first} and {second} most of all: a share "
+            "is the size of an effect, not a part of the whole"
         )
     return found
 
