@@ -49,7 +49,8 @@ class FitResult:
     :ivar gradient: The largest magnitude of the bound's derivatives in the hyperparameters (priors included) where the
         fit ended, in nats per unit of the unconstrained parameter: its logarithm if it is positive, the logit within
         its interval if it has one. NaN if it is not known.
-    :ivar open: Nats by which the bound is predicted to rise if the fit went on; NaN if hyperparameters did not move.
+    :ivar open: Nats by which the bound is predicted to rise if the fit went on; NaN if hyperparameters did not move. Of
+        minibatches it is given the weights of a network in front.
     :ivar converged: Whether ``open`` is below the tolerance, and a network in front gives no term constant inputs.
     :ivar stopped: Why the fit ended.
     :ivar passes: Number of passes over the data.
