@@ -258,15 +258,15 @@ def test_location_and_scale_are_learnt_and_intervals_cover_everywhere() -> None:
         assert (effect - effect.mean() - (truth - truth.mean())).square().mean().sqrt() < 0.15
 
     torch.manual_seed(7)
-    x_new = 6 * torch.rand(20000, 1, dtype=torch.float64)
-    y_new = torch.sin(x_new[:, 0]) + torch.exp(torch.cos(x_new[:, 0])) * torch.randn(20000, dtype=torch.float64)
+    x_new = 6 * torch.rand(6000, 1, dtype=torch.float64)
+    y_new = torch.sin(x_new[:, 0]) + torch.exp(torch.cos(x_new[:, 0])) * torch.randn(6000, dtype=torch.float64)
     with torch.no_grad():
         predicted = likelihood(model.predict(x_new, components=False).distribution)
         low, high = predictive_quantiles(predicted, [0.1, 0.9])
     is_inside = ((low < y_new) & (y_new < high)).double()
     decile = (x_new[:, 0] / 0.6).long().clamp(max=9)
     coverage = torch.stack([is_inside[decile == index].mean() for index in range(10)])
-    assert (coverage - 0.8).abs().max() < 0.06
+    assert (coverage - 0.8).abs().max() < 0.06  # 3.7 standard errors of 600 rows
 
 
 @pytest.mark.filterwarnings("ignore:the bound is higher near")  # of a model that was not fitted
@@ -372,7 +372,7 @@ def test_likelihoods_of_another_number_of_predictors_are_refused(wrapped: bool) 
     ):
         fit(make_model(num_predictors=1), GaussianLocationScaleLikelihood(), [(x, y)], num_data=10)
     # A failed call leaves nothing attached.
-    fit(model, GaussianLocationScaleLikelihood(), [(x, y)], num_data=10, num_epochs=1)
+    fit(model, GaussianLocationScaleLikelihood(), [(x, y)], num_data=10, num_epochs=1, tolerance=10.0)
 
 
 def test_all_rows_at_once_do_not_lead_away_from_the_optimum() -> None:
@@ -392,9 +392,8 @@ def test_all_rows_at_once_do_not_lead_away_from_the_optimum() -> None:
     natural.remove()
     assert -120 * loss.item() > best - 1.0
     fitted = make_model(rank=8)
-    elbos = [
-        epoch.elbo for epoch in fit(fitted, likelihood, [(x, y)], num_data=120, num_epochs=40, num_held_back=40).history
-    ]
+    history = fit(fitted, likelihood, [(x, y)], num_data=120, num_epochs=40, num_held_back=40).history
+    elbos = [epoch.elbo for epoch in history]
     assert elbos[-1] > best - 1.0
     assert all(after > before - 1e-3 for before, after in itertools.pairwise(elbos))
 

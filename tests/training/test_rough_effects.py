@@ -39,10 +39,10 @@ def test_waves_that_the_first_points_miss_are_found(method: str) -> None:
     model = model_of(smooth(0, **RANGE))
     few = model_of(smooth(0, num_inducing=16, **RANGE))
     y = wave + 0.5 * noise + 4.0 * (x[:, 0] - 0.5).square()
-    found = fit(model, GaussianLikelihood().double(), (x, y), method=method)
+    found = fit(model, GaussianLikelihood().double(), (x, y), method=method, tolerance=1.0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", InducingPointsWarning)
-        missed = fit(few, GaussianLikelihood().double(), (x, y), method=method)
+        missed = fit(few, GaussianLikelihood().double(), (x, y), method=method, tolerance=1.0)
     assert model.predictor.groups[0].num_inducing >= 32
     assert found.bound > missed.bound + 50.0
     with torch.no_grad():
