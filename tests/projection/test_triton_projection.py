@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import inspect
 import os
 import re
 import subprocess
@@ -157,12 +158,12 @@ def compile_offline(name: str, arguments: dict[str, Any], constants: dict[str, A
 
 def spilled_bytes(assembly: str, directory: Path) -> int:
     """What ptxas reports to be stored for want of registers, for Hopper."""
-    import triton
+    from triton.backends.nvidia.compiler import get_ptxas
 
     path = directory / "kernel.ptx"
     path.write_text(assembly)
-    ptxas = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
-    command = [ptxas, "-v", "-arch=sm_90a", path, "-o", path.with_suffix(".cubin")]
+    arguments = [90] if inspect.signature(get_ptxas).parameters else []  # since Triton 3.6 there are two
+    command = [get_ptxas(*arguments).path, "-v", "-arch=sm_90a", path, "-o", path.with_suffix(".cubin")]
     report = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     found = re.search(r"(\d+) bytes spill stores", report)
     assert found is not None
