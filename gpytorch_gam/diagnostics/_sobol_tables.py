@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gpytorch_gam.components import AdditivePredictor
+from gpytorch_gam.components import AdditivePredictor, ComponentGroup
+from gpytorch_gam.components.names import default_names
 
 # Decimals that are printed at least and at most, and indices that have no say in their number.
 _FEWEST, _MOST, _SMALL = 4, 6, 0.005
@@ -17,9 +18,8 @@ _FEWEST, _MOST, _SMALL = 4, 6, 0.005
 # By how much sums of indices may miss what they would be with independent columns: moments over a thousand random rows.
 _ROUNDING = 0.05
 
-# The name of a component, and of a column in it, for which its user gave none.
-_COLUMN = r"x(\d+)"
-_DEFAULT_NAME = re.compile(rf"(\w+\()?{_COLUMN}(:{_COLUMN})*\)?(\*{_COLUMN}|\|{_COLUMN}=.*)?(\.\d+)?")
+# A column in the name of a component for which its user gave none, and the kind before it.
+_COLUMN, _KIND = re.compile(r"\bx(\d+)\b"), re.compile(r"(\w+)\(")
 
 # Mean and ends of the interval of one index.
 Interval = tuple[Tensor, Tensor, Tensor]
@@ -27,32 +27,57 @@ Interval = tuple[Tensor, Tensor, Tensor]
 
 def names_of_columns(predictor: AdditivePredictor, reads: Sequence[set[int]]) -> dict[int, str]:
     """
-    The names of the columns that components read: that of the first component that reads the column alone, if its user
-    chose one; otherwise, and with several predictors, x0, x1, ...
+    The names of the columns that components read: those that the predictor knows from its training; or that of the
+    first component that reads the column alone, if its user chose one; otherwise, and with several predictors, x0, x1,
+    ...
 
     :param predictor: The components.
     :param reads: The columns that each of them reads.
     """
-    found = {column: f"x{column}" for column in sorted(set().union(*reads))}
-    for name, own in reversed(list(zip(predictor.names, reads, strict=True))):
-        if predictor.num_predictors == 1 and len(own) == 1 and not _DEFAULT_NAME.fullmatch(name):
+    read = sorted(set().union(*reads))
+    if predictor.known_inputs is not None and predictor.known_inputs.names:
+        return {column: predictor.known_inputs.names[column] for column in read}
+    found = {column: f"x{column}" for column in read}
+    for name, own, is_default in reversed(
+        list(zip(predictor.names, reads, _have_default_names(predictor), strict=True))
+    ):
+        if predictor.num_predictors == 1 and len(own) == 1 and not is_default:
             found[next(iter(own))] = name
     return found
 
 
-def shown_names(names: Sequence[str], columns: dict[int, str]) -> list[str]:
+def shown_names(predictor: AdditivePredictor, columns: dict[int, str]) -> list[str]:
     """
     The names of components, those that their user did not choose with the names of columns in place of x0, x1, ...
 
-    :param names: The names of components.
+    :param predictor: The components.
     :param columns: The names of columns.
     """
-    return [_shown_name(name, columns) if _DEFAULT_NAME.fullmatch(name) else name for name in names]
+    pairs = zip(predictor.names, _have_default_names(predictor), strict=True)
+    return [_shown_name(name, columns) if is_default else name for name, is_default in pairs]
+
+
+def _have_default_names(predictor: AdditivePredictor) -> list[bool]:
+    """Whether each component has the name that it gets from its columns if its user gives none."""
+    named = ((group, place, name) for group in predictor.groups for place, name in enumerate(group.names))
+    return [name == _default_name(group, place, name) for group, place, name in named]
+
+
+def _default_name(group: ComponentGroup, place: int, name: str) -> str:
+    kind = _KIND.match(name)
+    return default_names(
+        [group.columns[place].tolist()],
+        [group.multiplier_columns[place]],
+        [group.multiplier_levels[place]],
+        group.levels,
+        group.predictor_index,
+        kind[1] if kind else None,
+    )[0]
 
 
 def _shown_name(name: str, columns: dict[int, str]) -> str:
     before, equals, level = name.partition("=")
-    return re.sub(rf"\b{_COLUMN}\b", lambda found: columns.get(int(found[1]), found[0]), before) + equals + level
+    return _COLUMN.sub(lambda found: columns.get(int(found[1]), found[0]), before) + equals + level
 
 
 def table_lines(head: str, names: Sequence[str], indices: dict[str, Interval], probability: float) -> list[str]:

@@ -37,7 +37,7 @@ from .response_scale import (
     scaled_effect_table,
 )
 from .scores import Seen, left_out, log_densities
-from .sensitivity import sobol_table
+from .sensitivity import Choices, sobol_table
 from .streams import in_parts
 from .summary import Summary, intercept_table, summarise
 
@@ -257,33 +257,44 @@ class FittedGAM(GAMEstimator):
         X: Any = None,
         *,
         parameter: str | None = None,
-        independent: bool = False,
+        independent: bool | None = None,
+        second_order: bool = False,
         num: int = 200,
         level: float = 0.95,
         random_state: Any = 0,
     ) -> pd.DataFrame:
         """
         First-order and total Sobol indices of the columns: the shares in the variance of a predictor, on the scale of
-        the link and without offsets, of what a column does alone, and of all that it takes part in.
+        the link and without offsets, of its mean given the column, and of all that the column takes part in.
 
-        Rows of X count alike and are the distribution of the columns. They are shares of the variance where columns are
-        independent of each other in these rows, see :func:`~gpytorch_gam.diagnostics.sobol_indices`. Where sums of the
-        indices tell that they are not, a :class:`~gpytorch_gam.warnings.DependentColumnsWarning` says so.
+        Rows of X are the distribution of the columns, and count alike. For independent columns it is that of each
+        column in these rows, in combinations that X need not have. Where you know the distribution of the inputs, give
+        it: rows of a Sobol sequence that is mapped to it, such as 2,048. Those of a sample, such as the fit, have
+        moments with an error that intervals leave out. If columns depend on each other, variances are those over the
+        rows as they are, of which a :class:`~gpytorch_gam.warnings.DependentColumnsWarning` tells: then ``first`` is
+        the share of terms that read the column alone. See :func:`~gpytorch_gam.diagnostics.sobol_indices`.
 
-        :param X: A table of the columns of the fit; 1,024 of its rows are drawn if it has more, and rows with missing
-            values are left out. None takes rows of the fit, of which the estimator keeps about a thousand.
+        :param X: A table of the columns of the fit; rows with missing values are left out, and unless
+            ``independent=True`` 2,048 rows are drawn if it has more. None takes rows of the fit, of which the estimator
+            keeps about a thousand.
         :param parameter: The name of the predictor; default the first.
-        :param independent: Whether each column takes its values by itself, in quasi-random rows: for independent
-            columns of the same distributions, in combinations that X need not have.
+        :param independent: Whether each column takes its values by itself. None: unless the rows show that columns
+            depend on each other, or terms do not allow it.
+        :param second_order: Whether to return the indices of interactions instead, of those columns that terms read
+            together; others have none.
         :param num: Number of draws from the posterior, those of hyperparameters included if they are integrated out.
         :param level: The probability of the intervals.
         :param random_state: The seed of draws and of rows, or a random state.
         :return: A data frame with a row for each column that terms read: posterior means ``first`` (order) and
-            ``total``, each followed by the ends ``_lower`` and ``_upper`` of its interval.
-        :raises ValueError: For the softmax family, whose predictors have no meaning one by one.
+            ``total``, each followed by the ends ``_lower`` and ``_upper`` of its interval. With ``second_order`` a row
+            for each interaction, with ``index`` and its interval.
+        :raises ValueError: For the softmax family, whose predictors have no meaning one by one; with ``second_order``,
+            if columns do not count as independent.
         """
         checks.integer("num", num, least=2)
-        checks.flag("independent", independent)
+        if independent is not None:
+            checks.flag("independent", independent)
+        checks.flag("second_order", second_order)
         level = checks.number("level", level, above=0, below=1)
         fitted = self._checked()
         parameters = fitted.design.parameters
@@ -291,7 +302,7 @@ class FittedGAM(GAMEstimator):
         seed = int(check_random_state(random_state).randint(2**31 - 1))
         x = None if X is None else fitted.design.inputs(self._frame(X))
         with warnings_at_caller():
-            return sobol_table(fitted, x, predictor, independent, num, level, seed)
+            return sobol_table(fitted, x, Choices(predictor, independent, second_order, num, level, seed))
 
     # ------------------------------------------------------------------ pictures
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup, fit
 from gpytorch_gam.components import regular_grid
 from gpytorch_gam.diagnostics import ModelMixture
+from gpytorch_gam.diagnostics._product_rows import Column, _nodes_of, product_rows
 from gpytorch_gam.diagnostics.variance_decomposition import SobolIndices, sobol_indices
 from gpytorch_gam.kernels import ANOVAKernel, Uniform
 from gpytorch_gam.mlls import CollapsedELBO
@@ -102,7 +103,7 @@ def test_indices_of_the_ishigami_function(fitted: AdditiveGP) -> None:
     assert found.share[-1] == 0 and found.upper[-1] == 0  # the constant
     assert found.share.sum().item() == pytest.approx(1.0, abs=0.01)
     assert found.covariance_share.sum().item() == pytest.approx(1.0, abs=1e-10)
-    assert "x0:x2" in str(found) and len(str(found).splitlines()) == 13
+    assert "x0:x2" in str(found) and len(str(found).splitlines()) == 18
 
 
 def test_indices_of_the_columns_of_the_ishigami_function(fitted: AdditiveGP) -> None:
@@ -205,7 +206,7 @@ def test_columns_gather_the_components_that_read_them() -> None:
     draws = model.components(x).sample(torch.Size([20])).components  # x0, x2, again, x0*x2, constant
     variance = draws.sum(1).var(-1)
     torch.manual_seed(2)
-    found = sobol_indices(model, x, num_samples=20)
+    found = sobol_indices(model, x, num_samples=20, independent=False)
     assert found.columns == (0, 2)
     sums = {"first_order": ([0, 2], [1]), "total": ([0, 2, 3], [1, 3])}
     for kind, members in sums.items():
@@ -252,11 +253,93 @@ def test_a_line_says_where_indices_are_no_shares() -> None:
     model.predictor.means[0].weights.data.zero_()
     found = sobol_indices(model, torch.cat([first, first], dim=-1), num_samples=20)
     note = str(found).splitlines()[-1]
-    assert note.startswith("no Sobol indices: ") and "depend on each other" in note
+    assert note.startswith("x0 and x1 depend on each other in these rows (correlation 1.00), ")
+    assert not found.independent and "these are no Sobol indices" in note
+    forced = sobol_indices(model, torch.cat([first, first], dim=-1), num_samples=20, independent=True)
+    assert forced.independent and forced.first_order.sum().item() == pytest.approx(1.0, abs=1e-9)
+    assert str(forced).endswith("as if each column took its values by itself")
+    found = replace(found, caveat="")
     below = replace(found, first_order=torch.tensor([0.5, 0.5]), total=torch.tensor([0.6, 0.4]))
-    assert "total indices are below first-order ones of x1, so" in str(below)
+    assert "total indices are below first-order ones of x1: these" in str(below)
     fine = replace(found, first_order=torch.tensor([0.5, 0.4]), total=torch.tensor([0.6, 0.5]))
     assert "no Sobol" not in str(fine)
+
+
+def test_dependence_without_correlation_is_seen_and_independent_columns_are_not_accused() -> None:
+    model = make_model()
+    model.predictor.means[0].weights.data.zero_()
+    first = torch.linspace(-1, 1, 200).double().unsqueeze(-1)
+    square = sobol_indices(model, torch.cat([first, first.square()], dim=-1), num_samples=5)
+    assert square.caveat.startswith("x0 and x1 depend on each other")
+    accused = [sobol_indices(model, torch.rand(50, 2).double(), num_samples=2).caveat for _ in range(20)]
+    assert accused == [""] * 20
+
+
+def test_independent_columns_have_the_indices_of_quadrature_whatever_the_kernels() -> None:
+    """Kernels without a measure: means of components of two columns belong to the effects of each."""
+    points = regular_grid(0.0, 1.0, 9)
+    pairs = regular_grid([0.0, 0.0], [1.0, 1.0], 9)
+    kernels = [ScaleKernel(RBFKernel()) for _ in range(3)]
+    for kernel in kernels:
+        kernel.base_kernel.lengthscale = 0.5
+    groups = [
+        ComponentGroup(kernels[0], [[0]], points),
+        ComponentGroup(kernels[1], [[0, 1]], pairs),
+        ComponentGroup(kernels[2], [[1]], points, by=2),
+    ]
+    model = AdditiveGP(AdditivePredictor(*groups), "delta").double().eval()
+    for parameter in model.variational_parameters():
+        parameter.data.copy_(torch.randn_like(parameter))
+    model.variational_strategy._mark_initialized()
+    x = torch.rand(12, 3).double() ** 2  # a distribution that no kernel knows
+    grid = torch.cartesian_prod(*x.unbind(-1))
+    with torch.no_grad():
+        values = model.components(grid).mean.sum(0).reshape(12, 12, 12)
+    variance = values.var(correction=0)
+    found = sobol_indices(model, x, num_samples=200, independent=True, seed=0)
+    for column in range(3):
+        others = [each for each in range(3) if each != column]
+        first = values.mean(others).var(correction=0) / variance
+        total = values.var(column, correction=0).mean() / variance
+        assert found.first_order[column].item() == pytest.approx(first.item(), abs=2e-3)
+        assert found.total[column].item() == pytest.approx(total.item(), abs=2e-3)
+    assert found.interactions == ("x0:x1", "x1:x2")
+    assert (found.first_order.sum() + found.interaction.sum()).item() == pytest.approx(1.0, abs=1e-9)
+    assert found.covariance_share.sum().item() == pytest.approx(1.0, abs=1e-9)
+
+
+def test_nodes_of_numbers_have_the_moments_of_their_values() -> None:
+    values = torch.randn(300, 1).double().exp()
+    nodes, weights = _nodes_of(values, True, 7)
+    for order in range(14):
+        expected = values.pow(order).mean().item()
+        assert (nodes.flatten().pow(order) @ weights).item() == pytest.approx(expected, rel=1e-9)
+
+
+def test_columns_that_components_read_together_take_all_combinations() -> None:
+    columns = [Column((place,), True) for place in range(5)]
+    together = {frozenset(each) for each in [(0, 1, 2), (1, 3), (2, 3, 4), (0, 4)]}
+    rows = product_rows(torch.rand(40, 5).double(), columns, together)
+    size = rows.weights.shape[1]
+    for each in together:
+        own = rows.nodes[sorted(each)]
+        assert len(np.unique(own, axis=1).T) == size ** len(each)
+
+
+def test_names_that_the_user_gave_are_kept() -> None:
+    """Names that look like the default ones of other columns, as those of columns that count from one do."""
+    x = torch.rand(25, 2).double()
+    model = AdditiveGP(AdditivePredictor(smooth([0, 1], x, names=["x1", "x2"]), tensor((0, 1), x, num_inducing=3)))
+    found = sobol_indices(model.double(), x, num_samples=5, column_names=["x1", "x2"])
+    assert found.shown_names == ("x1", "x2", "x1:x2") and found.column_names == ("x1", "x2")
+
+
+def test_what_has_no_decomposition_is_said() -> None:
+    model, x = make_model(), torch.rand(20, 2).double()
+    found = sobol_indices(model, x, num_samples=5)
+    assert not found.independent and str(found).splitlines()[-1].startswith("the mean module is no constant")
+    with pytest.raises(ValueError, match="independent=True is not possible, as the mean module is no constant"):
+        sobol_indices(model, x, independent=True)
 
 
 def test_the_uncertainty_of_hyperparameters_is_that_of_the_models_in_turn() -> None:

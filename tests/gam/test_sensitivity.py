@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from gpytorch_gam.diagnostics import sobol_indices
 from gpytorch_gam.gam import GAMClassifier, GAMRegressor, f, s, ti
 from gpytorch_gam.warnings import DependentColumnsWarning
 from tests.gam import data
@@ -46,7 +47,7 @@ def test_indices_are_those_of_draws_at_the_same_rows() -> None:
     drawn = gam.draw_functions(2000, random_state=0)
     terms, total = drawn.terms(x), drawn(x).var(-1)
     with pytest.warns(DependentColumnsWarning):  # by chance, with so few rows
-        found = gam.sobol_indices(x, num=2000)
+        found = gam.sobol_indices(x, num=2000, independent=False)
     sums = {"site": terms["f(site)"], "subject": terms["re(subject)"], "age": terms["s(age)"]}
     for name, values in sums.items():
         share = values.var(-1) / total
@@ -56,15 +57,49 @@ def test_indices_are_those_of_draws_at_the_same_rows() -> None:
     assert found.total["age"] == pytest.approx(both.mean(), abs=0.02)
 
 
+def test_interactions_have_indices_and_other_rows_than_those_of_the_fit_their_own_shares() -> None:
+    """Rows in another range, where terms of two columns are not orthogonal to those of one: values of quadrature."""
+    gam = fitted()
+    random = np.random.default_rng(1)
+    rows = pd.DataFrame(
+        {"wind": random.uniform(0, 1, 40), "heat": random.uniform(-1, 0.5, 40), "site": list("uv") * 20}
+    )
+    product = rows[["wind"]].merge(rows[["heat"]], how="cross").merge(rows[["site"]].drop_duplicates(), how="cross")
+    values = gam.predict(product).reshape(40, 40, 2)
+    found, pairs = (
+        gam.sobol_indices(rows, independent=True),
+        gam.sobol_indices(rows, independent=True, second_order=True),
+    )
+    for place, name in enumerate(found.index):
+        others = tuple(each for each in range(3) if each != place)
+        assert found["first"][name] == pytest.approx(values.mean(others).var() / values.var(), abs=0.01)
+        assert found.total[name] == pytest.approx(values.var(place).mean() / values.var(), abs=0.01)
+    assert list(pairs.index) == ["wind:heat"]
+    assert found["first"].sum() + pairs["index"].sum() == pytest.approx(1.0)
+
+
+def test_the_model_of_an_estimator_names_columns_as_the_frame_does() -> None:
+    """Names that are those of other columns by default."""
+    random = np.random.default_rng(0)
+    x = pd.DataFrame(random.uniform(-1, 1, (60, 2)), columns=["x1", "x2"])
+    gam = GAMRegressor([s("x1"), s("x2")], hyperparameters="point").fit(x, x.x1 + x.x2**2)
+    for names in (None, ["x1", "x2"]):
+        found = sobol_indices(gam.model_, gam.model_inputs(x), num_samples=5, column_names=names)
+        assert found.column_names == ("x1", "x2")
+        assert found.shown_names == ("intercept", "s(x1)", "s(x1).line", "s(x2)", "s(x2).line")
+
+
 def test_dependence_is_warned_of() -> None:
     random = np.random.default_rng(0)
     x = pd.DataFrame(random.uniform(-1, 1, (NUM_ROWS, 2)), columns=["wind", "heat"])
     x["heat"] += 2 * x.wind
     y = 2 * x.wind + x.heat + 0.3 * random.standard_normal(NUM_ROWS)
     gam = GAMRegressor("~ wind + heat", hyperparameters="point").fit(x, y)
-    with pytest.warns(DependentColumnsWarning, match=r"no shares .*total indices sum to .*independent=True") as given:
+    with pytest.warns(DependentColumnsWarning, match=r"no shares .*wind and heat depend .*independent=True") as given:
         gam.sobol_indices()
     assert given[0].filename == __file__
+    with pytest.warns(DependentColumnsWarning), pytest.raises(ValueError, match="second_order=True needs independent"):
+        gam.sobol_indices(second_order=True)
     assert gam.sobol_indices(x, independent=True).total.sum() == pytest.approx(1.0, abs=0.01)
 
 
