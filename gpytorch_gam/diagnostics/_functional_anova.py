@@ -56,9 +56,9 @@ def variances_of_effects(
     members = [[part for part, owner in zip(parts, owners, strict=True) if owner == each] for each in range(number)]
     sums = [functools.reduce(_Part.plus, own) for own in members]
     zero = components.new_zeros(components.shape[:-2])
-    sets = tuple(dict.fromkeys(each for own in sums for each in own.joint))
     found = [{each: own.inner(own, rows, each).clamp_min(0.0) for each in own.sets} for own in sums]
-    sets = tuple(sorted((each for each in sets if len(each) > 1), key=lambda each: (len(each), each)))
+    joint = {each for own in sums for each in own.joint if len(each) > 1}
+    sets = tuple(sorted(joint, key=lambda each: (len(each), each)))
 
     def gathered(choices: Iterable[Iterable[tuple[int, ...]]]) -> Tensor:
         """The sums of the variances of some sets each, in each predictor."""
@@ -113,8 +113,8 @@ class _Part(NamedTuple):
     def inner(self, other: _Part, rows: ProductRows, columns: tuple[int, ...]) -> Tensor:
         """The covariance of the effects of a set of columns, ``(*batch)``: of single ones by their fine nodes."""
         pairs = [(self.joint, other.joint), (self.joint, other.single), (self.single, other.joint)]
-        found = [_covariance(*pair, columns, rows.weights) for pair in pairs]
-        return torch.as_tensor(sum([*found, _covariance(self.fine, other.fine, columns, rows.fine_weights)]))
+        of_joint = sum(_covariance(*pair, columns, rows.weights) for pair in pairs)
+        return of_joint + _covariance(self.fine, other.fine, columns, rows.fine_weights)
 
     def with_all(self, other: _Part, rows: ProductRows, zero: Tensor) -> Tensor:
         """The covariance with all effects of another sum, ``(*batch)``."""
@@ -139,9 +139,9 @@ def _added(left: _Effects, right: _Effects) -> _Effects:
     return {**left, **right, **both}
 
 
-def _covariance(left: _Effects, right: _Effects, columns: tuple[int, ...], weights: Tensor) -> Tensor | float:
+def _covariance(left: _Effects, right: _Effects, columns: tuple[int, ...], weights: Tensor) -> Tensor:
     """The mean product of two effects of the same columns; zero if one of them is missing."""
     if columns not in left or columns not in right:
-        return 0.0
+        return weights.new_zeros(())
     weight = functools.reduce(torch.kron, [weights[column] for column in columns])
     return (left[columns] * right[columns] * weight).sum(-1)
