@@ -51,3 +51,7 @@ class InputRangeWarning(UserWarning):
 
 class DependentColumnsWarning(UserWarning):
     """Columns depend on each other, so that the variance of their effects cannot be divided among them."""
+
+
+class MissingInteractionsWarning(UserWarning):
+    """Indices of sensitivity are those of a model for which nobody has looked for interactions."""

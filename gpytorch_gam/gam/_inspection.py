@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from sklearn.utils import check_random_state
 from gpytorch_gam import _checks as checks
 from gpytorch_gam._caught_warnings import warnings_at_caller
 from gpytorch_gam.diagnostics import LeaveOneOut
+from gpytorch_gam.warnings import MissingInteractionsWarning
 
 from . import pictures
 from ._estimator import GAMEstimator
@@ -26,6 +29,7 @@ from .effects import (
     period_in_units,
     values_at,
 )
+from .interactions import candidate_terms
 from .prediction import predictor_moments, term_moments, term_table
 from .residuals import quantile_residuals, working_residuals
 from .response_scale import (
@@ -135,7 +139,19 @@ class FittedGAM(GAMEstimator):
     def summary(self) -> Summary:
         """The terms one by one and the fit as a whole: a :class:`~gpytorch_gam.gam.summary.Summary`, which prints."""
         fitted, response = self._checked(), self._shown_response()
-        return summarise(fitted, self.result_, self.n_rows_, self.deviance_explained_, self.bound_, response)
+        found = summarise(fitted, self.result_, self.n_rows_, self.deviance_explained_, self.bound_, response)
+        why_not = self._why_no_interactions()
+        return replace(found, facts={**found.facts, "interactions": why_not}) if why_not else found
+
+    def _why_no_interactions(self) -> str:
+        """Why interactions were not looked for although terms are automatic; empty if they were, or need not be."""
+        fitted = self._checked()
+        is_wanted = self.interactions == "auto" and self._limits(fitted.family) is not None
+        if not is_wanted or self.interactions_ is not None or self.result_ is None or not candidate_terms(fitted.parts):
+            return ""
+        return (
+            f"not looked for, as the fit is by {self.result_.method}: give interactions=5, or fit to some of the rows"
+        )
 
     def effect(
         self,
@@ -302,6 +318,10 @@ class FittedGAM(GAMEstimator):
         seed = int(check_random_state(random_state).randint(2**31 - 1))
         x = None if X is None else fitted.design.inputs(self._frame(X))
         with warnings_at_caller():
+            why_not = self._why_no_interactions()
+            if why_not:
+                message = f"these indices are of effects of single columns alone: interactions were {why_not}"
+                warnings.warn(message, MissingInteractionsWarning, stacklevel=2)
             return sobol_table(fitted, x, Choices(predictor, independent, second_order, num, level, seed))
 
     # ------------------------------------------------------------------ pictures

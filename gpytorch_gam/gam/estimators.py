@@ -72,8 +72,9 @@ class GAMRegressor(RegressorMixin, FittedGAM):
     :param interactions: The most interactions of two columns that are added to the terms: those of columns that have
         effects of their own, ``ti(x, z)`` of numbers and ``sz(x, g)`` of a number and a category, which are screened
         after a fit without them; 0 for none. ``"auto"`` looks for them beside terms that are ``"auto"``, too, five at
-        most, where the family has one predictor and the fit holds all rows (``result_.method`` is ``"rows"``), and
-        among the hundred pairs of the columns with the most evidence; terms that are given are left alone.
+        most, where the family has one predictor and fits are quick (those of few rows; a line of the summary and a
+        warning of ``sobol_indices`` say where they were not looked for), and among the hundred pairs of the columns
+        with the most evidence; terms that are given are left alone.
     :param interaction_nats: The evidence for an interaction that is kept, in nats: it has to raise the bound by these,
         and by the logarithm of the number of candidates, of which one is expected. The default is about what the bound
         at estimates of its variance and lengthscales is above its mean over their priors, so that those are kept that

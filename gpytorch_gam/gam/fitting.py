@@ -39,6 +39,9 @@ _MOST_COUPLED, _MOST_COUPLED_LATER = 500, 1024
 # The share of the prior variance that is left where data determine everything: bands of millions of rows are narrow.
 JITTER = 1e-8
 
+# The product of rows and squared number of inducing variables up to which interactions are looked for unasked.
+_MOST_UNASKED = 2e8
+
 # The most rows by which the deviance that is explained is estimated.
 _ROWS_OF_DEVIANCE = 20000
 
@@ -110,7 +113,11 @@ def fit_design(
     if result is not None and options.chooses_kernel:
         with _said_if_interrupted("the comparison of kernels was interrupted: the model has the first one"):
             fitted, result = with_best_kernel(fitted, result, len(y), refit)
-    if result is not None and limits is not None and (result.method == "rows" or not limits.is_unasked):
+    if (
+        result is not None
+        and limits is not None
+        and (not limits.is_unasked or _is_quick(fitted, result, len(y), options))
+    ):
         with _said_if_interrupted("the search for interactions was interrupted: the model is fitted without any"):
             fitted, result, screened = search(fitted, result, (x, *more), frame, weights, limits, refit)
         x = fitted.design.inputs(frame)
@@ -121,6 +128,12 @@ def fit_design(
     own = {name: value[some] for name, value in rows.items() if name != "weights"}
     explained = deviance_explained(fitted, x[some], y[some], weights[some], own)
     return FitOfDesign(fitted, result, explained, screened)
+
+
+def _is_quick(fitted: Fitted, result: FitResult, num_rows: int, options: Options) -> bool:
+    """Whether fits with interactions take so little that these are looked for unasked."""
+    size = num_rows * fitted.model.predictor.num_inducing_total**2
+    return result.method == "rows" or (options.method == "auto" and size <= _MOST_UNASKED)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from gpytorch_gam.diagnostics import component_evidence
 from gpytorch_gam.gam import GAMClassifier, GAMRegressor, f, s, sz, te
 from gpytorch_gam.gam.design import Part
 from gpytorch_gam.gam.interactions import Limits, candidate_terms
-from gpytorch_gam.warnings import ConvergenceWarning
+from gpytorch_gam.warnings import ConvergenceWarning, MissingInteractionsWarning
 
 
 def friedman(num_rows: int = 150) -> tuple[pd.DataFrame, np.ndarray]:
@@ -85,7 +85,11 @@ def test_given_terms_get_interactions_when_asked() -> None:
 def test_nobody_waits_for_interactions_unasked() -> None:
     x, y = friedman(100)
     x, quick = x[["x0", "x1"]], {"num_inducing": 4, "tolerance": 1.0, "hyperparameters": "point"}
-    assert GAMRegressor(method="bins", **quick).fit(x, y).interactions_ is None
+    by_bins = GAMRegressor(method="bins", **quick).fit(x, y)
+    assert by_bins.interactions_ is None and by_bins.summary().facts["interactions"].startswith("not looked for, as")
+    with pytest.warns(MissingInteractionsWarning, match="were not looked for, as the fit is by bins") as given:
+        by_bins.sobol_indices()
+    assert given[0].filename == __file__
     assert GAMRegressor(family="gaussian_location_scale", **quick).fit(x, y).interactions_ is None
     assert len(GAMRegressor({"mean": "auto"}, **quick).fit(x, y).interactions_) == 1
 
