@@ -49,10 +49,9 @@ def _features(values: np.ndarray, is_number: bool) -> np.ndarray:
     """Standardised functions ``(n, F)`` of the columns ``(n, d)``, none of those that are constant."""
     found = []
     for column in values.T:
-        if is_number:
-            rank = rankdata(column) / len(column) - 0.5
-            found += [rank, (rank - rank.mean()) ** 2]
-        else:
+        rank = rankdata(column) / len(column) - 0.5
+        found += [rank, (rank - rank.mean()) ** 2]
+        if not is_number:
             levels, counts = np.unique(column, return_counts=True)
             found += [column == level for level in levels[np.argsort(-counts)][:_MOST_LEVELS]]
     centred = [each - each.mean() for each in found]

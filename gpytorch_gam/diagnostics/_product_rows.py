@@ -18,6 +18,9 @@ _NODES = {1: 1, 2: 31, 3: 11, 4: 7}
 MOST_COLUMNS = max(_NODES)
 _FINE, _FINE_ALONE = 512, 1024
 
+# The deviation of values, in ranges of them, that is rounding.
+_ALIKE = 1e-12
+
 
 class Column(NamedTuple):
     """
@@ -139,13 +142,17 @@ def _gauss(values: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
         matrix[order, order] = basis[order] @ image
         for _ in range(2):  # again, against the loss of orthogonality
             image -= basis[: order + 1].T @ (basis[: order + 1] @ image)
+        length = np.linalg.norm(image)
+        if length < _ALIKE:  # there are no more values that rounding can tell apart
+            break
         if order + 1 < size:
-            length = np.linalg.norm(image)
             matrix[order, order + 1] = matrix[order + 1, order] = length
             basis[order + 1] = image / length
-    eigenvalues, vectors = np.linalg.eigh(matrix)
+    found = order + 1
+    eigenvalues, vectors = np.linalg.eigh(matrix[:found, :found])
     weights = vectors[0] ** 2
-    return centre + scale * eigenvalues, weights / weights.sum()
+    rest = size - found
+    return centre + scale * np.pad(eigenvalues, (0, rest), mode="edge"), np.pad(weights / weights.sum(), (0, rest))
 
 
 def _orthogonal_array(size: int, strength: int) -> np.ndarray:

@@ -314,6 +314,9 @@ def test_nodes_of_numbers_have_the_moments_of_their_values() -> None:
     for order in range(14):
         expected = values.pow(order).mean().item()
         assert (nodes.flatten().pow(order) @ weights).item() == pytest.approx(expected, rel=1e-9)
+    alike = torch.tensor([0.0, 1.0, 3.0]).double().repeat(50) + 1e-15 * torch.randn(150).double()
+    nodes, weights = _nodes_of(alike.unsqueeze(-1), True, 7)
+    assert (nodes.flatten().square() @ weights).item() == pytest.approx(10 / 3) and weights.min() >= 0
 
 
 def test_columns_that_components_read_together_take_all_combinations() -> None:
