@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.stats import norm, rankdata
 from torch import Tensor
 
 from ._product_rows import Column
@@ -28,6 +27,8 @@ def signs_of_dependent_columns(x: Tensor, columns: Sequence[Column], names: Sequ
     :param columns: The columns.
     :param names: Their names.
     """
+    from scipy.stats import norm  # here, because it takes as long to import as all of this package
+
     values = x.detach().double().cpu().numpy()
     features = [_features(values[:, list(column.places)], column.is_number) for column in columns]
     if len(x) < 4 or sum(1 for each in features if each.shape[1]) < 2:
@@ -47,6 +48,8 @@ def signs_of_dependent_columns(x: Tensor, columns: Sequence[Column], names: Sequ
 
 def _features(values: np.ndarray, is_number: bool) -> np.ndarray:
     """Standardised functions ``(n, F)`` of the columns ``(n, d)``, none of those that are constant."""
+    from scipy.stats import rankdata  # see above
+
     found = []
     for column in values.T:
         rank = rankdata(column) / len(column) - 0.5
