@@ -138,7 +138,7 @@ class SobolIndices:
     @property
     def signs_of_dependence(self) -> tuple[str, ...]:
         """
-        What shows that columns depend on each other: :attr:`caveat`, and where they do not count as independent,
+        What shows that columns depend on each other: ``caveat``, and where they do not count as independent,
         first-order indices that sum to more than one, total ones that sum to less, or that are below first-order ones.
         One text for each predictor, empty if nothing does; none for a batch of models.
         """
