@@ -91,10 +91,13 @@ def _at_logarithms(fitted: Fitted, data: Any, num_data: int, result: FitResult |
         return fitted.model, fitted.likelihood
     model, likelihood = deepcopy(fitted.model), deepcopy(fitted.likelihood)
     take_logarithms(model)
+    for group in model.predictor.groups:
+        group.placement = None  # has the inducing points that it needs
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         method = result.method
-        fit(model, likelihood, data, num_data, method=method, tolerance=_TOLERANCE, warm_start=True, explore=False)
+        # It looks for other maxima: effects that the estimates switch off are on a plateau, from which no step leads.
+        fit(model, likelihood, data, num_data, method=method, tolerance=_TOLERANCE, warm_start=True)
     return model, likelihood
 
 
