@@ -39,7 +39,7 @@ def members(gam: GAMRegressor, x: pd.DataFrame) -> tuple[np.ndarray, np.ndarray,
 
 def test_predictions_have_the_moments_and_quantiles_of_the_mixture() -> None:
     x, gam = table().head(7), fitted()
-    assert gam.hyperparameters_.startswith("integrated over 8 models")
+    assert gam.hyperparameters_.startswith("integrated over") and len(gam._fitted.mixture.weights) > 1
     assert gam.summary().facts["hyperparameters"] == gam.hyperparameters_
     weights, means, variances, noises = members(gam, x)
     mean = (weights * means).sum(0)
