@@ -33,7 +33,7 @@ _LEAST_EFFECTIVE, _LEAST_SHARE = 2.0, 0.75
 _LEAST_WIDENING = 0.01
 
 # Nats within which the maximum around which is integrated is found: weights of the models make up for the rest.
-_TOLERANCE = 1.0
+_TOLERANCE = 0.5
 
 # Hyperparameters for which derivatives of the bound are taken unasked: each takes as long as a step of the fit.
 _MOST_UNASKED = 100
