@@ -19,7 +19,7 @@ from gpytorch_gam.training.free_hyperparameters import FreeHyperparameters
 from gpytorch_gam.warnings import ConvergenceWarning
 
 from .fitted import Fitted
-from .priors import take_logarithms
+from .priors import has_curves, take_logarithms
 
 #: How an estimator treats its hyperparameters.
 HYPERPARAMETERS = ("auto", "integrated", "point")
@@ -95,10 +95,18 @@ def _at_logarithms(fitted: Fitted, data: Any, num_data: int, result: FitResult |
         group.placement = None  # has the inducing points that it needs
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        method = result.method
-        # It looks for other maxima: effects that the estimates switch off are on a plateau, from which no step leads.
-        fit(model, likelihood, data, num_data, method=method, tolerance=_TOLERANCE, warm_start=True)
+        method, explore = result.method, _is_on_plateau(model, result)
+        fit(model, likelihood, data, num_data, method=method, tolerance=_TOLERANCE, warm_start=True, explore=explore)
     return model, likelihood
+
+
+def _is_on_plateau(model: AdditiveGP, result: FitResult) -> bool:
+    """
+    Whether the estimates switch off effects whose priors are other ones now: no step leads away from there, so that the
+    fit has to look for other maxima.
+    """
+    off = set(result.switched_off)
+    return any(off.intersection(group.names) for group in model.predictor.groups if has_curves(group))
 
 
 @torch.no_grad()

@@ -81,9 +81,22 @@ def take_logarithms(model: AdditiveGP) -> None:
     :param model: The model of an estimator.
     """
     for _, kernel, prior, read, _ in model.named_priors():
-        is_line = read is _deviation and isinstance(kernel.base_kernel, CentredLinearKernel)
+        is_line = read is _deviation and _is_line(kernel)
         if read in (_deviation, _root_of_number) and not is_line:
             prior.concentration.fill_(2.0)
+
+
+def has_curves(group: ComponentGroup) -> bool:
+    """
+    Whether a group has components with a variance that are no lines, whose priors :func:`take_logarithms` changes.
+
+    :param group: Components of a term.
+    """
+    return isinstance(group.kernel, ScaleKernel) and not _is_line(group.kernel)
+
+
+def _is_line(kernel: ScaleKernel) -> bool:
+    return isinstance(kernel.base_kernel, CentredLinearKernel)
 
 
 def set_level_variance(group: ComponentGroup) -> None:
