@@ -76,7 +76,7 @@ class Search(NamedTuple):
     """
 
     fitted: Fitted
-    result: FitResult | None
+    result: FitResult
     screened: pd.DataFrame
 
 
@@ -90,7 +90,7 @@ class _Candidate(NamedTuple):
 
 def search(
     fitted: Fitted,
-    result: FitResult | None,
+    result: FitResult,
     data: tuple[Any, ...],
     frame: pd.DataFrame,
     weights: np.ndarray,
@@ -119,7 +119,7 @@ def search(
     start = Start(
         [*fitted.model.predictor.groups, *(group for each in chosen for group in each.groups)], fitted.likelihood
     )
-    while chosen and result is not None:
+    while chosen:
         terms = [
             [each.term for each in chosen if each.predictor == index] for index in range(len(fitted.design.parameters))
         ]
@@ -130,7 +130,7 @@ def search(
         if all_pay and not is_loose:
             return Search(found, its_result, _table(candidates, tried, chosen))
         is_loose = not all_pay
-        start = Start(found.model.predictor.groups, found.likelihood)
+        start = Start.of(found)
         chosen = [each for each in chosen if all_pay or tried[each.label] > max(weakest, 0.0)]
     return Search(fitted, result, _table(candidates, tried, []))
 

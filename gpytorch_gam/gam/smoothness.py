@@ -44,10 +44,10 @@ def with_best_kernel(fitted: Fitted, result: FitResult, num_rows: int, refit: Re
         design = replace(fitted.design, kernel=kernel, parts=[])
         with warnings.catch_warnings(record=True) as given:
             warnings.simplefilter("always")
-            found, its_result = refit(design, _start(fitted), explore=False)
+            found, its_result = refit(design, Start.of(fitted), explore=False)
         if _value(found, its_result) > least:
             if _wants_points(found, its_result):
-                return refit(design, _start(found))
+                return refit(design, Start.of(found))
             for each in given:
                 warnings.warn(each.message, each.category, stacklevel=2)
             return found, its_result
@@ -64,10 +64,6 @@ def _wants_points(fitted: Fitted, result: FitResult) -> bool:
     """Whether an effect would gain notably from more inducing points, and can have them."""
     group_of = fitted.model.predictor.group_of
     return any(group_of(name).more_inducing_points() is not None for name in notably_short(result.shortfalls))
-
-
-def _start(fitted: Fitted) -> Start:
-    return Start(fitted.model.predictor.groups, fitted.likelihood)
 
 
 def _value(fitted: Fitted, result: FitResult) -> float:

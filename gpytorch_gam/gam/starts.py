@@ -20,6 +20,15 @@ class Start(NamedTuple):
     groups: Sequence[ComponentGroup]
     likelihood: Likelihood
 
+    @classmethod
+    def of(cls, fitted: Fitted) -> Start:
+        """
+        Those of a fitted model.
+
+        :param fitted: The model.
+        """
+        return cls(fitted.model.predictor.groups, fitted.likelihood)
+
     def copy_to(self, predictor: AdditivePredictor, likelihood: Likelihood) -> None:
         """
         Give the groups of the same components, whose kernels may be of another smoothness, and another likelihood the

@@ -45,7 +45,7 @@ def test_the_kernel_with_the_highest_bound_is_taken(truth: str, kernel: str, tmp
 def test_named_kernels_and_terms_without_one_are_left_alone(
     terms: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpytorch_gam.gam.smoothness._start", None)  # it is not called
+    monkeypatch.setattr("gpytorch_gam.gam.smoothness.Start.of", None)  # it is not called
     gam = GAMRegressor(terms).fit(*table("smooth", 100))
     assert "kernel" not in gam.summary().facts
 
@@ -62,7 +62,7 @@ def test_an_interrupted_comparison_leaves_the_model_as_it_was(monkeypatch: pytes
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("gpytorch_gam.gam.smoothness._start", interrupted)
+    monkeypatch.setattr("gpytorch_gam.gam.smoothness.Start.of", interrupted)
     with pytest.warns(UserWarning, match="comparison of kernels was interrupted"):
         gam = GAMRegressor([s("x")], hyperparameters="point").fit(x, y)
     assert gam.summary().facts["kernel"] == "matern52"
