@@ -39,9 +39,6 @@ _MOST_COUPLED, _MOST_COUPLED_LATER = 500, 1024
 # The share of the prior variance that is left where data determine everything: bands of millions of rows are narrow.
 JITTER = 1e-8
 
-# The product of rows and squared number of inducing variables up to which interactions are looked for unasked.
-_MOST_UNASKED = 2e8
-
 # The most rows by which the deviance that is explained is estimated.
 _ROWS_OF_DEVIANCE = 20000
 
@@ -103,10 +100,8 @@ def fit_design(
 
     def refit(other: Design, start: Start, tolerance: float = 0.0, explore: bool = True) -> tuple[Fitted, FitResult]:
         inputs, own = other.inputs(frame), replace(options, tolerance=max(options.tolerance, tolerance))
-        found, its_result = fit_to_data(other, family, units, inputs, (inputs, *more), own, start, explore)
-        if its_result is None:
-            raise KeyboardInterrupt
-        return found, its_result
+        found = _prepared(other, family, units, inputs, (inputs, *more), own, start)
+        return found, _climb(found, (inputs, *more), own, is_warm=True, explore=explore)
 
     fitted, result = fit_to_data(design, family, units, x, (x, *more), options)
     screened = None
@@ -132,8 +127,7 @@ def fit_design(
 
 def _is_quick(fitted: Fitted, result: FitResult, num_rows: int, options: Options) -> bool:
     """Whether fits with interactions take so little that these are looked for unasked."""
-    size = num_rows * fitted.model.predictor.num_inducing_total**2
-    return result.method == "rows" or (options.method == "auto" and size <= _MOST_UNASKED)
+    return result.method == "rows" or (options.method == "auto" and fitted.is_quick(num_rows))
 
 
 @contextmanager
@@ -159,14 +153,7 @@ def units_of(family: Family, y: np.ndarray, weights: np.ndarray, arguments: Mapp
 
 
 def fit_to_data(
-    design: Design,
-    family: Family,
-    units: Units,
-    x: torch.Tensor,
-    data: Any,
-    options: Options,
-    start: Start | None = None,
-    explore: bool = True,
+    design: Design, family: Family, units: Units, x: torch.Tensor, data: Any, options: Options
 ) -> tuple[Fitted, FitResult | None]:
     """
     Fit the terms of a design, whose columns are learned, to rows in units of the fit.
@@ -177,21 +164,64 @@ def fit_to_data(
     :param x: Inputs with the range of all rows, from which places are taken and summaries are made.
     :param data: The rows, as :func:`~gpytorch_gam.fit` takes them.
     :param options: How.
-    :param start: Hyperparameters from which the fit starts; default those of the responses.
-    :param explore: See :func:`~gpytorch_gam.fit`.
     :return: The fitted model, and the result of the fit; None if that was interrupted.
     """
+    fitted = _prepared(design, family, units, x, data, options)
+    try:
+        return fitted, _climb(fitted, data, options)
+    except KeyboardInterrupt:
+        fitted.model.eval()
+        fitted.likelihood.eval()
+        warnings.warn(
+            "the fit was interrupted: the model is the best so far, and its bands are not those of a finished fit",
+            ConvergenceWarning,
+            stacklevel=2,
+        )
+        return fitted, None
+
+
+def _prepared(
+    design: Design,
+    family: Family,
+    units: Units,
+    x: torch.Tensor,
+    data: Any,
+    options: Options,
+    start: Start | None = None,
+) -> Fitted:
+    """A model that is yet to be fitted, on its device, with the hyperparameters of ``start`` or new ones."""
     device = device_of(options.device)
-    with torch.random.fork_rng(devices=[]), gpytorch.settings.variational_cholesky_jitter(double_value=JITTER):
-        torch.manual_seed(options.seed)
+    with _as_in_fits(options):
         model, likelihood = make(design, family, x, options, start)
         if options.posterior == "auto" and options.method == "auto" and _needs_minibatches(model, likelihood, data):
             model, likelihood = make(design, family, x, replace(options, posterior="block_low_rank"), start)
         model.to(device)
         likelihood.to(device)
-        result = _fit(model, likelihood, on_device(data, device), options, start is not None, explore)
     mixture, note = alone(model, likelihood), "point estimates"
-    return Fitted(model, likelihood, design, family, units, reference_rows(x), mixture, note), result
+    return Fitted(model, likelihood, design, family, units, reference_rows(x), mixture, note)
+
+
+def _climb(fitted: Fitted, data: Any, options: Options, *, is_warm: bool = False, explore: bool = True) -> FitResult:
+    """Fit a model in place; a KeyboardInterrupt leaves it at the best so far."""
+    with _as_in_fits(options):
+        return fit(
+            fitted.model,
+            fitted.likelihood,
+            on_device(data, device_of(options.device)),
+            method=options.method,
+            tolerance=options.tolerance,
+            warm_start=is_warm,
+            explore=explore,
+            progress=options.progress,
+        )
+
+
+@contextmanager
+def _as_in_fits(options: Options) -> Iterator[None]:
+    """The random numbers and the jitter of fits, with those of the caller afterwards."""
+    with torch.random.fork_rng(devices=[]), gpytorch.settings.variational_cholesky_jitter(double_value=JITTER):
+        torch.manual_seed(options.seed)
+        yield
 
 
 def _needs_minibatches(model: AdditiveGP, likelihood: Likelihood, data: Any) -> bool:
@@ -253,33 +283,6 @@ def _model(predictor: AdditivePredictor, options: Options, most_coupled: int) ->
     if predictor.num_inducing_total <= most_coupled and options.method != "minibatches":
         return AdditiveGP(predictor, family="coupled")
     return AdditiveGP(predictor, family="block_low_rank", rank="auto")
-
-
-def _fit(
-    model: AdditiveGP, likelihood: Likelihood, data: Any, options: Options, is_warm: bool, explore: bool
-) -> FitResult | None:
-    try:
-        return fit(
-            model,
-            likelihood,
-            data,
-            method=options.method,
-            tolerance=options.tolerance,
-            warm_start=is_warm,
-            explore=explore,
-            progress=options.progress,
-        )
-    except KeyboardInterrupt:
-        if is_warm:  # the model from which it went on is finished
-            return None
-        model.eval()
-        likelihood.eval()
-        warnings.warn(
-            "the fit was interrupted: the model is the best so far, and its bands are not those of a finished fit",
-            ConvergenceWarning,
-            stacklevel=2,
-        )
-        return None
 
 
 def device_of(device: str) -> torch.device:

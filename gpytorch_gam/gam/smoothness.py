@@ -21,10 +21,6 @@ _OTHERS = ("rbf", "matern32")
 # Nats by which another kernel must raise the bound and the log prior together, to be taken.
 _WORTH = 1.0
 
-# The work for one step of a fit, rows times the square of inducing variables, up to which kernels are compared: with
-# more, the comparison takes many seconds, and data that determine an effect so well leave little of its prior.
-_MOST_WORK = 3e8
-
 
 def with_best_kernel(fitted: Fitted, result: FitResult, num_rows: int, refit: Refit) -> tuple[Fitted, FitResult]:
     """
@@ -36,8 +32,7 @@ def with_best_kernel(fitted: Fitted, result: FitResult, num_rows: int, refit: Re
     :param num_rows: The number of rows.
     :param refit: Fits the design with another kernel.
     """
-    work = num_rows * fitted.model.predictor.num_inducing_total**2
-    if result.method != "rows" or work > _MOST_WORK or not fitted.design.reads_kernel():
+    if result.method != "rows" or not fitted.is_quick(num_rows) or not fitted.design.reads_kernel():
         return fitted, result
     least = _value(fitted, result) + _WORTH
     for kernel in reversed(_OTHERS) if _has_grown(fitted) else _OTHERS:
