@@ -211,7 +211,7 @@ def _inside(value: Any) -> str:
     """Where a module holds the model that is asked for; empty if it holds none."""
     modules = value.named_modules() if isinstance(value, torch.nn.Module) else ()
     found = next((name for name, module in modules if hasattr(module, "variational_strategy")), None)
-    return "" if found is None else f": pass the GP inside it, its {found}"
+    return "" if found is None else f": pass the GP inside it, its {found}, with the inputs that reach it"
 
 
 def _instead(value: Any, wanted: str) -> str:

@@ -492,7 +492,8 @@ def _check_base_kernel(kernel: Any, normalize: bool) -> None:
     name = type(kernel).__name__
     if not kernel.is_stationary:
         raise ValueError(
-            f"base_kernel must be stationary, but {name} is not; use RBFKernel, MaternKernel, PeriodicKernel, .."
+            f"base_kernel must be stationary, but {name} is not; use RBFKernel, MaternKernel, PeriodicKernel, .., or "
+            "CentredKernel with some points, which takes any kernel"
         )
     for part in [kernel, *kernel.sub_kernels()]:
         if part.ard_num_dims is not None and part.ard_num_dims > 1:

@@ -21,6 +21,7 @@ from ._batched_kernel import BatchedKernel
 from ._parameters import as_parameter, checked_weights
 from .batch_shapes import resize_for_state
 from .evaluation import evaluate
+from .measures import Measure
 
 _EPSILON = torch.finfo(torch.float64).eps
 
@@ -165,6 +166,11 @@ def _rounding(points: Tensor) -> float:
 
 
 def _checked_points(points: Any) -> Tensor:
+    if isinstance(points, Measure):
+        raise TypeError(
+            f"points of CentredKernel must hold numbers, such as those of a grid, got {type(points).__name__}: a "
+            "measure is for ANOVAKernel"
+        )
     points = as_parameter("CentredKernel", "points", points)
     if points.dim() == 1:
         points = points.unsqueeze(-1)

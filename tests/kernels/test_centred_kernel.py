@@ -478,6 +478,11 @@ def test_what_is_no_kernel_is_an_error():
         CentredKernel(Uniform(0.0, 1.0), points())
 
 
+def test_a_measure_in_the_place_of_points_is_an_error():
+    with pytest.raises(TypeError, match="such as those of a grid, got Uniform: a measure is for ANOVAKernel"):
+        CentredKernel(RBFKernel(), Uniform(0.0, 1.0))
+
+
 def test_inputs_with_other_columns_are_an_error():
     with pytest.raises(ValueError, match=r"x has 3 columns, but the points of CentredKernel have 2; choose"):
         CentredKernel(RBFKernel(), points())(torch.zeros(4, 3)).to_dense()

@@ -127,7 +127,7 @@ def test_a_model_inside_another_module_is_found() -> None:
             super().__init__()
             self.network, self.gp = network(), AdditiveGP(predictor())
 
-    with pytest.raises(TypeError, match="got Wrap: pass the GP inside it, its gp"):
+    with pytest.raises(TypeError, match="got Wrap: pass the GP inside it, its gp, with the inputs that reach it"):
         NaturalGradient(Wrap(), num_data=5)
 
 
