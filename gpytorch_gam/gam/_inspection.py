@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,6 @@ from sklearn.utils import check_random_state
 from gpytorch_gam import _checks as checks
 from gpytorch_gam._caught_warnings import warnings_at_caller
 from gpytorch_gam.diagnostics import LeaveOneOut
-from gpytorch_gam.warnings import MissingInteractionsWarning
 
 from . import pictures
 from ._estimator import GAMEstimator
@@ -30,6 +28,7 @@ from .effects import (
     values_at,
 )
 from .interactions import candidate_terms
+from .missing_interactions import assumed_additive
 from .prediction import predictor_moments, term_moments, term_table
 from .residuals import quantile_residuals, working_residuals
 from .response_scale import (
@@ -290,6 +289,9 @@ class FittedGAM(GAMEstimator):
         rows as they are, of which a :class:`~gpytorch_gam.warnings.DependentColumnsWarning` tells: then ``first`` is
         the share of terms that read the column alone. See :func:`~gpytorch_gam.diagnostics.sobol_indices`.
 
+        A model without interactions has total indices that equal those of first order. Where none were looked for, and
+        noise is left that could hide some, a :class:`~gpytorch_gam.warnings.MissingInteractionsWarning` says so.
+
         :param X: A table of the columns of the fit; rows with missing values are left out, and unless
             ``independent=True`` 2,048 rows are drawn if it has more. None takes rows of the fit, of which the estimator
             keeps about a thousand.
@@ -318,11 +320,17 @@ class FittedGAM(GAMEstimator):
         seed = int(check_random_state(random_state).randint(2**31 - 1))
         x = None if X is None else fitted.design.inputs(self._frame(X))
         with warnings_at_caller():
-            why_not = self._why_no_interactions()
-            if why_not:
-                message = f"these indices are of effects of single columns alone: interactions were {why_not}"
-                warnings.warn(message, MissingInteractionsWarning, stacklevel=2)
-            return sobol_table(fitted, x, Choices(predictor, independent, second_order, num, level, seed))
+            choices = Choices(predictor, independent, second_order, num, level, seed)
+            return sobol_table(fitted, x, choices, self._missing_interactions(predictor))
+
+    def _missing_interactions(self, predictor: int) -> str:
+        """What to know of indices where nobody has looked for interactions; empty if there is nothing."""
+        why_not = self._why_no_interactions()
+        if why_not:
+            return f"these indices are of effects of single columns alone: interactions were {why_not}"
+        if self.interactions_ is not None:
+            return ""
+        return assumed_additive(self._checked(), predictor, self.deviance_explained_)
 
     # ------------------------------------------------------------------ pictures
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gpytorch_gam.components.known_inputs import any_inputs
 from gpytorch_gam.diagnostics import SobolIndices, sobol_indices
-from gpytorch_gam.warnings import DependentColumnsWarning
+from gpytorch_gam.warnings import DependentColumnsWarning, MissingInteractionsWarning
 
 from .fitted import KERNELS, Fitted
 
@@ -44,7 +44,7 @@ class Choices(NamedTuple):
     seed: int
 
 
-def sobol_table(fitted: Fitted, x: Tensor | None, choices: Choices) -> pd.DataFrame:
+def sobol_table(fitted: Fitted, x: Tensor | None, choices: Choices, missing: str = "") -> pd.DataFrame:
     """
     First-order and total indices of the columns of the data frame, or those of interactions, in the variance of a
     predictor.
@@ -52,6 +52,7 @@ def sobol_table(fitted: Fitted, x: Tensor | None, choices: Choices) -> pd.DataFr
     :param fitted: The fitted model.
     :param x: Inputs ``(n, D)``, whose rows are the distribution meant; None for those of the fit.
     :param choices: Which indices.
+    :param missing: What to warn of where interactions may be missing from indices of independent columns.
     :raises ValueError: If the family has no such indices, columns do not count as independent but have to, or there are
         too few rows without missing values.
     """
@@ -61,12 +62,14 @@ def sobol_table(fitted: Fitted, x: Tensor | None, choices: Choices) -> pd.DataFr
             "in comparison alone: fit one class against the others, GAMClassifier(...).fit(X, y == label)"
         )
     found = _indices(fitted, _complete_rows(fitted.reference if x is None else x), choices)
-    _warn_of_dependence(found, choices.predictor)
+    if missing and found.independent:
+        warnings.warn(missing, MissingInteractionsWarning, stacklevel=2)
     if choices.second_order:
         if not found.independent:
             raise ValueError(f"second_order=True needs independent columns, but {found.caveat}: give independent=True")
         return _table(found, {"index": "interaction"}, found.interactions, "interaction", choices)
-    table = _table(found, _INDICES, found.column_names, "column", choices)
+    _warn_of_dependence(found, choices.predictor)
+    table = _table(found, _INDICES, found.column_names, "column" if found.independent else "dependent column", choices)
     return table.reindex(fitted.design.columns, fill_value=0.0)  # of constant columns
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.stats import qmc
 
 from gpytorch_gam.diagnostics import sobol_indices
 from gpytorch_gam.gam import GAMClassifier, GAMRegressor, f, s, ti
-from gpytorch_gam.warnings import DependentColumnsWarning
+from gpytorch_gam.warnings import DependentColumnsWarning, MissingInteractionsWarning
 from tests.gam import data
 
 NUM_ROWS = 300
@@ -93,12 +94,13 @@ def test_dependence_is_warned_of() -> None:
     random = np.random.default_rng(0)
     x = pd.DataFrame(random.uniform(-1, 1, (NUM_ROWS, 2)), columns=["wind", "heat"])
     x["heat"] += 2 * x.wind
-    y = 2 * x.wind + x.heat + 0.3 * random.standard_normal(NUM_ROWS)
+    y = 2 * x.wind + x.heat + 0.1 * random.standard_normal(NUM_ROWS)
     gam = GAMRegressor("~ wind + heat", hyperparameters="point").fit(x, y)
     with pytest.warns(DependentColumnsWarning, match=r"no shares .*wind and heat depend .*independent=True") as given:
-        gam.sobol_indices()
+        found = gam.sobol_indices()
     assert given[0].filename == __file__
-    with pytest.warns(DependentColumnsWarning), pytest.raises(ValueError, match="second_order=True needs independent"):
+    assert found.index.name == "dependent column"
+    with pytest.raises(ValueError, match="second_order=True needs independent"):
         gam.sobol_indices(second_order=True)
     assert gam.sobol_indices(x, independent=True).total.sum() == pytest.approx(1.0, abs=0.01)
 
@@ -120,3 +122,22 @@ def test_predictors_missing_values_and_what_has_no_indices() -> None:
     labels = np.digitize(y, [-0.5, 0.5])
     with pytest.raises(ValueError, match="fit one class against the others"):
         GAMClassifier([s("a")], hyperparameters="point").fit(x, labels).sobol_indices()
+
+
+def test_totals_of_given_effects_of_single_columns_are_said_to_be_an_assumption() -> None:
+    """Of Ishigami's function, whose third column acts through its interaction with the first alone."""
+    low, high = -np.pi, np.pi
+    x = pd.DataFrame(qmc.scale(qmc.Sobol(3, seed=0).random(128), low, high), columns=["x1", "x2", "x3"])
+    y = (1 + 0.1 * x.x3**4) * np.sin(x.x1) + 7 * np.sin(x.x2) ** 2
+    quick = {"hyperparameters": "point", "tolerance": 1.0, "num_inducing": 6}
+    terms = [s("x1"), s("x2"), s("x3")]
+    gam = GAMRegressor(terms, **quick).fit(x, y)
+    with pytest.warns(MissingInteractionsWarning, match=r"by assumption, .* noise \(0\.\d+ of the variance") as given:
+        gam.sobol_indices(x)
+    assert given[0].filename == __file__
+    for quiet in (  # a joint effect, a search, and nothing that is left to explain
+        GAMRegressor([*terms, ti("x1", "x3", k=4)], **quick).fit(x, y),
+        GAMRegressor(terms, interactions=1, **quick).fit(x, y),
+        GAMRegressor(terms, **quick).fit(x, x.x1 + x.x2 + x.x3),
+    ):
+        assert len(quiet.sobol_indices(x)) == 3
