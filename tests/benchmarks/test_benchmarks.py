@@ -81,6 +81,13 @@ def point_estimates(monkeypatch):
     monkeypatch.setattr("gpytorch_gam.gam.integration._MOST_UNASKED", -1)
 
 
+@pytest.fixture
+def short_searches(monkeypatch):
+    """Break off searches for hyperparameters at the end of fits by minibatches, which have tests of their own."""
+    for limit in ("_MAX_STEPS", "_MAX_PASSES", "_MAX_ROUNDS"):
+        monkeypatch.setattr(f"gpytorch_gam.training._profile_bound.{limit}", 1)
+
+
 def assert_finite_positive(values):
     assert values
     for value in values:
@@ -348,7 +355,8 @@ def test_growth_exponent_leaves_the_intercept_out(load):
 
 
 @pytest.mark.filterwarnings("ignore:what these components leave")  # of waves, with four points for each
-@pytest.mark.usefixtures("in_this_process")
+@pytest.mark.filterwarnings("ignore::gpytorch_gam.warnings.ConvergenceWarning")
+@pytest.mark.usefixtures("in_this_process", "short_searches")
 def test_scaling_measures_steps_and_epochs_over_files(load, run, tmp_path, monkeypatch):
     figure = tmp_path / "scaling.png"
     script = load("scaling")
@@ -466,6 +474,9 @@ def test_gam_calibration_compares_with_targets(load, tmp_path, capsys):
 def test_null_effects_counts_rejections(load, tmp_path, monkeypatch):
     script = load("null_effects")
     monkeypatch.setattr(script, "NULL", ["null0", "null1"])
+    for kind in ("GAMRegressor", "GAMClassifier"):
+        quick = functools.partial(getattr(script, kind), kernel="matern52", tolerance=10.0)
+        monkeypatch.setattr(script, kind, quick)
     script.main(["--quick", "--rows", "80", "--json", str(tmp_path / "results.json")])
     results = json.loads((tmp_path / "results.json").read_text())
     assert [each["response"] for each in results] == ["Gaussian", "labels"]
@@ -485,6 +496,8 @@ def test_searches_for_interactions_are_counted(load, tmp_path, capsys, monkeypat
     assert found["false"] >= 0.5 and found["found"] >= 0.5
 
 
+@pytest.mark.filterwarnings("ignore::gpytorch_gam.warnings.ConvergenceWarning")
+@pytest.mark.usefixtures("short_searches")
 def test_epochs_learn_the_noise(run):
     results = run("epochs", "--num-rows", "4000")
     assert results["rows"] == 2000  # quick sizes win

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import gpytorch  # noqa: F401  in the process that is forked
+import torch._dynamo  # noqa: F401  which optimisers import when they are made
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 import gpytorch_gam.training  # noqa: F401
