@@ -189,7 +189,7 @@ def test_degenerate_columns(family: str, columns: list[list[int]]) -> None:
     likelihood, values = gaussian_likelihood(), {}
     for name, rank in ((family, 12), ("mean_field", None)):
         model = make_model(name, rank, columns)
-        train(model, likelihood, x, y, steps=50, batch_size=100)
+        train(model, likelihood, x, y, steps=30, batch_size=100)
         values[name] = elbo(model, likelihood, x, y)
     assert values[family] > values["mean_field"] - 2.0
 
@@ -224,9 +224,9 @@ def test_hard_likelihoods_do_not_diverge(kind: str, family: str, rank: int | Non
     model = make_model(family, rank, dtype=dtype)
     model(x[:1])
     start = elbo(model, likelihood, x, y)
-    train(model, likelihood, x, y, steps=30, batch_size=100)
+    train(model, likelihood, x, y, steps=20, batch_size=100)
     middle = elbo(model, likelihood, x, y)
-    train(model, likelihood, x, y, steps=15, batch_size=100, lr=0.05)
+    train(model, likelihood, x, y, steps=10, batch_size=100, lr=0.05)
     end = elbo(model, likelihood, x, y)
     assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
     # Nothing is lost at a small step size, up to the noise of the batches.
