@@ -54,4 +54,4 @@ class DependentColumnsWarning(UserWarning):
 
 
 class MissingInteractionsWarning(UserWarning):
-    """Indices of sensitivity are those of a model for which nobody has looked for interactions."""
+    """Indices of sensitivity are those of a model from which interactions are, or may be, missing."""

@@ -28,7 +28,7 @@ from .effects import (
     values_at,
 )
 from .interactions import candidate_terms
-from .missing_interactions import assumed_additive
+from .missing_interactions import assumed_additive, left_out_by_limit
 from .prediction import predictor_moments, term_moments, term_table
 from .residuals import quantile_residuals, working_residuals
 from .response_scale import (
@@ -139,8 +139,12 @@ class FittedGAM(GAMEstimator):
         """The terms one by one and the fit as a whole: a :class:`~gpytorch_gam.gam.summary.Summary`, which prints."""
         fitted, response = self._checked(), self._shown_response()
         found = summarise(fitted, self.result_, self.n_rows_, self.deviance_explained_, self.bound_, response)
-        why_not = self._why_no_interactions()
-        return replace(found, facts={**found.facts, "interactions": why_not}) if why_not else found
+        note = self._why_no_interactions() or self._interactions_beyond_limit()
+        return replace(found, facts={**found.facts, "interactions": note}) if note else found
+
+    def _interactions_beyond_limit(self) -> str:
+        """What to know of interactions for which the search had no place; empty if there are none."""
+        return "" if self.interactions_ is None else left_out_by_limit(self.interactions_)
 
     def _why_no_interactions(self) -> str:
         """Why interactions were not looked for although terms are automatic; empty if they were, or need not be."""
@@ -329,7 +333,8 @@ class FittedGAM(GAMEstimator):
         if why_not:
             return f"these indices are of effects of single columns alone: interactions were {why_not}"
         if self.interactions_ is not None:
-            return ""
+            beyond = self._interactions_beyond_limit()
+            return f"indices leave out interactions: {beyond}" if beyond else ""
         return assumed_additive(self._checked(), predictor, self.deviance_explained_)
 
     # ------------------------------------------------------------------ pictures

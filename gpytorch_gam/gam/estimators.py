@@ -88,8 +88,12 @@ class GAMRegressor(RegressorMixin, FittedGAM):
     :ivar terms_: The labels of the terms.
     :ivar bound_: The evidence lower bound of responses in their units, in nats.
     :ivar interactions_: The interactions that were screened, those first that promise most, or None: a data frame of
-        the nats that screening ``estimated``, the ``nats`` in a fit (of the best, see
-        :func:`~gpytorch_gam.diagnostics.component_evidence`), and which are ``kept``.
+        the nats that screening ``estimated`` for each by itself beside the effects of single columns, at their
+        hyperparameters; the ``nats`` of the best in the last fit that held them, by which the bound falls without one
+        (see :func:`~gpytorch_gam.diagnostics.component_evidence`), so that two that stand for each other have few; and
+        which are ``kept``. Their ``state`` is ``"kept"``; ``"rejected"``, fitted, without paying; ``"not fitted"``, if
+        they promise to pay beside those that are kept, but ``interactions`` allowed no more; or ``"promises too
+        little"``.
     :ivar family_: The distribution of the response.
     :ivar n_features_in_: Number of columns.
     :ivar feature_names_in_: Their names, if the data had names.

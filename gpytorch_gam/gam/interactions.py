@@ -28,6 +28,8 @@ _MOST, _POINTS = 5, 6
 # The most pairs of columns that are screened unasked, at some thousandths of a second each on few rows.
 _MOST_UNASKED = 100
 
+# The state of candidates that promise to pay beside those that are kept.
+NOT_FITTED = "not fitted"
 
 # Tolerance in nats of fits that tell which interactions pay.
 _LOOSE = 1.0
@@ -101,7 +103,8 @@ def search(
     Add the interactions to a model of main effects that raise its bound by more than some nats. Candidates can stand
     for each other, and other hyperparameters make room for them, so that the weakest is left out, and the others fitted
     again, until each of them pays, and all of them together: in loose fits at first, and in the last one, which goes on
-    from these.
+    from these. Then the others are screened again, beside those that are kept, which may stand for them, or leave less
+    noise in which they hide: as long as some promise to pay and more are allowed, these are added in the same way.
 
     :param fitted: The model of main effects.
     :param result: What its fit has found.
@@ -111,14 +114,14 @@ def search(
     :param limits: Which interactions are kept.
     :param refit: Fits another design.
     """
-    candidates = _screened(fitted, data, frame, weights, _MOST_UNASKED if limits.is_unasked else None)
+    most_screened = _MOST_UNASKED if limits.is_unasked else None
+    candidates = _screened(fitted, data, frame, weights, most_screened)
     most = _MOST if limits.most is None else limits.most
-    least, is_loose = limits.nats(len(candidates)), True
-    chosen = [each for each in candidates if each.nats > limits.estimated_nats(len(candidates))][:most]
+    least, least_promised = limits.nats(len(candidates)), limits.estimated_nats(len(candidates))
+    is_loose = True
+    chosen = [each for each in candidates if each.nats > least_promised][:most]
     tried: dict[str, float] = {}
-    start = Start(
-        [*fitted.model.predictor.groups, *(group for each in chosen for group in each.groups)], fitted.likelihood
-    )
+    start = _start_with(fitted, chosen)
     while chosen:
         terms = [
             [each.term for each in chosen if each.predictor == index] for index in range(len(fitted.design.parameters))
@@ -128,11 +131,23 @@ def search(
         weakest = min(tried[each.label] for each in chosen)
         all_pay = weakest > least and its_result.bound - result.bound > least * len(chosen)
         if all_pay and not is_loose:
-            return Search(found, its_result, _table(candidates, tried, chosen))
+            left = [each for each in _screened(found, data, frame, weights, most_screened) if each.label not in tried]
+            promising = [each for each in left if each.nats > least_promised]
+            added = promising[: most - len(chosen)]
+            if not added:
+                return Search(found, its_result, _table(candidates, tried, chosen, promising))
+            chosen, start, is_loose = [*chosen, *added], _start_with(found, added), True
+            continue
         is_loose = not all_pay
         start = Start.of(found)
         chosen = [each for each in chosen if all_pay or tried[each.label] > max(weakest, 0.0)]
     return Search(fitted, result, _table(candidates, tried, []))
+
+
+def _start_with(fitted: Fitted, candidates: Sequence[_Candidate]) -> Start:
+    """The hyperparameters of a fit, and those of candidates as screening has left them."""
+    groups = [group for each in candidates for group in each.groups]
+    return Start([*fitted.model.predictor.groups, *groups], fitted.likelihood)
 
 
 def _screened(
@@ -219,14 +234,32 @@ def _evidence(fitted: Fitted, labels: Sequence[str]) -> dict[str, float]:
     return {label: component_evidence(fitted.model, components[label]) for label in labels}
 
 
-def _table(candidates: Sequence[_Candidate], tried: dict[str, float], kept: Sequence[_Candidate]) -> pd.DataFrame:
+def _table(
+    candidates: Sequence[_Candidate],
+    tried: dict[str, float],
+    kept: Sequence[_Candidate],
+    promising: Sequence[_Candidate] = (),
+) -> pd.DataFrame:
+    """The candidates and what became of them; some promise to pay beside those that are kept, but were not fitted."""
+    promising_labels = {each.label for each in promising}
     kept_labels = {each.label for each in kept}
     labels = [each.label for each in candidates]
+    states = [
+        "kept"
+        if label in kept_labels
+        else "rejected"
+        if label in tried
+        else NOT_FITTED
+        if label in promising_labels
+        else "promises too little"
+        for label in labels
+    ]
     return pd.DataFrame(
         {
             "estimated": [each.nats for each in candidates],
             "nats": [tried.get(label, float("nan")) for label in labels],
             "kept": [label in kept_labels for label in labels],
+            "state": states,
         },
         index=pd.Index(labels, name="interaction"),
     )

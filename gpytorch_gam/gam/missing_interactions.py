@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pandas as pd
+
 from .fitted import Fitted
-from .interactions import candidate_terms
+from .interactions import NOT_FITTED, candidate_terms
 
 # The share of the deviance that is left to the noise, below which it cannot hold interactions that count.
 _LEAST_NOISE = 0.01
@@ -27,4 +29,21 @@ def assumed_additive(fitted: Fitted, predictor: int, deviance_explained: float) 
         "total indices are those of first order by assumption, as the model has no interactions and none were looked "
         f"for: what these would explain is in the noise{size}, and all indices are shares of the rest. Leave the terms "
         "to the estimator, give interactions=5, or add ti() or te() of pairs of columns"
+    )
+
+
+def left_out_by_limit(screened: pd.DataFrame) -> str:
+    """
+    What to know of candidates that promise to pay, for which the limit left no place; empty if there are none.
+
+    :param screened: The candidates of a search, see :attr:`GAMRegressor.interactions_`.
+    """
+    left = screened.index[screened.state == NOT_FITTED]
+    if not len(left):
+        return ""
+    most = int(screened.kept.sum())
+    promise = f"{len(left)} more promise to pay" if len(left) > 1 else "one more promises to pay"
+    return (
+        f"limited to {most}, and {promise} ({', '.join(left[:3])}{', ...' if len(left) > 3 else ''}): until "
+        f"interactions={most + len(left)} fits them, too, noise and the other effects hold what they explain"
     )

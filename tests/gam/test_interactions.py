@@ -56,7 +56,7 @@ def test_columns_of_noise_have_none() -> None:
     y = np.sin(2 * x.x0) + x.x1 + random.normal(size=len(x))
     gam = GAMRegressor(num_inducing=4, tolerance=1.0).fit(x, y)
     assert len(gam.interactions_) == 28
-    assert not gam.interactions_.kept.any()
+    assert not gam.interactions_.kept.any() and not (gam.interactions_.state == "not fitted").any()
     assert len(gam.terms_) == 8
 
 
@@ -110,6 +110,35 @@ def test_an_interrupted_search_leaves_the_model_without(monkeypatch: pytest.Monk
     assert {each.filename for each in caught} == {__file__}
     assert gam.interactions_ is None and gam.result_ is not None
     assert gam.score(x, y) > 0.2
+
+
+def two_products(weak: float) -> tuple[pd.DataFrame, np.ndarray]:
+    """A strong interaction and a weak one, with little noise."""
+    random = np.random.default_rng(0)
+    x = pd.DataFrame(random.uniform(-1, 1, (100, 4)), columns=list("abcd"))
+    y = x.a + x.b + x.c + x.d + 3 * x.a * x.b + weak * x.c * x.d + 0.1 * random.normal(size=len(x))
+    return x, y
+
+
+def test_an_interaction_that_hides_behind_a_stronger_one_is_found() -> None:
+    x, y = two_products(0.4)
+    gam = GAMRegressor(num_inducing=4, tolerance=0.5, hyperparameters="point").fit(x, y)
+    found = gam.interactions_
+    assert set(found.index[found.kept]) == {"ti(a, b)", "ti(c, d)"}
+    assert found.estimated["ti(c, d)"] < Limits(None, 2.0).estimated_nats(6)
+    assert "interactions" not in gam.summary().facts
+
+
+def test_what_the_limit_leaves_out_is_said(tmp_path: Path) -> None:
+    x, y = two_products(1.0)
+    gam = GAMRegressor(num_inducing=4, tolerance=0.5, hyperparameters="point", interactions=1).fit(x, y)
+    assert gam.interactions_.state.to_dict().items() >= {"ti(a, b)": "kept", "ti(c, d)": "not fitted"}.items()
+    note = "limited to 1, and one more promises to pay (ti(c, d)): until interactions=2"
+    assert gam.summary().facts["interactions"].startswith(note)
+    gam.save(tmp_path / "gam")
+    for each in (gam, GAMRegressor.load(tmp_path / "gam")):
+        with pytest.warns(MissingInteractionsWarning, match="leave out interactions: limited to 1"):
+            each.sobol_indices(x, independent=True)
 
 
 def part(term: object, components: tuple[str, ...] = ("a",)) -> Part:
