@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
-
-from gpytorch_gam.numerics.quadrature import expectation, focused_rule
 
 # From this size 1 / dispersion on, the negative binomial distribution is taken to be Poisson.
 _LARGEST_SIZE = 1e8
@@ -73,20 +69,3 @@ def fall_of_cdf(counts: Tensor, exposure: Tensor, spread: Tensor) -> tuple[Tenso
     """
     counts = counts.clamp_min(0.0)
     return ((counts + 0.5) / exposure).log(), (1 / (counts + 1) + spread).sqrt()
-
-
-def expected_cdf(
-    cdf: Callable[[Tensor], Tensor], fall: tuple[Tensor, Tensor], mean: Tensor, variance: Tensor, num_nodes: int
-) -> Tensor:
-    """
-    The expectation of a distribution function ``cdf(f)`` at some value under normal predictors, in float64.
-
-    :param cdf: The function of the predictor, elementwise with more leading dimensions.
-    :param fall: Where in f it falls from 1 to 0, and over which width, which broadcast to the moments.
-    :param mean: Means of the predictors.
-    :param variance: Their variances, in the same shape.
-    :param num_nodes: The number of nodes.
-    """
-    deviation = variance.sqrt()
-    centre, width = torch.broadcast_tensors((fall[0] - mean) / deviation, fall[1] / deviation)
-    return expectation(cdf, mean, variance, focused_rule(centre, width, num_nodes)).clamp(0.0, 1.0)

@@ -29,6 +29,17 @@ class NodeMixture(MixtureSameFamily):
         parameters = [value.expand(*batch_shape, value.shape[-1]) for value in self._parameters]
         return NodeMixture(self._log_weights, self._build, *parameters)
 
+    #: Whether :meth:`cdf_in_rows` is known.
+    has_rows = True
+
+    def cdf_in_rows(self, value: Tensor, rows: Tensor) -> Tensor:
+        """The distribution function at values ``(m,)`` in some of all rows, ``(m,)``."""
+        shape = self._parameters[0].shape
+        *parameters, log_weights = (
+            part.expand(shape).reshape(-1, shape[-1])[rows] for part in (*self._parameters, self._log_weights)
+        )
+        return (log_weights.exp() * self._build(*parameters).cdf(value.unsqueeze(-1))).sum(-1)
+
     @torch.no_grad()
     def sample(self, sample_shape: Any = ()) -> Tensor:
         """Draws for every row, ``(*sample_shape, *batch, n)``."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from gpytorch.distributions import MultivariateNormal
@@ -13,8 +14,18 @@ from gpytorch_gam import _checks as checks
 
 from .weighted_mixture import WeightedMixture
 
-# Number of halvings of a bracket; more would change nothing in float64.
-_BISECTIONS, _DOUBLINGS = 60, 200
+# The most steps of the searches for a bracket and for a root, none of which comes near them.
+_MOST_WIDENINGS, _MOST_STEPS = 64, 200
+
+# The first bracket in standard deviations, by how much it grows, and by how much a search for a count goes on at most.
+_FIRST_WIDTH, _GROWTH, _LARGEST_GROWTH = 0.1, 4.0, 8.0
+
+# Part of a standard deviation from which on rounding of a quantile is that of numbers of this size.
+_CLOSE_TO_ZERO = 1e-4
+
+# Steps of a search for a count after which every other one halves the bracket.
+_FREE_STEPS = 6
+
 # Probabilities of counts are summed up to this count, with limits on their number in all and at a time.
 _MOST_COUNTS, _MOST_PROBABILITIES, _PROBABILITIES_AT_A_TIME = 8192, 2**24, 2**21
 _SEED = 0
@@ -27,11 +38,11 @@ def predictive_quantiles(
     """
     Quantiles of every row of a predictive distribution, such as ``likelihood(model(x))``, without gradients.
 
-    - Those of a distribution with a ``cdf``, mixtures included, and of a multivariate normal (row by row) are found by
-      bisection, to rounding.
+    - Those of a distribution with a ``cdf``, mixtures included, are found to rounding by Chandrupatla's method; those
+      of a normal and, row by row, of a multivariate normal have a closed form.
     - For a distribution of counts or classes the quantile is the least value whose cumulated probability is no less
-      than the one asked for: by bisection if there is a ``cdf``, otherwise probabilities are summed up. Where that
-      takes too long (counts above 8192, fewer with many rows), samples are drawn instead, as below.
+      than the one asked for: by a search of secants if there is a ``cdf``, otherwise probabilities are summed up. Where
+      that takes too long (counts above 8192, fewer with many rows), samples are drawn instead, as below.
     - For any other they are the quantiles of ``num_samples`` draws with a fixed seed, which leaves the global random
       numbers alone.
 
@@ -65,12 +76,14 @@ def predictive_quantiles(
     start = _anchor(distribution)
     flat = wanted.flatten().to(start.device, start.dtype)
     flat = flat.reshape(-1, *[1] * start.dim())
-    if _is_count(distribution) and _has_count_cdf(distribution, start):
-        result = _bisect_counts(distribution, flat, start)
+    if isinstance(distribution, Normal):
+        result = distribution.icdf(flat)
+    elif _is_count(distribution) and _has_count_cdf(distribution, start):
+        result = _search_counts(distribution, flat, start)
     elif _is_count(distribution):
         result = _count_quantiles(distribution, flat, start, num_samples)
     elif _has_cdf(distribution, start):
-        result = _bisect(distribution, flat, start)
+        result = _search(distribution, flat, start)
     else:
         result = _sample_quantiles(distribution, flat, num_samples)
     return result.reshape(*wanted.shape, *distribution.batch_shape)
@@ -92,35 +105,106 @@ def _is_count(distribution: Distribution) -> bool:
 
 def _has_cdf(distribution: Distribution, start: Tensor) -> bool:
     try:
-        _cdf(distribution, start)
+        lower, upper = _bounds(distribution, start)
+        distribution.cdf(start.clamp(min=torch.nextafter(lower, upper), max=torch.nextafter(upper, lower)))
     except NotImplementedError:
         return False
     return True
 
 
-def _cdf(distribution: Distribution, values: Tensor) -> Tensor:
-    """The cumulative distribution function on the whole line: torch's refuses values outside of the support."""
-    lower, upper = _bounds(distribution, values)
-    inside = values.clamp(min=torch.nextafter(lower, upper), max=torch.nextafter(upper, lower))
-    probability = distribution.cdf(inside)
-    return torch.where(values <= lower, 0.0, torch.where(values >= upper, 1.0, probability))
+def _spread(distribution: Distribution, start: Tensor) -> Tensor:
+    """The standard deviation in each row; one where there is none."""
+    try:
+        spread = distribution.variance.sqrt().expand(start.shape)
+    except NotImplementedError:
+        return torch.ones_like(start)
+    return torch.where(spread.isfinite() & (spread > 0), spread, torch.ones_like(spread))
 
 
-def _bisect(distribution: Distribution, wanted: Tensor, start: Tensor) -> Tensor:
-    centre = start.expand(torch.broadcast_shapes(wanted.shape, start.shape))
-    width = torch.ones_like(centre)
-    low, high = centre - width, centre + width
-    for _ in range(_DOUBLINGS):
-        is_above, is_below = _cdf(distribution, low) > wanted, _cdf(distribution, high) < wanted
+def _cdf_where(distribution: Distribution, values: Tensor, is_open: Tensor) -> Tensor:
+    """The distribution function at values ``(K, *batch, n)``; where a search is over it may be anything."""
+    own: Any = distribution
+    if not getattr(distribution, "has_rows", False):
+        return own.cdf(values)
+    count = distribution.batch_shape.numel()
+    rows = torch.arange(count, device=values.device).reshape(distribution.batch_shape).expand(values.shape)
+    found = torch.zeros_like(values)
+    found[is_open] = own.cdf_in_rows(values[is_open], rows[is_open])
+    return found
+
+
+def _normal_score(probabilities: Tensor) -> Tensor:
+    """The normal quantiles of probabilities, finite also at 0 and 1: of most distributions nearly linear."""
+    limits = torch.finfo(probabilities.dtype)
+    return torch.special.ndtri(probabilities.clamp(limits.tiny, 1.0 - limits.eps / 2))
+
+
+def _search(distribution: Distribution, wanted: Tensor, start: Tensor) -> Tensor:
+    """Quantiles of a continuous distribution by Chandrupatla's method, in all rows that are open at once."""
+    lower, upper = _bounds(distribution, start)
+    least, most = torch.nextafter(lower, upper), torch.nextafter(upper, lower)
+    target, spread = _normal_score(wanted), _spread(distribution, start)
+
+    def excess(values: Tensor, is_open: Tensor) -> Tensor:
+        # torch's distribution functions refuse values outside of the support
+        probability = _cdf_where(distribution, values.clamp(min=least, max=most), is_open)
+        probability = torch.where(values <= lower, 0.0, torch.where(values >= upper, 1.0, probability))
+        return _normal_score(probability) - target
+
+    guess = start + spread * target
+    first, of_first, second, of_second = _bracket(excess, guess, _FIRST_WIDTH * spread.expand(guess.shape))
+    # Chandrupatla, Advances in Engineering Software 28 (1997): ``first`` is the latest point, ``third`` the one before
+    fraction, eps = torch.full_like(first, 0.5), torch.finfo(first.dtype).eps
+    is_open = torch.ones_like(first, dtype=torch.bool)
+    for _ in range(_MOST_STEPS):
+        point = first + fraction * (second - first)
+        of_point = excess(point, is_open)
+        is_same = torch.sign(of_point) == torch.sign(of_first)
+        third, of_third = torch.where(is_same, first, second), torch.where(is_same, of_first, of_second)
+        second = torch.where(is_open & ~is_same, first, second)
+        of_second = torch.where(is_open & ~is_same, of_first, of_second)
+        first, of_first = torch.where(is_open, point, first), torch.where(is_open, of_point, of_first)
+        smallest = 2 * eps * (first.abs() + _CLOSE_TO_ZERO * spread) / (second - first).abs()
+        is_open = is_open & (smallest <= 0.5) & (of_first != 0)
+        if not bool(is_open.any()):
+            break
+        fraction = _next_fraction((first, second, third), (of_first, of_second, of_third))
+        fraction = torch.minimum(torch.maximum(fraction, smallest), 1 - smallest)
+    return torch.where(of_first.abs() <= of_second.abs(), first, second)
+
+
+def _bracket(
+    excess: Callable[[Tensor, Tensor], Tensor], guess: Tensor, width: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Two points in each row around a root of an increasing function, each followed by its value there."""
+    is_open = torch.ones_like(guess, dtype=torch.bool)
+    low, high = guess - width, guess + width
+    of_low, of_high = excess(low, is_open), excess(high, is_open)
+    for _ in range(_MOST_WIDENINGS):
+        is_above, is_below = of_low > 0, of_high < 0
         if not bool((is_above | is_below).any()):
             break
-        width = 2 * width
-        low, high = torch.where(is_above, centre - width, low), torch.where(is_below, centre + width, high)
-    for _ in range(_BISECTIONS):
-        middle = 0.5 * (low + high)
-        is_below = _cdf(distribution, middle) < wanted
-        low, high = torch.where(is_below, middle, low), torch.where(is_below, high, middle)
-    return 0.5 * (low + high)
+        width = _GROWTH * width
+        further = torch.where(is_above, low - width, high + width)
+        of_further = excess(further, is_above | is_below)
+        low, high = (
+            torch.where(is_above, further, torch.where(is_below, high, low)),
+            torch.where(is_above, low, torch.where(is_below, further, high)),
+        )
+        of_low, of_high = (
+            torch.where(is_above, of_further, torch.where(is_below, of_high, of_low)),
+            torch.where(is_above, of_low, torch.where(is_below, of_further, of_high)),
+        )
+    return low, of_low, high, of_high
+
+
+def _next_fraction(points: tuple[Tensor, Tensor, Tensor], values: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    """Where to go on between the first two points: by inverse quadratic interpolation where it is safe, or halfway."""
+    (x1, x2, x3), (f1, f2, f3) = points, values
+    place, height = (x1 - x2) / (x3 - x2), (f1 - f2) / (f3 - f2)
+    is_safe = (1 - (1 - place).sqrt() < height) & (height < place.sqrt())
+    interpolated = f1 / (f1 - f2) * f3 / (f3 - f2) - (x3 - x1) / (x2 - x1) * f1 / (f3 - f1) * f2 / (f2 - f3)
+    return torch.where(is_safe & interpolated.isfinite(), interpolated, torch.full_like(interpolated, 0.5))
 
 
 def _has_count_cdf(distribution: Distribution, start: Tensor) -> bool:
@@ -131,26 +215,42 @@ def _has_count_cdf(distribution: Distribution, start: Tensor) -> bool:
     return True
 
 
-def _bisect_counts(distribution: Distribution, wanted: Tensor, start: Tensor) -> Tensor:
-    """The least counts whose cumulated probability is no less than the one asked for."""
+def _search_counts(distribution: Distribution, wanted: Tensor, start: Tensor) -> Tensor:
+    """
+    The least counts whose cumulated probability is no less than the one asked for, in all rows that are open at once,
+    by secants of the normal score over the cube root of the count, nearly a line by Wilson and Hilferty (1931).
+    """
     # Rounding must not make a probability that is just reached appear as missed.
     wanted = wanted - (1e-12 if start.dtype == torch.float64 else 1e-6)
     shape = torch.broadcast_shapes(wanted.shape, start.shape)
-    low, width = start.new_full(shape, -1.0), start.floor().clamp_min(1.0).expand(shape)
-    high = width
-    for _ in range(_DOUBLINGS):
-        is_below = distribution.cdf(high) < wanted
-        if not bool(is_below.any()):
-            break
-        low, high = torch.where(is_below, high, low), torch.where(is_below, 2 * high, high)
-    for _ in range(_DOUBLINGS):
+    target = _normal_score(wanted)
+    mean = start.clamp_min(1e-6)
+    size = (mean / _spread(distribution, start)).square().clamp(1e-3, 1e12)
+    root, slope = _cube_root(mean), 3 * size.sqrt() / _cube_root(mean)
+    place = root * (1 - 1 / (9 * size)) + target / slope
+    slope, previous = slope.expand(shape), None
+    low, high = start.new_full(shape, -1.0), start.new_full(shape, torch.inf)
+    for step in range(_MOST_STEPS):
         is_open = high - low > 1
         if not bool(is_open.any()):
             break
-        middle = ((low + high) / 2).floor()
-        is_below = distribution.cdf(middle) < wanted
-        low, high = torch.where(is_open & is_below, middle, low), torch.where(is_open & ~is_below, middle, high)
+        further = (place.clamp_min(0.0) ** 3 - 0.5).ceil().minimum(_LARGEST_GROWTH * (low + 2))
+        if step >= _FREE_STEPS and step % 2 == 0:
+            further = torch.where(high.isfinite(), ((low + high) / 2).floor(), _LARGEST_GROWTH * (low + 2))
+        count = torch.maximum(torch.minimum(further, high - 1), low + 1)
+        probability = _cdf_where(distribution, count, is_open)
+        is_below = probability < wanted
+        low, high = torch.where(is_open & is_below, count, low), torch.where(is_open & ~is_below, count, high)
+        point, score = _cube_root(count + 0.5), _normal_score(probability)
+        if previous is not None:
+            secant = (score - previous[1]) / (point - previous[0])
+            slope = torch.where(secant.isfinite() & (secant > 0), secant, slope)
+        previous, place = (point, score), point + (target - score) / slope
     return high
+
+
+def _cube_root(values: Tensor) -> Tensor:
+    return values.clamp_min(0.0).pow(1 / 3)
 
 
 def _count_quantiles(distribution: Distribution, wanted: Tensor, like: Tensor, num_samples: int) -> Tensor:

@@ -16,11 +16,11 @@ from gpytorch_gam.numerics.quadrature import NormalRule
 class ResponseMixture(MixtureSameFamily):
     r"""
     :math:`p(y) = \int p(y | f) \mathcal N(f; m, v)\, df` in independent rows ``(*batch, n)``.
-    ``conditional(f, values)`` is the distribution of y given f; ``log_marginal(y, mean, variance)`` is the logarithm of
-    the integral, in float64. Mean and variance are those of the mixture of :math:`p(y | f)` over the nodes of ``rule``,
-    ``(K,)``. Samples are drawn through the predictor, and log-probabilities are separate integrals, because the mixture
-    itself is a row of spikes where the predictor is less certain than the response. So is the distribution function if
-    ``marginal_cdf`` is given; that of the mixture has steps.
+    ``conditional(f, values)`` is the distribution of y given f; ``log_marginal(y, mean, variance, values)`` is the
+    logarithm of the integral, in float64. Mean and variance are those of the mixture of :math:`p(y | f)` over the nodes
+    of ``rule``, ``(K,)``. Samples are drawn through the predictor, and log-probabilities are separate integrals,
+    because the mixture itself is a row of spikes where the predictor is less certain than the response. So is the
+    distribution function if ``marginal_cdf`` is given; that of the mixture has steps.
     """
 
     def __init__(
@@ -30,8 +30,8 @@ class ResponseMixture(MixtureSameFamily):
         conditional: Callable[[Tensor, Mapping[str, Tensor]], Distribution],
         values: Mapping[str, Tensor],
         rule: NormalRule,
-        log_marginal: Callable[[Tensor, Tensor, Tensor], Tensor],
-        marginal_cdf: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None,
+        log_marginal: Callable[..., Tensor],
+        marginal_cdf: Callable[..., Tensor] | None = None,
     ) -> None:
         self._predictor_mean, self._predictor_variance = mean, variance
         self._conditional, self._values = conditional, values
@@ -57,9 +57,24 @@ class ResponseMixture(MixtureSameFamily):
         """The distribution function."""
         return super().cdf(value) if self._marginal_cdf is None else self._integrated(self._marginal_cdf, value)
 
-    def _integrated(self, function: Callable[[Tensor, Tensor, Tensor], Tensor], value: Tensor) -> Tensor:
-        tensors = torch.broadcast_tensors(value, self._predictor_mean, self._predictor_variance)
-        return function(*(tensor.double() for tensor in tensors)).to(self._predictor_mean.dtype)
+    @property
+    def has_rows(self) -> bool:
+        """Whether :meth:`cdf_in_rows` is known."""
+        return self._marginal_cdf is not None
+
+    def cdf_in_rows(self, value: Tensor, rows: Tensor) -> Tensor:
+        """The distribution function at values ``(m,)`` in some of all rows, ``(m,)``, if ``marginal_cdf`` is given."""
+        assert self._marginal_cdf is not None
+        return self._integrated(self._marginal_cdf, value, rows)
+
+    def _integrated(self, function: Callable[..., Tensor], value: Tensor, rows: Tensor | None = None) -> Tensor:
+        mean, variance, *others = (
+            part.double() if rows is None else part.expand(self.batch_shape).flatten()[rows].double()
+            for part in (self._predictor_mean, self._predictor_variance, *self._values.values())
+        )
+        value, mean, variance = torch.broadcast_tensors(value.double(), mean, variance)
+        values = dict(zip(self._values, others, strict=True))
+        return function(value, mean, variance, values).to(self._predictor_mean.dtype)
 
     @torch.no_grad()
     def sample(self, sample_shape: Any = torch.Size()) -> Tensor:  # noqa: B008

@@ -67,6 +67,17 @@ class WeightedMixture(Distribution):
         found, weights = self._stacked([part.cdf(value) for part in self.parts])
         return (weights * found).sum(0)
 
+    @property
+    def has_rows(self) -> bool:
+        """Whether the parts know :meth:`cdf_in_rows`."""
+        return all(getattr(part, "has_rows", False) for part in self.parts)
+
+    def cdf_in_rows(self, value: Tensor, rows: Tensor) -> Tensor:
+        """The distribution function at values ``(m,)`` in some of all rows, ``(m,)``, if all parts have such."""
+        parts: list[Any] = self.parts
+        found, weights = self._stacked([part.cdf_in_rows(value, rows) for part in parts])
+        return (weights * found).sum(0)
+
     @torch.no_grad()
     def sample(self, sample_shape: Any = ()) -> Tensor:
         """Draws ``(*sample_shape, *batch, n)``, for each row from a part of its own."""

@@ -14,6 +14,7 @@ from torch.quasirandom import SobolEngine
 
 from gpytorch_gam.distributions.quantiles import predictive_quantiles
 from gpytorch_gam.effects import Prediction, mixed_prediction
+from gpytorch_gam.numerics.distinct_rows import distinct_rows
 from gpytorch_gam.numerics.triangular import safe_cholesky
 
 from .design import Part
@@ -105,7 +106,7 @@ def response_quantiles(
     fitted: Fitted, x: Tensor, arguments: Arguments, kept: Sequence[Part], probabilities: Sequence[float]
 ) -> np.ndarray:
     """
-    Quantiles of new responses, ``(K, n)``.
+    Quantiles of new responses, ``(K, n)``; rows that are alike are searched once.
 
     :param fitted: The fitted model.
     :param x: Inputs ``(n, D)``.
@@ -117,7 +118,15 @@ def response_quantiles(
     def quantiles(predictions: Predictions, own: dict[str, Tensor]) -> Tensor:
         return predictive_quantiles(response(fitted, predictions, own), list(probabilities))
 
-    return in_chunks(fitted, x, arguments, kept, quantiles) * fitted.units.scale + fitted.units.centre
+    every = torch.cat([x, *(value.unsqueeze(-1).to(x) for value in arguments.values())], 1)
+    distinct = distinct_rows(every, range(every.shape[1]))
+    if distinct is None:
+        found = in_chunks(fitted, x, arguments, kept, quantiles)
+    else:
+        rows, code = distinct
+        own = {name: value[rows] for name, value in arguments.items()}
+        found = in_chunks(fitted, x[rows], own, kept, quantiles)[:, code.cpu().numpy()]
+    return found * fitted.units.scale + fitted.units.centre
 
 
 def mean_quantiles(

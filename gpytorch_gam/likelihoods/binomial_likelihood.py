@@ -86,11 +86,10 @@ class BinomialLikelihood(SettingsInState, OnePredictorLikelihood):
             place = torch.special.ndtri(share)
             slope = torch.exp(-0.5 * place.square()) / math.sqrt(2 * math.pi)
         width = (share * (1 - share) / (trials + 1)).sqrt() / slope
+        return self._expected_cdf(self._cdf, [counts, trials], (place, width), mean, variance)
 
-        def cdf(f: Tensor) -> Tensor:
-            return binomial_cdf(counts, trials, self._log_probabilities(f)[1].exp())
-
-        return self._expected_cdf(cdf, (place, width), mean, variance)
+    def _cdf(self, f: Tensor, counts: Tensor, trials: Tensor) -> Tensor:
+        return binomial_cdf(counts, trials, self._log_probabilities(f)[1].exp())
 
     def _log_probabilities(self, f: Tensor) -> tuple[Tensor, Tensor]:
         of = torch.nn.functional.logsigmoid if self.link == "logit" else torch.special.log_ndtr

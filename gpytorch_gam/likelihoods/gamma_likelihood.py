@@ -10,7 +10,7 @@ from gpytorch.priors import Prior
 from torch import Tensor
 from torch.distributions import Gamma
 
-from gpytorch_gam.numerics.quadrature import expectation, focused_rule, mean_of_exp
+from gpytorch_gam.numerics.quadrature import mean_of_exp
 from gpytorch_gam.parameters.positive_constraint import positive
 
 from .null_model import NOISE_SHARE, NullModel, Responses, bounded_log_variance, shape_of_log_variance
@@ -70,14 +70,8 @@ class GammaLikelihood(OnePredictorLikelihood):
 
     def _marginal_cdf(self, y: Tensor, mean: Tensor, variance: Tensor, values: Values) -> Tensor:
         # As a function of f, the distribution function is a step at log y, as wide as the spread of the log response.
-        shape, y, deviation = values["shape"], y.clamp_min(torch.finfo(y.dtype).tiny), variance.sqrt()
-        centre, width = torch.broadcast_tensors((y.log() - mean) / deviation, shape.rsqrt() / deviation)
-        rule = focused_rule(centre.detach(), width.detach(), self._num_marginal_nodes)
-
-        def given(f: Tensor) -> Tensor:
-            return torch.special.gammainc(shape.expand(f.shape), shape * (y.log() - f).exp())
-
-        return expectation(given, mean, variance, rule).clamp(0.0, 1.0)
+        y, shape = y.clamp_min(torch.finfo(y.dtype).tiny), values["shape"]
+        return self._expected_cdf(_cdf, [y, shape], (y.log(), shape.rsqrt()), mean, variance)
 
     def _conditional(self, f: Tensor, values: Values) -> Gamma:
         shape, log_mean = torch.broadcast_tensors(values["shape"], f.clamp(-_LARGEST_LOG_MEAN, _LARGEST_LOG_MEAN))
@@ -104,3 +98,7 @@ def _gamma_log_prob(y: Tensor, mean: Tensor, variance: Tensor, shape: Tensor) ->
     ratio = log_y - mean
     constant = shape * shape.log() - torch.lgamma(shape)
     return constant - log_y + shape * (ratio - mean_of_exp(ratio, variance))
+
+
+def _cdf(f: Tensor, y: Tensor, shape: Tensor) -> Tensor:
+    return torch.special.gammainc(shape.expand(f.shape), shape * (y.log() - f).exp())

@@ -85,11 +85,8 @@ class NegativeBinomialLikelihood(OnePredictorLikelihood):
 
     def _marginal_cdf(self, y: Tensor, mean: Tensor, variance: Tensor, values: Values) -> Tensor:
         counts, exposure, dispersion = y.floor(), values["exposure"], _log_dispersion(values).exp()
-
-        def cdf(f: Tensor) -> Tensor:
-            return negative_binomial_cdf(counts, exposure * bounded_exp(f), dispersion)
-
-        return self._expected_cdf(cdf, fall_of_cdf(counts, exposure, dispersion), mean, variance)
+        fall = fall_of_cdf(counts, exposure, dispersion)
+        return self._expected_cdf(_cdf, [counts, exposure, dispersion], fall, mean, variance)
 
     def _check_responses(self, y: Tensor, values: Values) -> None:
         refuse_non_counts(type(self).__name__, y)
@@ -103,3 +100,7 @@ class NegativeBinomialLikelihood(OnePredictorLikelihood):
 
 def _log_dispersion(values: Values) -> Tensor:
     return values["dispersion"].clamp_min(_LEAST_DISPERSION).log()
+
+
+def _cdf(f: Tensor, counts: Tensor, exposure: Tensor, dispersion: Tensor) -> Tensor:
+    return negative_binomial_cdf(counts, exposure * bounded_exp(f), dispersion)

@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from gpytorch_gam.distributions.count_probabilities import expected_cdf, fall_of_cdf, negative_binomial_cdf
+from gpytorch_gam.distributions.count_probabilities import fall_of_cdf, negative_binomial_cdf
+from gpytorch_gam.distributions.expected_cdf import expected_cdf
 from gpytorch_gam.distributions.mean_dispersion_negative_binomial import (
     MeanDispersionNegativeBinomial,
     bounded_log_dispersion,
@@ -107,6 +108,12 @@ class _CountMixture(NodeMixture):
         mean, covariance = self._moments
         return _distribution_function(value.double().floor(), mean.double(), covariance.double()).to(mean.dtype)
 
+    def cdf_in_rows(self, value: Tensor, rows: Tensor) -> Tensor:
+        mean, covariance = (part.double() for part in self._moments)
+        mean, covariance = mean.expand(*self.batch_shape, 2), covariance.expand(*self.batch_shape, 2, 2)
+        own = mean.reshape(-1, 2)[rows], covariance.reshape(-1, 2, 2)[rows]
+        return _distribution_function(value.double().floor(), *own).to(value.dtype)
+
     @torch.no_grad()
     def sample(self, sample_shape: Any = ()) -> Tensor:
         predictors = drawn_predictors(*self._moments, torch.Size(sample_shape))
@@ -134,14 +141,13 @@ def _distribution_function(y: Tensor, mean: Tensor, covariance: Tensor) -> Tenso
     shape = torch.broadcast_shapes(y.shape, mean.shape[:-1])
     nodes = conditional_nodes(mean.expand(*shape, 2), covariance.expand(*shape, 2, 2), _CDF_DISPERSION_NODES)
     dispersion = bounded_log_dispersion(nodes.second).exp()
-
-    def cdf(log_means: Tensor) -> Tensor:
-        return negative_binomial_cdf(y, bounded_exp(log_means), dispersion)
-
     fall = fall_of_cdf(y, torch.ones_like(y), dispersion)
-    variance = nodes.variance.expand(nodes.mean.shape)
-    given_dispersion = expected_cdf(cdf, fall, nodes.mean, variance, _CDF_MEAN_NODES)
+    given_dispersion = expected_cdf(_cdf, [y, dispersion], fall, nodes.mean, nodes.variance, _CDF_MEAN_NODES)
     return torch.tensordot(nodes.log_weights.exp(), given_dispersion, dims=1)
+
+
+def _cdf(log_means: Tensor, counts: Tensor, dispersion: Tensor) -> Tensor:
+    return negative_binomial_cdf(counts, bounded_exp(log_means), dispersion)
 
 
 def _exposed(predictors: Tensor, values: Values) -> Tensor:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -12,7 +11,7 @@ from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 from torch.distributions import Distribution
 
-from gpytorch_gam.distributions.count_probabilities import expected_cdf
+from gpytorch_gam.distributions.expected_cdf import expected_cdf
 from gpytorch_gam.distributions.predictor_distribution import PredictorMoments
 from gpytorch_gam.distributions.response_mixture import ResponseMixture
 from gpytorch_gam.numerics.quadrature import (
@@ -69,16 +68,18 @@ class OnePredictorLikelihood(PredictorLikelihood):
 
     def _marginal(self, mean: Tensor, variance: Tensor, values: Values) -> Distribution:
         rule = equispaced_rule(self._num_nodes, mean)
-        in_double = {name: value.double() for name, value in values.items()}
-        log_marginal = partial(self._log_marginal, values=in_double)
-        cdf = None if self._marginal_cdf is None else partial(self._marginal_cdf, values=in_double)
-        return ResponseMixture(mean, variance, self._conditional, values, rule, log_marginal, cdf)
+        return ResponseMixture(mean, variance, self._conditional, values, rule, self._log_marginal, self._marginal_cdf)
 
     def _expected_cdf(
-        self, cdf: Callable[[Tensor], Tensor], fall: tuple[Tensor, Tensor], mean: Tensor, variance: Tensor
+        self,
+        cdf: Callable[..., Tensor],
+        arguments: Sequence[Tensor],
+        fall: tuple[Tensor, Tensor],
+        mean: Tensor,
+        variance: Tensor,
     ) -> Tensor:
-        """The expectation of a distribution function of f that falls at some place over some width."""
-        return expected_cdf(cdf, fall, mean, variance, self._num_marginal_nodes)
+        """The expectation of a distribution function of f and arguments that falls at some place over some width."""
+        return expected_cdf(cdf, arguments, fall, mean, variance, self._num_marginal_nodes)
 
     def _bend_rule(self, y: Tensor, mean: Tensor, variance: Tensor, values: Values, num_nodes: int) -> NormalRule:
         with torch.no_grad():

@@ -56,7 +56,7 @@ class PoissonLikelihood(OnePredictorLikelihood):
     def _marginal_cdf(self, y: Tensor, mean: Tensor, variance: Tensor, values: Values) -> Tensor:
         counts, exposure = y.floor(), values["exposure"]
         fall = fall_of_cdf(counts, exposure, torch.zeros_like(mean))
-        return self._expected_cdf(lambda f: poisson_cdf(counts, exposure * bounded_exp(f)), fall, mean, variance)
+        return self._expected_cdf(_cdf, [counts, exposure], fall, mean, variance)
 
     def _check_responses(self, y: Tensor, values: Values) -> None:
         refuse_non_counts(type(self).__name__, y)
@@ -69,3 +69,7 @@ class PoissonLikelihood(OnePredictorLikelihood):
 def poisson_log_prob(y: Tensor, log_rate: Tensor, rate: Tensor, exposure: Tensor) -> Tensor:
     r""":math:`y (a + \log E) - E b - \log y!` for the log rate a and the rate b, or their expectations."""
     return y * (log_rate + exposure.log()) - exposure * rate - torch.lgamma(y + 1)
+
+
+def _cdf(f: Tensor, counts: Tensor, exposure: Tensor) -> Tensor:
+    return poisson_cdf(counts, exposure * bounded_exp(f))

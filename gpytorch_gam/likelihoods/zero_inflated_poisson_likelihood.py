@@ -96,7 +96,7 @@ class ZeroInflatedPoissonLikelihood(OnePredictorLikelihood):
     def _marginal_cdf(self, y: Tensor, mean: Tensor, variance: Tensor, values: Values) -> Tensor:
         counts, exposure, inflation = y.floor(), values["exposure"], values["inflation"]
         fall = fall_of_cdf(counts, exposure, torch.zeros_like(mean))
-        positive = self._expected_cdf(lambda f: poisson_cdf(counts, exposure * bounded_exp(f)), fall, mean, variance)
+        positive = self._expected_cdf(_positive_cdf, [counts, exposure], fall, mean, variance)
         return torch.where(counts < 0, positive, inflation + (1 - inflation) * positive)
 
     def _check_responses(self, y: Tensor, values: Values) -> None:
@@ -113,3 +113,7 @@ class ZeroInflatedPoissonLikelihood(OnePredictorLikelihood):
 
 def _zero_log_prob(rate: Tensor, inflation: Tensor) -> Tensor:
     return torch.logaddexp(inflation.log(), torch.log1p(-inflation) - rate)
+
+
+def _positive_cdf(f: Tensor, counts: Tensor, exposure: Tensor) -> Tensor:
+    return poisson_cdf(counts, exposure * bounded_exp(f))

@@ -10,10 +10,12 @@ rule after the substitution :math:`x = c + w \\sinh u`, which moves singularitie
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -42,6 +44,18 @@ def equispaced_rule(num_nodes: int, like: Tensor) -> NormalRule:
     """``num_nodes`` equally spaced nodes on the device of ``like``, for functions that are smooth everywhere."""
     nodes = torch.linspace(-REACH, REACH, num_nodes, dtype=torch.float64, device=like.device)
     return NormalRule(nodes, _log_density(nodes) + math.log(2 * REACH / (num_nodes - 1)))
+
+
+@torch.no_grad()
+def hermite_rule(num_nodes: int, like: Tensor) -> NormalRule:
+    """The Gauss-Hermite rule on the device of ``like``, for functions that hardly bend within a standard deviation."""
+    return NormalRule(*(torch.from_numpy(part).to(like.device) for part in _hermite_nodes(num_nodes)))
+
+
+@functools.cache
+def _hermite_nodes(num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
+    nodes, weights = np.polynomial.hermite_e.hermegauss(num_nodes)
+    return nodes, np.log(weights / weights.sum())
 
 
 @torch.no_grad()

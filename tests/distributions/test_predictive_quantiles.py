@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,8 +28,11 @@ from torch.distributions import (
 )
 
 from gpytorch_gam.distributions.quantiles import predictive_quantiles
+from gpytorch_gam.distributions.weighted_mixture import WeightedMixture
 from gpytorch_gam.likelihoods import (
     BinomialLikelihood,
+    GammaLikelihood,
+    GaussianLocationScaleLikelihood,
     NegativeBinomialLikelihood,
     NegativeBinomialMeanDispersionLikelihood,
     PoissonLikelihood,
@@ -217,3 +221,63 @@ def test_probabilities_and_quantiles_of_counts_with_a_predictor_of_the_dispersio
         return np.array(found)
 
     assert_is_cdf(distribution, dense, np.array([1.0, 30.0, 500.0, 8.0]))
+
+
+def _given(family: str, first: np.ndarray, second: np.ndarray, size: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+    """The distribution function of responses, given predictors and what a likelihood has beside them."""
+    if family == "poisson":
+        return lambda y: stats.poisson.cdf(y, size * np.exp(first))
+    if family == "negative binomial":
+        return lambda y: stats.nbinom.cdf(y, 1 / 0.4, 1 / (1 + 0.4 * size * np.exp(first)))
+    if family == "gamma":
+        return lambda y: special.gammainc(2.5, 2.5 * np.maximum(y, 0) * np.exp(-first))
+    return lambda y: stats.norm.cdf(y, first, np.exp(second))
+
+
+def _likelihood(family: str) -> Any:
+    if family == "negative binomial":
+        found: Any = NegativeBinomialLikelihood()
+        found.dispersion = 0.4
+    elif family == "gamma":
+        found = GammaLikelihood()
+        found.shape = 2.5
+    else:
+        found = PoissonLikelihood() if family == "poisson" else GaussianLocationScaleLikelihood()
+    return found.double()
+
+
+@pytest.mark.parametrize("family", ["poisson", "negative binomial", "gamma", "location scale"])
+def test_quantiles_of_several_models_invert_the_dense_distribution_function(family: str) -> None:
+    num_rows, deviations = 12, (0.03, 0.2, 0.9)  # from few nodes to many
+    means = 0.5 + torch.randn(3, num_rows, 2).double() * torch.tensor([1.5, 0.3])
+    exposure = np.linspace(0.5, 40.0, num_rows)
+    rows = {"exposure": torch.from_numpy(exposure)} if family in ("poisson", "negative binomial") else {}
+    weights = torch.tensor([0.5, 0.2, 0.3]).double()
+    z = np.linspace(-8.0, 8.0, 3001)
+    parts, given = [], []
+    for mean, deviation in zip(means, deviations, strict=True):
+        if family == "location scale":  # whose log scale alone is integrated by nodes
+            predictors: Any = MultitaskMultivariateNormal(
+                mean, torch.diag(torch.tensor([1e-14, deviation**2]).double().repeat(num_rows))
+            )
+        else:
+            predictors = MultivariateNormal(mean[:, 0], torch.eye(num_rows).double() * deviation**2)
+        parts.append(_likelihood(family)(predictors, **rows))
+        first, second = (each.numpy() + deviation * z[:, None] for each in mean.unbind(-1))
+        given.append(_given(family, mean[:, 0].numpy() if family == "location scale" else first, second, exposure))
+    normal = stats.norm.pdf(z) / stats.norm.pdf(z).sum()
+
+    def dense(y: np.ndarray) -> np.ndarray:
+        return sum(weight * (normal @ cdf(y)) for weight, cdf in zip(weights.tolist(), given, strict=True))
+
+    mixture = WeightedMixture(parts, weights)
+    for level, found in zip(LEVELS, predictive_quantiles(mixture, LEVELS).detach().numpy(), strict=True):
+        if rows:
+            assert (dense(found) >= level - 1e-8).all() and (dense(found - 1) < level + 1e-8).all()
+        else:
+            # 32 nodes in a log scale of standard deviation .9 are off by 1e-6
+            np.testing.assert_allclose(dense(found), level, rtol=0, atol=1e-8 if family == "gamma" else 5e-6)
+    values = torch.from_numpy(found[[3, 3, 0]])
+    torch.testing.assert_close(
+        mixture.cdf_in_rows(values, torch.tensor([3, 3, 0])), mixture.cdf(torch.from_numpy(found))[[3, 3, 0]]
+    )
