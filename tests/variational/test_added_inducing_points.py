@@ -115,8 +115,8 @@ def test_a_state_with_more_points_is_loaded_copied_and_pickled(term: str, family
     model, x = model_of(AUTOMATIC[term](), family=family), inputs(20)
     with torch.no_grad():
         model(x)
-        model.variational_strategy.add_inducing_points()
-        model.variational_strategy.add_inducing_points()
+        for _ in range(1 if term in ("tensor", "spatial") else 2):
+            model.variational_strategy.add_inducing_points()
         model(x)
         for parameter in model.variational_parameters():
             parameter.add_(0.1 * torch.rand_like(parameter))

@@ -27,8 +27,9 @@ y = torch.sin(6 * x[:, 0]) + x[:, 1] + 0.2 * torch.randn(200, generator=torch.Ge
 
 @pytest.fixture(autouse=True)
 def early_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half as many steps as users take."""
-    monkeypatch.setattr(_growth_watch, "_LEAST_FORWARDS", 50)
+    """After half as many steps as elsewhere, or a quarter."""
+    monkeypatch.setattr(_growth_watch, "_LEAST_FORWARDS", 25)
+    monkeypatch.setattr(_growth_watch, "_FIRST_KEPT", 16)
 
 
 def make_model(family: str = "block_low_rank", **options: Any) -> tuple[AdditiveGP, Any]:
@@ -50,7 +51,7 @@ def train(model: AdditiveGP, likelihood: Any, num_steps: int, lr: float = 0.01) 
 @functools.cache
 def trained(family: str) -> tuple[AdditiveGP, Any]:
     model, likelihood = make_model(family)
-    train(model, likelihood, 90)
+    train(model, likelihood, 45)
     return model, likelihood
 
 
@@ -62,7 +63,7 @@ def still_growing(family: str = "block_low_rank") -> tuple[AdditiveGP, Any]:
 @pytest.mark.parametrize("family", ["block_low_rank", "low_rank", "mean_field"])
 def test_a_precision_that_still_grows_is_warned_of_once(family: str) -> None:
     model, _ = still_growing(family)
-    with pytest.warns(TrainingLoopWarning, match=r"grown \d\.\d-fold .* of 90 steps") as caught:
+    with pytest.warns(TrainingLoopWarning, match=r"grown \d\.\d-fold .* of 45 steps") as caught:
         model(x)
     assert caught[0].filename == __file__
     model(x), model.predict(x), model.components(x)  # warnings are errors
@@ -78,7 +79,7 @@ def test_copies_warn_as_well() -> None:
 def test_a_start_from_data_is_not_warned_of() -> None:
     model, likelihood = make_model()
     initialize_posterior(model, likelihood, x, y)
-    train(model, likelihood, 55)
+    train(model, likelihood, 28)
     model(x)
 
 
@@ -91,12 +92,12 @@ def test_a_precision_that_was_set_after_the_loop_is_not_warned_of() -> None:
 
 def test_natural_gradients_and_other_families_are_not_warned_of() -> None:
     model, likelihood = make_model("coupled")
-    train(model, likelihood, 55)
+    train(model, likelihood, 28)
     model(x)
     model, likelihood = make_model()
     mll = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=len(y))
     natural = NaturalGradient(model, num_data=len(y))
-    for _ in range(55):
+    for _ in range(28):
         (-mll(model(x), y)).backward()
         natural.step()
     model.eval()(x)
@@ -104,7 +105,7 @@ def test_natural_gradients_and_other_families_are_not_warned_of() -> None:
 
 def test_short_training_is_not_warned_of() -> None:
     model, likelihood = make_model()
-    train(model, likelihood, 45)
+    train(model, likelihood, 22)
     model(x)
 
 
@@ -113,5 +114,5 @@ def test_a_precision_that_adam_has_brought_to_its_size_is_not_warned_of() -> Non
     for parameter in (*model.hyperparameters(), *likelihood.parameters()):
         parameter.requires_grad_(False)
     likelihood.noise = 0.5
-    train(model, likelihood, 260, lr=0.3)
+    train(model, likelihood, 150, lr=0.3)
     model(x)
