@@ -1,5 +1,6 @@
 """Settings that all tests share."""
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -33,6 +34,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Settings of the whole run."""
     settings.fused_projection._set_value(config.getoption("--fused-projection"))
+
+
+def pytest_collection_finish() -> None:
+    """What is there before the first test stays: collections of garbage need not look through it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -27,11 +29,16 @@ from gpytorch_gam.training import (
 X, Y = torch.rand(40, 2), torch.rand(40)
 
 
-def fitted() -> tuple[AdditiveGP, GaussianLikelihood]:
+@functools.cache
+def polished() -> tuple[AdditiveGP, GaussianLikelihood]:
     model = AdditiveGP(AdditivePredictor(smooth([0, 1], X, num_inducing=4), constant()), rank=2)
     likelihood = GaussianLikelihood()
     polish(model, likelihood, [(X, Y)])
     return model.eval(), likelihood.eval()
+
+
+def fitted() -> tuple[AdditiveGP, GaussianLikelihood]:
+    return copy.deepcopy(polished())
 
 
 Entry = Callable[[AdditiveGP, GaussianLikelihood, Tensor, Tensor], Any]
