@@ -40,7 +40,7 @@ from .response_scale import (
     scaled_effect_table,
 )
 from .scores import Seen, left_out, log_densities
-from .sensitivity import Choices, sobol_table
+from .sensitivity import Choices, sobol_table, warn_of_extrapolation
 from .streams import in_parts
 from .summary import Summary, intercept_table, summarise
 
@@ -298,7 +298,8 @@ class FittedGAM(GAMEstimator):
 
         :param X: A table of the columns of the fit; rows with missing values are left out, and unless
             ``independent=True`` 2,048 rows are drawn if it has more. None takes rows of the fit, of which the estimator
-            keeps about a thousand.
+            keeps about a thousand. Where more than a twentieth of them lies outside of what the fit has seen, an
+            :class:`~gpytorch_gam.warnings.InputRangeWarning` says so.
         :param parameter: The name of the predictor; default the first.
         :param independent: Whether each column takes its values by itself. None: unless the rows show that columns
             depend on each other, or terms do not allow it.
@@ -322,8 +323,11 @@ class FittedGAM(GAMEstimator):
         parameters = fitted.design.parameters
         predictor = 0 if parameter is None else parameters.index(checks.choice("parameter", parameter, parameters))
         seed = int(check_random_state(random_state).randint(2**31 - 1))
-        x = None if X is None else fitted.design.inputs(self._frame(X))
+        frame = None if X is None else self._frame(X)
+        x = None if frame is None else fitted.design.inputs(frame)
         with warnings_at_caller():
+            if frame is not None:
+                warn_of_extrapolation(fitted, frame)
             choices = Choices(predictor, independent, second_order, num, level, seed)
             return sobol_table(fitted, x, choices, self._missing_interactions(predictor))
 

@@ -13,12 +13,16 @@ from torch import Tensor
 
 from gpytorch_gam.components.known_inputs import any_inputs
 from gpytorch_gam.diagnostics import SobolIndices, sobol_indices
-from gpytorch_gam.warnings import DependentColumnsWarning, MissingInteractionsWarning
+from gpytorch_gam.warnings import DependentColumnsWarning, InputRangeWarning, MissingInteractionsWarning
 
 from .fitted import KERNELS, Fitted
 
 # The rows over which variances are taken as they are, at most: a matrix of as many is factorised for each component.
 _NUM_ROWS = 2048
+
+# The share of rows outside of what the fit has seen that needs no word: the ends of a distribution of which the rows of
+# the fit are a sample.
+_MOST_OUTSIDE = 0.05
 
 # The names of the indices in the table.
 _INDICES, _ENDS = {"first": "first_order", "total": "total"}, ("", "_lower", "_upper")
@@ -71,6 +75,25 @@ def sobol_table(fitted: Fitted, x: Tensor | None, choices: Choices, missing: str
     _warn_of_dependence(found, choices.predictor)
     table = _table(found, _INDICES, found.column_names, "column" if found.independent else "dependent column", choices)
     return table.reindex(fitted.design.columns, fill_value=0.0)  # of constant columns
+
+
+def warn_of_extrapolation(fitted: Fitted, frame: pd.DataFrame) -> None:
+    """
+    Warn where many rows lie outside of what the fit has seen.
+
+    :param fitted: The fitted model.
+    :param frame: The columns of these rows.
+    """
+    shares = fitted.design.outside(frame).mean()
+    notable = shares[shares > _MOST_OUTSIDE]
+    if len(notable):
+        listing = ", ".join(f"{name} in {share:.0%}" for name, share in notable.items())
+        warnings.warn(
+            f"rows of X lie outside of what the fit has seen ({listing} of the rows), where effects are extrapolated "
+            "and bring the prior's variance into the indices: fit to runs that cover the distribution of the inputs",
+            InputRangeWarning,
+            stacklevel=2,
+        )
 
 
 def _indices(fitted: Fitted, x: Tensor, choices: Choices) -> SobolIndices:

@@ -9,16 +9,19 @@ from scipy.stats import qmc
 
 from gpytorch_gam.diagnostics import sobol_indices
 from gpytorch_gam.gam import GAMClassifier, GAMRegressor, f, s, ti
-from gpytorch_gam.warnings import DependentColumnsWarning, MissingInteractionsWarning
+from gpytorch_gam.warnings import DependentColumnsWarning, InputRangeWarning, MissingInteractionsWarning
 from tests.gam import data
 
 NUM_ROWS = 300
 
 
+def fitted_table() -> pd.DataFrame:
+    x = pd.DataFrame(np.random.default_rng(0).uniform(-1, 1, (NUM_ROWS, 2)), columns=["wind", "heat"])
+    return x.assign(site=list("uvw") * (NUM_ROWS // 3))
+
+
 def fitted() -> GAMRegressor:
-    random = np.random.default_rng(0)
-    x = pd.DataFrame(random.uniform(-1, 1, (NUM_ROWS, 2)), columns=["wind", "heat"])
-    x["site"] = list("uvw") * (NUM_ROWS // 3)
+    x, random = fitted_table(), np.random.default_rng(1)
     level = x.site.map({"u": -1.0, "v": 0.0, "w": 1.0})
     y = 10 * (x.wind + 2 * x.wind * x.heat + level) + 0.3 * random.standard_normal(NUM_ROWS)
     terms = [s("wind"), s("heat"), ti("wind", "heat"), f("site")]
@@ -88,6 +91,15 @@ def test_the_model_of_an_estimator_names_columns_as_the_frame_does() -> None:
         found = sobol_indices(gam.model_, gam.model_inputs(x), num_samples=5, column_names=names)
         assert found.column_names == ("x1", "x2")
         assert found.shown_names == ("intercept", "s(x1)", "s(x1).line", "s(x2)", "s(x2).line")
+
+
+def test_a_distribution_beyond_the_rows_of_the_fit_is_warned_of() -> None:
+    gam, x = fitted(), fitted_table()
+    wider = x.assign(wind=1.3 * x.wind)  # beyond in 0.3 / 1.3 of the rows
+    with pytest.warns(InputRangeWarning, match=r"\(wind in 2\d% of the rows\)") as given:
+        gam.sobol_indices(wider, num=2, independent=True)
+    assert given[0].filename == __file__
+    gam.sobol_indices(x.assign(wind=1.02 * x.wind), num=2, independent=True)  # ends of a sample
 
 
 def test_dependence_is_warned_of() -> None:
