@@ -290,8 +290,13 @@ class FittedGAM(GAMEstimator):
         column in these rows, in combinations that X need not have. Where you know the distribution of the inputs, give
         it: rows of a Sobol sequence that is mapped to it, such as 2,048. Those of a sample, such as the fit, have
         moments with an error that intervals leave out. If columns depend on each other, variances are those over the
-        rows as they are, of which a :class:`~gpytorch_gam.warnings.DependentColumnsWarning` tells: then ``first`` is
-        the share of terms that read the column alone. See :func:`~gpytorch_gam.diagnostics.sobol_indices`.
+        rows as they are, of which a :class:`~gpytorch_gam.warnings.DependentColumnsWarning` tells: then these are no
+        Sobol indices, but ``first`` is the share of the terms that read the column alone, ``total`` that of all terms
+        that read it, either can exceed one, and the table calls its rows ``dependent column``. See
+        :func:`~gpytorch_gam.diagnostics.sobol_indices`.
+
+        The ``share`` of a summary is another number: that of a term over the rows of the fit as they are, with
+        hyperparameters at their estimates.
 
         A model without interactions has total indices that equal those of first order. Where none were looked for, and
         noise is left that could hide some, a :class:`~gpytorch_gam.warnings.MissingInteractionsWarning` says so.

@@ -60,7 +60,9 @@ class Summary:
       distance over which it changes; both of its smooth part. That of the levels of ``f`` is fixed.
     - ``share``: the variance of the effect over the data as a share of that of the predictor. It is the posterior
       median at the estimates of the hyperparameters, where ``edf`` and ``p`` are taken, too: a term that the fit has
-      switched off has 0. Shares of correlated effects need not add up to one.
+      switched off has 0. Draws of the effect are taken whole, so that its own uncertainty counts as variance. Shares of
+      correlated effects need not add up to one. First-order indices of ``sobol_indices`` are those of columns, over all
+      combinations of their values, with uncertain hyperparameters.
     - ``share_lower``, ``share_upper``: its 95% interval, in which hyperparameters are uncertain where they are in
       predictions, extended to the ``share`` if that is outside.
     - ``p``: a tail probability for the question whether there is any effect: that of the score test of a variance of
