@@ -11,6 +11,9 @@ from torch import Tensor
 # Weights below this part of the largest do not matter; values this near to the mean, relative to it, are interpolated.
 _NEGLIGIBLE, _NEAR_THE_MEAN = 1e-10, 1e-3
 
+# Values beyond these, in units of the largest weight, have a probability of one or zero to all digits.
+_SMALLEST, _LARGEST = 1e-100, 1e100
+
 
 @torch.no_grad()
 def score_test(mean: Tensor, covariance: Tensor) -> float:
@@ -30,10 +33,10 @@ def score_test(mean: Tensor, covariance: Tensor) -> float:
     """
     if not len(mean):
         return 1.0
-    cholesky = torch.linalg.cholesky(covariance.double())
-    linear = torch.cholesky_solve(mean.double().unsqueeze(-1), cholesky)
-    excess = torch.cholesky_inverse(cholesky) - torch.eye(len(mean), dtype=torch.float64, device=mean.device)
-    weights = torch.linalg.eigvalsh(excess).clamp_min(0.0).cpu().numpy()
+    eigenvalues, eigenvectors = torch.linalg.eigh(covariance.double())
+    eigenvalues = eigenvalues.clamp_min(torch.finfo(torch.float64).eps)  # that of the prior is one
+    linear = (eigenvectors.mT @ mean.double()) / eigenvalues
+    weights = (1.0 / eigenvalues - 1.0).clamp_min(0.0).cpu().numpy()
     return weighted_chi_squared_tail(linear.square().sum().item(), weights)
 
 
@@ -48,7 +51,8 @@ def weighted_chi_squared_tail(value: float, weights: np.ndarray) -> float:
     weights = weights[weights > _NEGLIGIBLE * weights.max(initial=0.0)]
     if not len(weights) or value <= 0:
         return 1.0
-    weights, value = weights / weights.max(), value / weights.max()
+    largest = float(weights.max())
+    weights, value = weights / largest, min(max(float(value) / largest, _SMALLEST), _LARGEST)
     mean = weights.sum()
     if abs(value - mean) > _NEAR_THE_MEAN * mean:
         return _saddlepoint_tail(value, weights)
@@ -61,10 +65,15 @@ def _saddlepoint_tail(value: float, weights: np.ndarray) -> float:
     """The approximation away from the mean, for a largest weight of one."""
     from scipy.optimize import brentq  # takes as long to import as all of this package
 
-    # Between the places for variables that all had the largest weight and that had none but one of them.
-    bracket = -0.5 * len(weights) / value, 0.5 - 0.5 / value * (1 - 1e-9)
-    t = brentq(lambda t: (weights / (1 - 2 * t * weights)).sum() - value, *bracket, xtol=1e-14)
-    cumulant = -0.5 * np.log1p(-2 * t * weights).sum()
-    curvature = 2 * np.square(weights / (1 - 2 * t * weights)).sum()
-    w = math.copysign(math.sqrt(2 * (t * value - cumulant)), t)
-    return 0.5 * math.erfc((w + math.log(t * math.sqrt(curvature) / w) / w) / math.sqrt(2))
+    # In s = 1 - 2 t the equation is sum_i 1 / (1 / w_i - 1 + s) = value. Its root is above that for the largest weight
+    # alone, 1 / value, and below that for as many of it as there are weights.
+    others = 1.0 / weights - 1.0
+    first = -math.log(value)
+    bracket = first - 1e-6, first + math.log(len(weights)) + 1e-6
+    s = math.exp(brentq(lambda u: math.log((1.0 / (others + math.exp(u))).sum()) - math.log(value), *bracket))
+    t = 0.5 * (1.0 - s)
+    factors = np.log(weights * (others + s)) if s < 0.5 else np.log1p((s - 1.0) * weights)  # of 1 - 2 t w_i
+    cumulant = -0.5 * factors.sum()
+    deviation = math.sqrt(2.0 * np.square(t / (others + s)).sum())  # t times the root of the cumulants' curvature
+    w = math.copysign(math.sqrt(2.0 * (t * value - cumulant)), t)
+    return 0.5 * math.erfc((w + math.log(deviation / abs(w)) / w) / math.sqrt(2.0))

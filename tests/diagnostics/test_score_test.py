@@ -51,3 +51,21 @@ def test_probabilities_are_uniform_without_an_effect() -> None:
     probabilities = np.array(found)
     assert (probabilities[:, 0] < 1e-4).all()
     assert stats.kstest(probabilities[:, 1:].ravel(), "uniform").pvalue > 0.01
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_tails_of_any_weights_fall_from_one_to_zero(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    weights = 10 ** rng.uniform(-rng.uniform(0, 30), 10, rng.integers(1, 60))
+    values = weights.max() * np.logspace(-200, 200, 401)
+    tails = np.array([weighted_chi_squared_tail(value, weights) for value in values])
+    assert tails[0] == pytest.approx(1.0) and tails[-1] == 0.0
+    assert (np.diff(tails) < 1e-4).all()
+
+
+def test_an_interpolating_posterior_has_an_effect() -> None:
+    root = torch.randn(6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for variance in (1e-9, 1e-18, 0.0):  # in half of the directions
+        weights, vectors = torch.linalg.eigh(root @ root.mT)
+        covariance = vectors @ torch.diag(torch.where(weights > weights.median(), variance, 1.0).double()) @ vectors.mT
+        assert score_test(vectors[:, -1], covariance) < 1e-6
