@@ -120,6 +120,8 @@ def test_step_time_takes_settings(load, run, monkeypatch):
         return {name: [1.0] * repeats for name in functions}
 
     monkeypatch.setattr(load("step_time"), "interleaved_times", times)
+    monkeypatch.setattr(load("step_time"), "describe_calls", lambda step, device: "0")
+    monkeypatch.setattr(load("step_time"), "peak_memory", lambda step, device: 0.0)
     results = run("step_time", "--settings", "2,4,2,16", "2,5,3,16")
     assert [[s["num_components"], s["num_inducing"], s["rank"], s["batch"]] for s in results["settings"]] == [
         [2, 4, 2, 16],
@@ -138,6 +140,8 @@ def test_step_time_skips_dense_families_that_take_too_long(load, run, monkeypatc
     step_time = load("step_time")
     assert step_time.make_dense_models(step_time.Setting(32, 64, 64, 8192), torch.device("cpu")) == {}
     monkeypatch.setattr(step_time, "DENSE_LIMIT", 0.0)
+    monkeypatch.setattr(step_time, "describe_calls", lambda step, device: "0")
+    monkeypatch.setattr(step_time, "peak_memory", lambda step, device: 0.0)
     (setting,) = run("step_time")["settings"]
     assert not {"coupled", "stock joint"} & {record["family"] for record in setting["families"]}
 
@@ -275,10 +279,10 @@ def test_training_compares_optimisers(load, tmp_path, monkeypatch):
             return peer.score(*peer.marginals(model, fresh), fresh)
 
     monkeypatch.setattr(script, "score_with_uncertainty", score)
-    script.main(["--quick", "--settings", "friedman", "--figure", str(figure), "--json", str(path)])
+    script.main(["--quick", "--settings", "correlated", "--figure", str(figure), "--json", str(path)])
     assert figure.stat().st_size > 10_000
     results = json.loads(path.read_text())["results"]
-    assert list(results) == ["friedman"]
+    assert list(results) == ["correlated"]
     for result in results.values():
         assert result["peers"]["L-BFGS on the collapsed bound"]
         for runs in result["training"].values():
@@ -457,6 +461,7 @@ def test_gam_prediction_measures_every_call(load, run, monkeypatch):
         assert_finite_positive([record["seconds"], record["processor_seconds"], record["gib"], record["gib_of_result"]])
 
 
+@pytest.mark.usefixtures("point_estimates")
 def test_gam_calibration_compares_with_targets(load, tmp_path, capsys):
     path, sections, script = tmp_path / "results.json", ["curve", "levels", "mgcv"], load("gam_calibration")
     assert script.interval_score(np.array([0.5, 1.25, -0.25]), 0.0, 1.0, 0.9) == pytest.approx([1.0, 6.0, 6.0])

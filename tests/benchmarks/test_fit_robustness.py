@@ -44,6 +44,7 @@ def test_fits_arrive_or_say_that_they_do_not(
     grid: ModuleType, likelihood: str, trouble: str, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gpytorch_gam.training._settling._NUM_STEPS", 8)
+    monkeypatch.setattr("gpytorch_gam.training._settling._MAX_EPOCHS", (20, 10, 10))
     outcome = grid.run(grid.make_problem(likelihood, trouble), method)
     assert outcome.kind != grid.FAILED, outcome.reason
     assert outcome.kind == grid.REFUSED or math.isfinite(outcome.bound)
