@@ -43,7 +43,10 @@ def two_processes(folder: Path) -> Iterator[Together]:
     ``together(function, *arguments)`` calls ``function(*arguments, group)`` in both processes and returns what each
     found. The function is one of a module, as it is sent by its name.
     """
-    context, store = multiprocessing.get_context("spawn"), str(folder / "store")
+    # Where that is possible, both are copies of a third one, which has imported what takes longer than many tests.
+    is_possible = "forkserver" in multiprocessing.get_all_start_methods()
+    context, store = multiprocessing.get_context("forkserver" if is_possible else "spawn"), str(folder / "store")
+    context.set_forkserver_preload(["torch._dynamo", "gpytorch_gam.training"])
     with ExitStack() as stack:
         pools = [
             stack.enter_context(ProcessPoolExecutor(1, context, initializer=_join, initargs=(rank, store)))
