@@ -23,6 +23,12 @@ _WITHOUT_BASIS = (
     "have a kernel="
 )
 
+# What does the work of functions of mgcv's and R's left sides.
+_REMEDIES_OF_RESPONSES = {
+    "log": ", or take a family with a log link, such as family='gamma' or 'poisson'",
+    "cbind": ": of successes and failures that of successes, with fit(..., trials=) for their sum",
+}
+
 # How formulaic marks the place of an error.
 _MARKED, _COLOUR = re.compile("⧛(.*?)⧚", re.DOTALL), re.compile("\x1b\\[[0-9;]*m")
 
@@ -132,7 +138,14 @@ def _response(sides: list[Any], text: str) -> str:
     names = [str(term) for term in sides]
     is_name = len(names) == 1 and len(sides[0].factors) == 1 and _is_column(sides[0].factors[0])
     if not is_name:
-        raise FormulaError("the left side must be the name of one column", text, 0, max(text.find("~"), 1))
+        left = text[: text.find("~")].strip()
+        raise FormulaError(
+            f"the left side must be the name of one column: compute {left} as a column first"
+            + _REMEDIES_OF_RESPONSES.get(left.split("(")[0], ""),
+            text,
+            0,
+            max(text.find("~"), 1),
+        )
     return names[0].strip("`")
 
 
@@ -144,25 +157,60 @@ def _part(term: Any, text: str) -> Term | str:
     """A term of the model, or the name of a column that stands for itself."""
     factors = [factor.expr for factor in term.factors]
     if len(factors) > 1:
-        first, second = factors[0], factors[1]
-        raise FormulaError(
-            f"the interaction of {first} and {second} is written te({first}, {second}) with their own effects, "
-            f"ti({first}, {second}) without, s({first}, by={second}) or linear({first}, by={second})",
-            text,
-            *_place(text, first),
-        )
+        place = _place(text, factors[0])
+        raise FormulaError(f"the interaction of {' and '.join(factors)} {_as_one_term(factors)}", text, *place)
     expression = factors[0]
     if _is_column(term.factors[0]):
         return expression.strip("`")
     return _call(expression, text)
 
 
+def _as_one_term(factors: list[str]) -> str:
+    """How a product of columns, or of a column and a term, is written."""
+    columns = [each for each in factors if re.fullmatch(r"[^\W\d]\w*|`[^`]*`", each)]
+    if len(columns) == len(factors):
+        first, second = factors[:2]
+        return (
+            f"is written te({first}, {second}) with their own effects, ti({first}, {second}) without, "
+            f"s({first}, by={second}) or linear({first}, by={second})"
+        )
+    node = next(_parsed(each) for each in factors if each not in columns)
+    if len(factors) == 2 and isinstance(node, ast.Call) and len(node.args) == 1 and len(columns) == 1:
+        name, options = ast.unparse(node.func), [ast.unparse(each) for each in node.keywords]
+        if name in ("s", "linear") and not any(each.startswith("by=") for each in options):
+            arguments = ", ".join([ast.unparse(node.args[0]), f"by={columns[0]}", *options])
+            return f"is written {name}({arguments}), with f({columns[0]}) for the levels of a category"
+    return "is none of the terms: s and linear of one column take another one as by="
+
+
+def _parsed(expression: str) -> ast.expr:
+    return ast.parse(re.sub("`([^`]*)`", lambda match: repr(match.group(1)), expression), mode="eval").body
+
+
+def _remedy_of_offset(node: ast.Call) -> str:
+    """What a fit takes instead of a term of mgcv."""
+    problem = "an offset is no term but an argument of the fit"
+    inner = node.args[0] if len(node.args) == 1 else None
+    if isinstance(inner, ast.Name | ast.Constant):
+        return f'{problem}: fit(..., offset="{_value(inner)}")'
+    if isinstance(inner, ast.Call) and ast.unparse(inner.func) in ("log", "np.log") and len(inner.args) == 1:
+        (column,) = inner.args
+        if isinstance(column, ast.Name | ast.Constant):
+            return (
+                f'{problem}: of counts with a log link fit(..., exposure="{_value(column)}"), which multiplies their '
+                "mean, and otherwise the logarithm computed as a column, whose name is offset="
+            )
+    return f"{problem}: compute it as a column, and pass its name as fit(..., offset=)"
+
+
 def _call(expression: str, text: str) -> Term:
     start = max(text.find(expression), 0)
     try:
-        node = ast.parse(re.sub("`([^`]*)`", lambda match: repr(match.group(1)), expression), mode="eval").body
+        node = _parsed(expression)
     except SyntaxError as error:
         raise FormulaError(f"{expression} cannot be read: {error.msg}", text, start, len(expression)) from error
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "offset":
+        raise FormulaError(_remedy_of_offset(node), text, start, len(expression))
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id not in FUNCTIONS:
         name = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else expression
         raise FormulaError(
