@@ -25,8 +25,8 @@ KERNELS = threading.RLock()
 # The most rows of the data that are kept with the model, for summaries and ranges.
 MOST_REFERENCE_ROWS = 1000
 
-# The work for one step of a fit, rows times the square of inducing variables, up to which others are made unasked to
-# compare them: with more, that takes many seconds.
+# The work for one step of a fit up to which others are made unasked to compare them: with more, that takes many
+# seconds.
 _MOST_QUICK_WORK = 3e8
 
 
@@ -135,7 +135,15 @@ class Fitted:
 
         :param num_rows: The number of rows of the fit.
         """
-        return num_rows * self.model.predictor.num_inducing_total**2 <= _MOST_QUICK_WORK
+        return self.work(num_rows) <= _MOST_QUICK_WORK
+
+    def work(self, num_rows: int) -> float:
+        """
+        The work for one step of a fit by rows: their number times the square of that of inducing variables.
+
+        :param num_rows: The number of rows of the fit.
+        """
+        return float(num_rows) * self.model.predictor.num_inducing_total**2
 
     def chosen(self, only: Sequence[str] | str | None, exclude: Sequence[str] | str | None) -> list[Part]:
         """

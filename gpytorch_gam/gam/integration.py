@@ -38,6 +38,9 @@ _TOLERANCE = 0.5
 # Hyperparameters for which derivatives of the bound are taken unasked: each takes as long as a step of the fit.
 _MOST_UNASKED = 100
 
+# The work for a step of a fit by rows above which that takes longer than the fit unasked.
+_MOST_UNASKED_WORK = 1e9
+
 
 def integrated(fitted: Fitted, data: Any, num_data: int, result: FitResult | None, wanted: str) -> Fitted:
     """
@@ -47,10 +50,11 @@ def integrated(fitted: Fitted, data: Any, num_data: int, result: FitResult | Non
     :param data: The data of the fit, where the model is.
     :param num_data: Its number of rows.
     :param result: What the fit has found; None if it was interrupted.
-    :param wanted: One of :data:`HYPERPARAMETERS`; ``"auto"`` leaves it out where it takes longer than the fit, where
-        hardly more than one of the models has weight, or where bands are hardly wider with it.
+    :param wanted: One of :data:`HYPERPARAMETERS`; ``"auto"`` leaves it out where it may take longer than the fit (after
+        minibatches, for many hyperparameters, or where each step over the rows is dear), where hardly more than one of
+        the models has weight, or where bands are hardly wider with it.
     """
-    against = _reason_against(fitted, result, wanted)
+    against = _reason_against(fitted, num_data, result, wanted)
     if against is not None:
         return replace(fitted, hyperparameters=f"point estimates: {against}")
     started = time.perf_counter()
@@ -123,7 +127,7 @@ def _widening(fitted: Fitted, mixture: ModelMixture) -> float:
     return math.sqrt(variances[0].item() / variances[1].item()) - 1.0
 
 
-def _reason_against(fitted: Fitted, result: FitResult | None, wanted: str) -> str | None:
+def _reason_against(fitted: Fitted, num_data: int, result: FitResult | None, wanted: str) -> str | None:
     if wanted == "point":
         return "as asked for"
     if result is None:
@@ -135,4 +139,9 @@ def _reason_against(fitted: Fitted, result: FitResult | None, wanted: str) -> st
     number = len(FreeHyperparameters(fitted.model, fitted.likelihood).names)
     if number > _MOST_UNASKED:
         return f"{number} hyperparameters, and the uncertainty of each takes a step of the fit"
+    if result.method == "rows" and fitted.work(num_data) > _MOST_UNASKED_WORK:
+        points = fitted.model.predictor.num_inducing_total
+        return (
+            f"{num_data} rows of {points} features, and the uncertainty of each hyperparameter takes a pass over them"
+        )
     return None

@@ -160,3 +160,11 @@ def test_widening_is_that_of_predictors_and_effects() -> None:
         effects = each.predict_terms(x).xs("std", axis=1, level=1).to_numpy()
         squares.append((effects**2).sum() + (each.predict_link(x, return_std=True)[1] ** 2).sum())
     assert _widening(inner, inner.mixture) == pytest.approx(np.sqrt(squares[0] / squares[1]) - 1, rel=1e-6)
+
+
+def test_integration_is_left_out_unasked_where_a_pass_over_the_rows_is_dear(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpytorch_gam.gam.integration._MOST_UNASKED_WORK", 1000)
+    gam = GAMRegressor([s("age", k=4)], tolerance=1.0).fit(table(), responses(table()))
+    assert gam.hyperparameters_.startswith("point estimates: 120 rows of 6 features, and the uncertainty of each")
+    gam.set_params(hyperparameters="integrated").fit(table(), responses(table()))
+    assert gam.hyperparameters_.startswith("integrated over")
