@@ -18,6 +18,7 @@ from gpytorch_gam.models import AdditiveGP
 
 from .design import INTERCEPT, Design, Part
 from .families import Family, Units
+from .labels import known_label
 
 # GPyTorch's kernels change themselves while they are called, so that one thread at a time may do it.
 KERNELS = threading.RLock()
@@ -169,7 +170,7 @@ class Fitted:
         :param label: The label, such as ``"s(age)"``.
         :raises ValueError: If there is none.
         """
-        self._known("term", label)
+        (label,) = self._known("term", label)
         return next(part for part in self.parts if label in (part.label, part.term.label))
 
     def _known(self, argument: str, labels: Sequence[str] | str) -> list[str]:
@@ -177,12 +178,7 @@ class Fitted:
             raise TypeError(f"{argument} must be a list of labels of terms, got {checks.shown(labels)}")
         labels = [labels] if isinstance(labels, str) else list(labels)
         known = list(dict.fromkeys(name for part in self.parts for name in (part.label, part.term.label)))
-        for label in labels:
-            if label not in known:
-                raise ValueError(
-                    f"{argument} names {label!r}, which is no term{checks.did_you_mean(str(label), known)}: {known}"
-                )
-        return labels
+        return [known_label(argument, label, known, [part.term for part in self.parts]) for label in labels]
 
     def left_out(self, kept: Sequence[Part]) -> list[str]:
         """
