@@ -41,6 +41,10 @@ class ColumnKindWarning(UserWarning):
     """A column may hold something else than its type says."""
 
 
+class MissingLevelsWarning(UserWarning):
+    """Curves by the levels of a column come without a term of these levels themselves."""
+
+
 class OverfittingWarning(UserWarning):
     """A fit trains more parameters than the data can bear, without integrating over them."""
 

@@ -207,6 +207,8 @@ class GAMEstimator(BaseEstimator):
             specification.has_intercepts if family.name != "ordinal" else (False,),
         )
         self._needed = None if specification.is_automatic else design.columns
+        if not specification.is_automatic:
+            design.warn_of_multipliers(frame)
         return design
 
     def _check_options(self) -> None:

@@ -24,6 +24,7 @@ from .effects import (
     grid_of,
     is_curve,
     level_column,
+    may_be_level,
     period_in_units,
     values_at,
 )
@@ -212,8 +213,9 @@ class FittedGAM(GAMEstimator):
         first minus that at the second, with bands that know how the two are correlated. Of the posterior, mean and
         variance are exact, the uncertainty of hyperparameters included where predictions have it.
 
-        For the differences of predictions, of several terms together or of their mean over some rows,
-        :meth:`draw_functions` has draws.
+        The difference of curves by levels, ``s(x, by=g)``, leaves out that of the levels themselves, ``f(g)``: a ratio
+        of the curves alone is no ratio of means. For the differences of predictions, of several terms together or of
+        their mean over some rows, :meth:`draw_functions` has draws.
 
         :param term: Its label, such as ``"s(hour)"``.
         :param first: A value of its column: a number, date or level; of curves by levels such as ``"s(age, by=sex)"``,
@@ -257,6 +259,12 @@ class FittedGAM(GAMEstimator):
             raise ValueError(f"{argument} names {unknown}, which are no columns of {part.label}: {names}")
         if not found or any(np.ndim(each) > 0 for each in found.values()):
             raise TypeError(f"{argument} must be one value, or one of each column, got {checks.shown(value)}")
+        if by is not None and not isinstance(value, Mapping) and not may_be_level(self._fitted, part, by, value):
+            column = next(name for name in names if name != by)
+            raise ValueError(
+                f"{argument} must be a level of {by!r}, or name the columns of {part.label}, such as "
+                f"{{{by!r}: ..., {column!r}: {value!r}}}, got {value!r}"
+            )
         return found
 
     def draw_functions(self, num: int = 100, random_state: Any = None) -> FunctionDraws:

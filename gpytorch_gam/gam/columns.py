@@ -339,18 +339,19 @@ class LevelEncoding(Encoding):
         known = set(self.levels)
         return [value for value in present if _plain(value, self.kind) not in known]
 
-    def refuse_unseen(self, values: pd.Series, label: str) -> None:
+    def refuse_unseen(self, values: pd.Series, label: str, remedy: str) -> None:
         """
         Raise a ValueError if there are values that are none of the levels.
 
         :param values: The column.
         :param label: The term that has an effect of the known levels only.
+        :param remedy: The term that has one of others, too.
         """
         unseen = self.unseen(values)
         if unseen:
             raise ValueError(
                 f"column {self.column!r} has {listed(tuple(map(str, unseen)))}, which the fit has not seen: "
-                f"{label} has no effect of them. Levels are {listed(self.labels)}; re({self.column!r}) allows others"
+                f"{label} has no effect of them. Levels are {listed(self.labels)}; {remedy} allows others"
             )
 
 

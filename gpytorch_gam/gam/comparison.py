@@ -42,7 +42,8 @@ class Comparison:
     - ``num_parameters``: the effective number of parameters, by how much ``elpd`` is larger if rows are not left out.
     - ``unreliable``: the number of rows that determine their own prediction for the most part (leverage above .7).
     - ``bound``, ``bound_diff``: the evidence lower bound of responses in their units, and the difference from the
-      largest. Bounds hold what the data say of all effects together, priors of effects included.
+      largest. Bounds hold what the data say of all effects together, priors of effects included. They are those of the
+      fits to their own rows, also where rows that were held back are scored.
 
     :ivar table: One row a model. Without data, it has the bounds alone.
     :ivar facts: What was compared.

@@ -15,7 +15,12 @@ from torch import Tensor
 from gpytorch_gam import terms as factories
 from gpytorch_gam._checks import did_you_mean
 from gpytorch_gam.components import AdditivePredictor, ComponentGroup
-from gpytorch_gam.warnings import ColumnKindWarning, ConstantColumnWarning, MissingInputsWarning
+from gpytorch_gam.warnings import (
+    ColumnKindWarning,
+    ConstantColumnWarning,
+    MissingInputsWarning,
+    MissingLevelsWarning,
+)
 
 from .columns import (
     CycleEncoding,
@@ -27,7 +32,7 @@ from .columns import (
 )
 from .encoded_terms import EncodedTerms, Key
 from .term_groups import TermGroups
-from .terms import DeviatingCurves, Factor, Linear, Place, RandomEffect, Smooth, Term
+from .terms import DeviatingCurves, Factor, Linear, Place, RandomCurves, RandomEffect, Smooth, Term
 
 # The ratio of the ranges of coordinates above which they can hardly have the same unit.
 _MOST_ELONGATED = 30.0
@@ -176,7 +181,7 @@ class Design(EncodedTerms):
                 )
             self._refuse_missing(term, name, int(np.isnan(values).sum()), len(values))
             if role == "levels" and isinstance(term, Factor | Smooth | Linear | DeviatingCurves):
-                self.encoding(name, role).refuse_unseen(frame[name], term.label)
+                self.encoding(name, role).refuse_unseen(frame[name], term.label, _term_of_other_levels(term))
 
     def refuse_missing(self, numbers: Mapping[str, int], num_rows: int) -> None:
         """
@@ -265,6 +270,39 @@ class Design(EncodedTerms):
                     self.parts.append(Part(label, term, index, components))
             self._with_a_component_each(groups)
             return AdditivePredictor(*groups)
+
+    def warn_of_multipliers(self, frame: pd.DataFrame) -> None:
+        """
+        Warn of terms whose ``by`` has levels that no term has themselves, or is a number that seems to be two levels.
+
+        :param frame: The data of the fit.
+        """
+        for terms in self.terms:
+            for term in terms:
+                if isinstance(term, Smooth | Linear) and term.by is not None and term.by in frame.columns:
+                    self._warn_of_multiplier(term, terms, frame)
+
+    @staticmethod
+    def _warn_of_multiplier(term: Smooth | Linear, terms: Sequence[Term], frame: pd.DataFrame) -> None:
+        by = str(term.by)
+        others = [other for other in terms if other is not term]
+        if kind_of(frame[by]).is_number:
+            if frame[by].dropna().isin((0, 1)).all() and not any(
+                other.multiplier is None and term.column in other.arguments for other in others
+            ):
+                warnings.warn(
+                    f"{term.label} is multiplied by column {by!r}, which holds 0 and 1, and is zero where that is 0. "
+                    f"For a curve for each of the two make it one of booleans, X[{by!r}].astype(bool)",
+                    ColumnKindWarning,
+                    stacklevel=2,
+                )
+        elif isinstance(term, Smooth) and not any(_has_levels_of(other, by, frame) for other in others):
+            warnings.warn(
+                f"{term.label} has a curve for each level of {by!r}, each with mean zero, and no term has the levels "
+                f"themselves: add f({by})",
+                MissingLevelsWarning,
+                stacklevel=2,
+            )
 
     def _warn_of_units(self) -> None:
         """Warn of places whose coordinates can hardly have the same unit."""
@@ -356,6 +394,25 @@ def check_columns(terms: Sequence[Iterable[Term]], columns: Iterable[str]) -> No
                 raise ValueError(
                     f"{term.label} reads column {name!r}, which X does not have{did_you_mean(name, known)}: {known}"
                 )
+
+
+def _has_levels_of(term: Term, by: str, frame: pd.DataFrame) -> bool:
+    """Whether a term has a number for each level of a column, or of one that is finer."""
+    if isinstance(term, RandomCurves):
+        return term.levels == by
+    if not isinstance(term, Factor | RandomEffect) or term.multiplier is not None:
+        return False
+    pairs = frame[list({term.column, by})].drop_duplicates()
+    return term.column == by or len(pairs) == frame[term.column].nunique(dropna=False)
+
+
+def _term_of_other_levels(term: Term) -> str:
+    """The term that is alike and has an effect of levels that the fit has not seen."""
+    if isinstance(term, DeviatingCurves):
+        return f"fs({term.column}, {term.levels})"
+    if isinstance(term, Smooth):
+        return f"fs({term.column}, {term.by})"
+    return f"re({term.by}, by={term.column})" if isinstance(term, Linear) else f"re({term.arguments[0]})"
 
 
 def _refuse_other_than_numbers(frame: pd.DataFrame, name: str, term: Term) -> None:

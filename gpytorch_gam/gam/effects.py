@@ -99,6 +99,23 @@ def level_column(fitted: Fitted, part: Part) -> str | None:
     return term.multiplier if term.multiplier is not None and _has_levels(fitted, term.multiplier) else None
 
 
+def may_be_level(fitted: Fitted, part: Part, by: str, value: Any) -> bool:
+    """
+    Whether a term has an effect of a value of its column of levels.
+
+    :param fitted: The fitted model.
+    :param part: The term.
+    :param by: The column.
+    :param value: The value.
+    """
+    encoding: LevelEncoding = fitted.design.encoding(by, "levels")
+    try:
+        (code,) = encoding.encode(pd.Series([value]))
+    except (TypeError, ValueError):
+        return False
+    return type(part.term) is RandomCurves or not code >= len(encoding.labels)
+
+
 def columns_of(fitted: Fitted, part: Part) -> list[str]:
     """
     The columns in which a term has an effect: all that it reads but a number that multiplies it.

@@ -69,6 +69,10 @@ class Summary:
       zero, see :func:`~gpytorch_gam.diagnostics.score_test`. It is given the other hyperparameters, and says nothing of
       the size of an effect, which ``share`` does. A term that the fit has switched off has 1.
 
+    The line of curves by levels, ``s(x, by=g)``, has the sum of ``edf`` over the levels, the root of the mean of their
+    prior variances, the ``lengthscale`` of the first level, and ``p`` for any effect in any level: a difference between
+    levels is what :func:`~gpytorch_gam.gam.compare` and ``plot_difference`` are for.
+
     Deviances of different families are on different scales, and so is the share that is explained: compare families by
     their bounds.
 

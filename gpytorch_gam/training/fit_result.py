@@ -99,7 +99,10 @@ class FitResult:
         if self.family_gap > _SHOWN_GAP:
             lines.append(f"the family of the posterior leaves the bound {self.family_gap:.2g} nats below its optimum")
         lines += (
-            [f"switched off (variance zero; all others stay): {', '.join(self.switched_off)}"]
+            [
+                "switched off (variance zero, as is normal; x.line is the line of x beside its curve): "
+                + ", ".join(self.switched_off)
+            ]
             if self.switched_off
             else []
         )

@@ -131,7 +131,7 @@ def test_effects_are_had_at_values() -> None:
 
 def test_effects_by_levels_and_of_dates_are_had_at_values() -> None:
     x = table()
-    gam = GAMRegressor([s("age", by="treated", k=4), s("day", k=4)], tolerance=1.0)
+    gam = GAMRegressor([s("age", by="treated", k=4), f("treated"), s("day", k=4)], tolerance=1.0)
     gam.fit(x, responses(x))
     found = gam.effect("s(age, by=treated)", at=[30, 40])
     assert found.treated.tolist() == [False, True, False, True] and found.age.tolist() == [30, 30, 40, 40]
