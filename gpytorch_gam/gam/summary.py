@@ -43,6 +43,12 @@ _LONG = 1000.0
 # What the root of the parameter "noise" is: that of Student's t is no standard deviation.
 _DEVIATIONS = {"gaussian": "noise sd", "student_t": "scale"}
 
+# What noise at the lower end of its range means.
+_NO_NOISE = (
+    " (at its lower bound: effects reach all responses, as of runs of a simulator without noise; bands hold what is "
+    "unknown of the effects alone)"
+)
+
 # Effective degrees of freedom below which nothing is left of a term.
 _NO_FREEDOM = 0.01
 
@@ -87,7 +93,8 @@ class Summary:
         the ``noise sd`` of normal responses; ``scale`` and degrees of freedom ``deg_free`` of Student's t; the
         ``shape`` of the gamma distribution, one over the squared coefficient of variation; the ``dispersion`` a of
         negative binomial counts, whose variance is :math:`\mu + a \mu^2` (mgcv's ``theta`` is 1 / a): far from 0,
-        counts vary more than Poisson counts; and the ``inflation``, the probability of an additional zero.
+        counts vary more than Poisson counts; and the ``inflation``, the probability of an additional zero. ``at_bound``
+        says which ended at a bound of their constraint: noise at its lower bound is that of a simulator without any.
     :ivar facts: The fit as a whole.
     :ivar warnings: What to look at.
     :ivar in_days: The terms of dates, whose lengthscales are in days.
@@ -117,10 +124,13 @@ class Summary:
         return str(self)
 
     def _shown_interval(self, name: str) -> str:
-        """The interval of a parameter of the likelihood, where there is one."""
-        if name not in self.likelihood.index or self.likelihood.loc[name].isna().any():
+        """The interval of a parameter of the likelihood, where there is one, or that noise is at its lower bound."""
+        if name not in self.likelihood.index:
             return ""
-        return " (95% interval {lower:.3g} to {upper:.3g})".format(**self.likelihood.loc[name])
+        row = self.likelihood.loc[name]
+        if row["at_bound"] and name == _DEVIATIONS["gaussian"]:
+            return _NO_NOISE
+        return "" if row.isna().any() else f" (95% interval {row['lower']:.3g} to {row['upper']:.3g})"
 
     def _with_units(self) -> pd.DataFrame:
         """The terms with the units of times."""
@@ -206,8 +216,12 @@ def summarise(
             *_concurvity_warnings(fitted, rows),
             *_warnings_of_overlap(fitted, effects, shares["share"]),
         )
-        intercepts, random, likelihood = intercept_table(fitted), _random_effects(fitted), _likelihood_table(fitted)
-    facts = _facts(fitted, result, num_rows, deviance_explained, bound, response)
+        intercepts, random, likelihood = (
+            intercept_table(fitted),
+            _random_effects(fitted),
+            _likelihood_table(fitted, result),
+        )
+    facts = _facts(fitted, likelihood, result, num_rows, deviance_explained, bound, response)
     in_days = tuple(part.label for part in fitted.parts if _is_in_days(fitted, part))
     return Summary(terms[order], intercepts, random, likelihood, facts, warnings, in_days)
 
@@ -239,6 +253,7 @@ def _complete(x: Tensor) -> Tensor:
 
 def _facts(
     fitted: Fitted,
+    likelihood: pd.DataFrame,
     result: FitResult | None,
     num_rows: int,
     deviance_explained: float,
@@ -249,7 +264,7 @@ def _facts(
     if fitted.family.name == "binomial":
         facts["predictor"] = name_of_predictor(fitted, response)
     facts["rows"] = num_rows
-    facts |= _likelihood_table(fitted)["estimate"].to_dict()
+    facts |= likelihood["estimate"].to_dict()
     if fitted.design.reads_kernel():
         facts["kernel"] = fitted.design.kernel
     facts["hyperparameters"] = fitted.hyperparameters
@@ -267,8 +282,9 @@ def _facts(
     }
 
 
-def _likelihood_table(fitted: Fitted) -> pd.DataFrame:
-    """Noise and the like, in units of the response, with intervals."""
+def _likelihood_table(fitted: Fitted, result: FitResult | None) -> pd.DataFrame:
+    """Noise and the like, in units of the response, with intervals, and which are at a bound."""
+    bounds = () if result is None else result.at_bounds
     likelihood = getattr(fitted.likelihood, "likelihood", fitted.likelihood)
     names = {name.rpartition("raw_")[2]: name for name, _ in fitted.likelihood.named_parameters()}
     found = {}
@@ -277,8 +293,9 @@ def _likelihood_table(fitted: Fitted) -> pd.DataFrame:
         if torch.is_tensor(value):
             ends = fitted.intervals.get(f"likelihood.{names.get(name)}[0]", (math.nan, math.nan))
             row = np.array([value.item(), *ends]) * fitted.units.scale**power
-            found[_DEVIATIONS[fitted.family.name] if name == "noise" else name] = row if name != "noise" else row**0.5
-    return pd.DataFrame.from_dict(found, orient="index", columns=["estimate", "lower", "upper"])
+            shown = _DEVIATIONS[fitted.family.name] if name == "noise" else name
+            found[shown] = [*(row**0.5 if name == "noise" else row), f"likelihood.{name}" in bounds]
+    return pd.DataFrame.from_dict(found, orient="index", columns=["estimate", "lower", "upper", "at_bound"])
 
 
 # ------------------------------------------------------------------ random effects

@@ -269,6 +269,14 @@ def test_parameters_of_likelihoods_have_the_intervals_of_maximum_likelihood() ->
     assert shown in str(gam.summary()).splitlines()
 
 
+def test_noise_at_its_lower_bound_is_said_to_be_that_of_a_simulator() -> None:
+    x = pd.DataFrame({"a": np.linspace(0, 1, 40)})
+    summary = GAMRegressor([s("a")], kernel="rbf", hyperparameters="point").fit(x, np.sin(3 * x.a)).summary()
+    assert summary.likelihood.at_bound.to_dict() == {"noise sd": True}
+    line = next(each for each in str(summary).splitlines() if each.startswith("noise sd"))
+    assert "(at its lower bound: " in line and "simulator without noise" in line
+
+
 def test_parameters_of_likelihoods_are_in_units_of_the_response() -> None:
     random = np.random.default_rng(0)
     x = pd.DataFrame({"a": random.uniform(size=200)})
@@ -277,8 +285,10 @@ def test_parameters_of_likelihoods_are_in_units_of_the_response() -> None:
         GAMRegressor("~ linear(a)", family="student_t", hyperparameters="integrated").fit(x, unit * y).summary()
         for unit in (1.0, 1000.0)
     )
-    np.testing.assert_allclose(many.likelihood.loc["scale"], 1000 * one.likelihood.loc["scale"], rtol=0.02)
-    np.testing.assert_allclose(many.likelihood.loc["deg_free"], one.likelihood.loc["deg_free"], rtol=0.02)
+    assert not many.likelihood.at_bound.any()
+    first, second = (each.likelihood[["estimate", "lower", "upper"]] for each in (one, many))
+    np.testing.assert_allclose(second.loc["scale"], 1000 * first.loc["scale"], rtol=0.02)
+    np.testing.assert_allclose(second.loc["deg_free"], first.loc["deg_free"], rtol=0.02)
     assert one.likelihood.loc["scale"].lower < one.facts["scale"] < one.likelihood.loc["scale"].upper
 
 
