@@ -21,7 +21,7 @@ from gpytorch_gam.components import AdditivePredictor
 from gpytorch_gam.models import AdditiveGP
 from gpytorch_gam.training import FitResult, fit
 from gpytorch_gam.training.fitting import method_of_fit
-from gpytorch_gam.warnings import ConvergenceWarning
+from gpytorch_gam.warnings import ConvergenceWarning, InducingPointsWarning
 
 from .design import Design, default_dtype
 from .families import Family, Units
@@ -88,6 +88,23 @@ def fit_design(
     :param options: How.
     :param limits: Which interactions are added; None for none.
     """
+    with _shortfalls_of_last_fit() as messages:
+        found = _fit_design(design, family, frame, y, weights, arguments, options, limits)
+        messages += () if found.result is None else found.result.messages
+    return found
+
+
+def _fit_design(
+    design: Design,
+    family: Family,
+    frame: pd.DataFrame,
+    y: np.ndarray,
+    weights: np.ndarray,
+    arguments: Mapping[str, np.ndarray],
+    options: Options,
+    limits: Limits | None,
+) -> FitOfDesign:
+    """See :func:`fit_design`, with the warnings of all fits."""
     started = time.perf_counter()
     design.learn_columns(frame, weights)
     x = design.inputs(frame)
@@ -128,6 +145,21 @@ def fit_design(
 def _is_quick(fitted: Fitted, result: FitResult, num_rows: int, options: Options) -> bool:
     """Whether fits with interactions take so little that these are looked for unasked."""
     return result.method == "rows" or (options.method == "auto" and fitted.is_quick(num_rows))
+
+
+@contextmanager
+def _shortfalls_of_last_fit() -> Iterator[list[str]]:
+    """Give the warnings from inside, but of too few inducing points only those that the list holds at the end."""
+    messages: list[str] = []
+    caught: list[warnings.WarningMessage] = []
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield messages
+    finally:
+        for each in caught:
+            if not issubclass(each.category, InducingPointsWarning) or str(each.message) in messages:
+                warnings.warn(each.message, each.category, stacklevel=2)  # collected by the caller
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from gpytorch_gam.warnings import InducingPointsWarning
 from ._component_scales import Scale, reference_lengthscale, scales_of_group, set_lengthscale
 from ._component_scan import RATIOS, Curves
 from ._some_rows import rows_of_first_batches
+from .shortfall import POINTS_OF_TERMS
 
 # Largest number of rows that represent the data.
 _NUM_ROWS = 20_000
@@ -176,7 +177,7 @@ def warn_of_dependence(found: Mapping[str, float]) -> None:
         warnings.warn(
             "what these components leave of the responses is alike in neighbouring places of their columns: "
             f"{listing}. "
-            "Either the effect varies faster than the component can (raise num_inducing, k of terms in formulas, or "
+            f"Either the effect varies faster than the component can (raise {POINTS_OF_TERMS} or "
             "stretch the column: lengthscales are at least a hundredth of the range), or the model lacks another "
             "effect of these columns, or the rows are not independent (as in series): then bands are too narrow",
             InducingPointsWarning,

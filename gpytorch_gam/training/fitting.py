@@ -216,7 +216,7 @@ def fit(
         dependent = runs.dependent_residuals() if outcome.has_moved else {}
         constant = runs.constant_inputs()
         if processes.leads and outcome.has_moved:
-            warn_of_shortfall(shortfalls)
+            warn_of_shortfall(shortfalls, likelihood)
             warn_of_dependence({name: dependent[name] for name in dependent.keys() - set(notably_short(shortfalls))})
             warn_of_overfitting(model, num_rows)
             _warn_if_open(outcome, tolerance)

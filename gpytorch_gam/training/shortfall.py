@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gpytorch_gam.components import ComponentGroup
 from gpytorch_gam.components.joined_groups import by_group, joined_groups
+from gpytorch_gam.likelihoods import PoissonLikelihood, ZeroInflatedPoissonLikelihood
 from gpytorch_gam.likelihoods.expected_gradients import expected_gradients, joint_expected_gradients
 from gpytorch_gam.numerics.grad_mode import gradients_on
 from gpytorch_gam.optim.processes import Processes
@@ -25,6 +26,9 @@ from gpytorch_gam.warnings import InducingPointsWarning
 
 from ._row_count import number_of_rows
 from ._some_rows import equally_spaced, rows_of_first_batches
+
+# What to raise where points are too few.
+POINTS_OF_TERMS = "num_inducing, as in GAMRegressor(num_inducing=30), or k= of a term,"
 
 # Largest number of rows that represent the data, and of batches from which they are taken.
 _NUM_ROWS = 512
@@ -94,7 +98,7 @@ def notably_short(found: Mapping[str, float]) -> list[str]:
     return [name for name, nats in found.items() if nats > _NOTABLE]
 
 
-def warn_of_shortfall(found: Mapping[str, float]) -> None:
+def warn_of_shortfall(found: Mapping[str, float], likelihood: Likelihood) -> None:
     """Warn if a component would gain notably from more inducing points, given the nats of each."""
     notable = sorted(notably_short(found), key=lambda name: -found[name])
     if notable:
@@ -102,12 +106,21 @@ def warn_of_shortfall(found: Mapping[str, float]) -> None:
         more = f" and {len(notable) - 3} more" if len(notable) > 3 else ""
         warnings.warn(
             f"the data would bend these components further if they had more inducing points: {listing}{more}. Bands "
-            "do not hold what is smoothed away: raise num_inducing (k of terms in formulas) until "
-            "gpytorch_gam.training.inducing_shortfall is small, or take a smoother kernel. Counts that vary more than "
-            "their family allows (overdispersion) ask for points, too: compare with a negative binomial",
+            f"do not hold what is smoothed away: raise {POINTS_OF_TERMS} until "
+            f"gpytorch_gam.training.inducing_shortfall is small, or take a smoother kernel{_of_counts(likelihood)}",
             InducingPointsWarning,
             stacklevel=3,
         )
+
+
+def _of_counts(likelihood: Likelihood) -> str:
+    """What else asks for points where responses are counts that cannot vary more than their mean tells."""
+    if not isinstance(getattr(likelihood, "likelihood", likelihood), PoissonLikelihood | ZeroInflatedPoissonLikelihood):
+        return ""
+    return (
+        ". Counts that vary more than their family allows (overdispersion) ask for points, too: compare with a "
+        "negative binomial"
+    )
 
 
 def shortfall_at_rows(strategy: AdditiveVariationalStrategy, x: Tensor, curvatures: Tensor) -> Tensor:

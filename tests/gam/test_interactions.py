@@ -13,7 +13,7 @@ from gpytorch_gam.diagnostics import component_evidence
 from gpytorch_gam.gam import GAMClassifier, GAMRegressor, f, s, sz, te
 from gpytorch_gam.gam.design import Part
 from gpytorch_gam.gam.interactions import Limits, candidate_terms
-from gpytorch_gam.warnings import ConvergenceWarning, MissingInteractionsWarning
+from gpytorch_gam.warnings import ConvergenceWarning, InducingPointsWarning, MissingInteractionsWarning
 
 
 def friedman(num_rows: int = 150) -> tuple[pd.DataFrame, np.ndarray]:
@@ -127,6 +127,15 @@ def test_an_interaction_that_hides_behind_a_stronger_one_is_found() -> None:
     assert set(found.index[found.kept]) == {"ti(a, b)", "ti(c, d)"}
     assert found.estimated["ti(c, d)"] < Limits(None, 2.0).estimated_nats(6)
     assert "interactions" not in gam.summary().facts
+
+
+def test_points_that_are_missing_are_said_of_the_last_fit_alone() -> None:
+    x, y = two_products(1.0)
+    gam = GAMRegressor(kernel="matern52", num_inducing=6, tolerance=0.5, hyperparameters="point", interactions=1)
+    with pytest.warns(InducingPointsWarning) as given:
+        gam.fit(x, y + 3 * np.sin(12 * x.a))
+    assert gam.interactions_.kept.any()
+    assert [str(each.message) for each in given] == list(gam.result_.messages)
 
 
 def test_what_the_limit_leaves_out_is_said(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from gpytorch_gam import AdditiveGP, AdditivePredictor
 from gpytorch_gam.likelihoods import GaussianLocationScaleLikelihood, PoissonLikelihood
 from gpytorch_gam.terms import constant, smooth
 from gpytorch_gam.training import fit, inducing_shortfall
+from gpytorch_gam.training.shortfall import warn_of_shortfall
 from gpytorch_gam.warnings import InducingPointsWarning
 from tests.problems import fit_by_bins
 
@@ -36,6 +37,15 @@ def test_fits_warn_of_components_that_need_more_points(how: object) -> None:
     model, likelihood = model_of(1, num_inducing=12), GaussianLikelihood().double()
     with pytest.warns(InducingPointsWarning, match=r"more inducing points: 'x1' \(.* nats\)\. .* raise num_inducing"):
         how(model, likelihood, [(x, y[:, 1])], **({"num_epochs": 2} if how is fit else {}))
+
+
+def test_overdispersion_is_no_matter_of_responses_that_are_no_counts() -> None:
+    for likelihood, is_said in ((GaussianLikelihood(), False), (PoissonLikelihood(), True)):
+        with pytest.warns(
+            InducingPointsWarning, match=r"raise num_inducing, as in GAMRegressor\(num_inducing=30\)"
+        ) as given:
+            warn_of_shortfall({"x0": 9.0}, likelihood)
+        assert ("overdispersion" in str(given[0].message)) == is_said
 
 
 @pytest.mark.parametrize("how", [fit, fit_by_bins])
