@@ -17,7 +17,8 @@ from ._component_jumps import ComponentJumps, best_after_jumps
 from ._component_scales import places_of_components
 from ._component_scan import SumsAtRows
 from ._hyperparameters import largest
-from ._quasi_newton import QuasiNewton
+from ._mean_information import MeanInformation
+from ._quasi_newton import Known, QuasiNewton
 from ._row_bound import RowBound
 
 # Largest number of searches, each with a fresh estimate of the curvature, and the tolerance in nats from which on a
@@ -63,7 +64,9 @@ class Ascent:
     ) -> None:
         self._objective, self._predictor, self._parameters = objective, predictor, list(parameters)
         self._newton = QuasiNewton(parameters, curvatures, coordinates, limits)
-        self._information = ComponentInformation(objective, predictor, parameters, coordinates)
+        self._information = [
+            kind(objective, predictor, parameters, coordinates) for kind in (ComponentInformation, MeanInformation)
+        ]
         self._jumps = ComponentJumps(predictor, variances)
         self._has_curvatures = False
         self._begin()
@@ -130,7 +133,7 @@ class Ascent:
 
         for number in range(_MAX_ROUNDS):
             if number > 0 or not self._has_curvatures:
-                self._newton.forget(self._information())
+                self._newton.forget(self._known())
             self._has_curvatures = True
             still_open = self._newton.maximise(self._seen, gain, max_steps, note, _MAX_EVALUATIONS)
             value = self._newton.value
@@ -142,6 +145,14 @@ class Ascent:
         recent = value - values[-1 - _NUM_RECENT :][0] if values else 0.0
         stopped = self._newton.stopped if still_open > tolerance else f"{number + 1} searches were made"
         return self._arrival(max(still_open, recent), stopped)
+
+    def _known(self) -> Known | None:
+        """The curvatures that are known here. A mean has none together with a variance, as far as can be expected."""
+        parts = [known for known in (information() for information in self._information) if known is not None]
+        if not parts:
+            return None
+        coordinates = [coordinate for part in parts for coordinate in part.coordinates]
+        return Known(coordinates, torch.block_diag(*(part.curvature for part in parts)))
 
     def _arrival(self, still_open: float, stopped: str) -> Arrival:
         return Arrival(self._newton.value, largest(self._newton.gradient), still_open, stopped)

@@ -35,6 +35,7 @@ from ._hyperparameters import hyperparameters_of
 from ._model_at_rows import ModelAtRows, RowView
 from ._sites import Acceleration, Posterior, Sites
 from .bound_gradients import linear_function, log_prior, sum_over_processes
+from .starting_values import mean_modules
 
 # Gain of a pass, in nats, below which the posterior counts as optimal, and the largest numbers of passes and halvings.
 _GAIN, _MAX_PASSES, _MAX_HALVINGS = 1e-5, 50, 30
@@ -143,6 +144,16 @@ class RowBound:
             isinstance(inner, GaussianLikelihood) and self._num_predictors == 1 and "noise" not in self._arguments
         )
         return inner.noise_covar.raw_noise if is_shared else None
+
+    @property
+    def mean_parameters(self) -> list[Tensor]:
+        """The parameters of the mean modules."""
+        return [parameter for module in mean_modules(self._strategy) for parameter in module.parameters()]
+
+    @torch.no_grad()
+    def means(self) -> Tensor:
+        """The prior means of the predictors at the rows, ``(P, n)``."""
+        return self._strategy.read(self._x).means.double()
 
     def sum_of_weights(self) -> Tensor:
         """The sum of the weights of all rows, which are as a rule one, of all processes."""

@@ -67,8 +67,9 @@ def start_from_responses(model: gpytorch.models.ApproximateGP, likelihood: Likel
       :func:`~gpytorch_gam.terms.constant`, which leaves it free;
     - the scale of noise, dispersion, shape or cut-points of the likelihood.
 
-    A trainable ``ConstantMean`` that is still zero becomes the null model's predictor. Otherwise the posterior of the
-    constant component is put there, if the posterior is still the prior. Moments come from all rows of a list of
+    A trainable ``ConstantMean`` that is still zero becomes the null model's predictor, and the bias of a trainable
+    ``LinearMean``, which GPyTorch draws at random, moves to where that of the rest is zero. Otherwise the posterior of
+    the constant component is put there, if the posterior is still the prior. Moments come from all rows of a list of
     batches, or from the first 20000 rows of a loader. Where all terms have mean zero, nothing holds a mean of the
     responses, which is warned of.
 
@@ -162,7 +163,7 @@ def units_of_means(strategy: AdditiveVariationalStrategy, null: NullModel) -> di
     """The predictor's standard deviation, by the ids of the mean modules' parameters that have its unit."""
     return {
         id(parameter): math.sqrt(variance)
-        for module, variance in zip(_mean_modules(strategy), null.variance, strict=True)
+        for module, variance in zip(mean_modules(strategy), null.variance, strict=True)
         if isinstance(module, ConstantMean | LinearMean)
         for parameter in module.parameters()
     }
@@ -243,7 +244,7 @@ def _set_within_bounds(owner: Module, name: str, value: float | Tensor) -> None:
     setattr(owner, name, tensor)
 
 
-def _mean_modules(strategy: AdditiveVariationalStrategy) -> list[Module]:
+def mean_modules(strategy: AdditiveVariationalStrategy) -> list[Module]:
     """The mean module of each predictor; for a missing one, that which GPyTorch's models add in ``forward``."""
     modules: list[Module] = list(strategy.predictor.means)
     own = getattr(strategy.model, "mean_module", None)
@@ -253,12 +254,16 @@ def _mean_modules(strategy: AdditiveVariationalStrategy) -> list[Module]:
 
 
 def _start_means(strategy: AdditiveVariationalStrategy, null: NullModel) -> list[float]:
-    """Set constant mean modules to the null model; returns the rest for each predictor."""
+    """Set the constants of mean modules to the null model; returns the rest for each predictor."""
     rest = list(null.mean)
-    for p, module in enumerate(_mean_modules(strategy)):
+    for p, module in enumerate(mean_modules(strategy)):
         if isinstance(module, ConstantMean) and module.raw_constant.requires_grad and not module.raw_constant.any():
             module.initialize(constant=null.mean[p])
-            rest[p] = 0.0
+        elif isinstance(module, LinearMean) and module.bias is not None and module.bias.requires_grad:
+            module.bias.add_(null.mean[p])
+        else:
+            continue
+        rest[p] = 0.0
     return rest
 
 
