@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -20,7 +22,9 @@ def fitted_table() -> pd.DataFrame:
     return x.assign(site=list("uvw") * (NUM_ROWS // 3))
 
 
+@functools.cache
 def fitted() -> GAMRegressor:
+    """A regression that tests read and do not change."""
     x, random = fitted_table(), np.random.default_rng(1)
     level = x.site.map({"u": -1.0, "v": 0.0, "w": 1.0})
     y = 10 * (x.wind + 2 * x.wind * x.heat + level) + 0.3 * random.standard_normal(NUM_ROWS)

@@ -103,7 +103,10 @@ def test_weights_of_a_network_take_small_steps_and_stay_in_the_search_at_the_end
 
 @pytest.mark.filterwarnings("ignore::gpytorch_gam.warnings.OverfittingWarning")
 @pytest.mark.parametrize("method", ["rows", "minibatches"])
-def test_a_network_that_gives_the_same_features_to_all_rows_is_warned_of(method: str) -> None:
+def test_a_network_that_gives_the_same_features_to_all_rows_is_warned_of(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpytorch_gam.training._settling._NUM_STEPS", 8)
     x, y = rows()
     model = with_weights()
     torch.nn.init.zeros_(model.network[2].weight)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import warnings
 from typing import Any
 
@@ -13,12 +15,16 @@ from torch import Tensor
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup, fit
 from gpytorch_gam.likelihoods import GaussianLocationScaleLikelihood, PoissonLikelihood
 from gpytorch_gam.terms import constant, factor, smooth
+from gpytorch_gam.training import FitResult
 from gpytorch_gam.training._growing import grow
 from gpytorch_gam.training.fit_result import Outcome
 from gpytorch_gam.warnings import DiscretizationWarning, InducingPointsWarning
 
 METHODS = ("auto", "rows")
 RANGE = {"low": 0.0, "high": 1.0}
+
+# The fits that several tests read stay in one process.
+pytestmark = pytest.mark.xdist_group("growing")
 
 
 def data(n: int = 400) -> tuple[Tensor, Tensor, Tensor]:
@@ -32,13 +38,22 @@ def model_of(*groups: ComponentGroup) -> AdditiveGP:
     return AdditiveGP(AdditivePredictor(*groups, constant())).double()
 
 
+@functools.cache
+def _fitted_to_waves(method: str) -> tuple[AdditiveGP, GaussianLikelihood, FitResult]:
+    x, _, waves = data()
+    model, likelihood = model_of(smooth(0, **RANGE), smooth(1, **RANGE)), GaussianLikelihood().double()
+    return model, likelihood, fit(model, likelihood, (x, waves), method=method)
+
+
+def fitted_to_waves(method: str) -> tuple[AdditiveGP, GaussianLikelihood, FitResult]:
+    """Two columns whose numbers of points were free."""
+    return copy.deepcopy(_fitted_to_waves(method))
+
+
 @pytest.mark.parametrize("method", ["rows", "bins"])
 def test_points_are_added_to_waves_and_not_to_a_line(method: str) -> None:
     x, line, waves = data()
-    model = model_of(smooth(0, **RANGE), smooth(1, **RANGE))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", InducingPointsWarning)
-        result = fit(model, GaussianLikelihood().double(), (x, waves), method=method)
+    model, _, result = fitted_to_waves(method)
     assert model.predictor.group_of("x1").num_inducing > 16 == model.predictor.group_of("x0").num_inducing
     assert result.converged and max(result.shortfalls.values()) < 5.0
     fixed = model_of(smooth(0, num_inducing=16, **RANGE), smooth(1, num_inducing=16, **RANGE))
@@ -55,8 +70,7 @@ def test_points_are_added_to_waves_and_not_to_a_line(method: str) -> None:
 @pytest.mark.parametrize("method", ["rows", "bins"])
 def test_a_fit_that_explores_nothing_only_climbs(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     x, _, waves = data()
-    model, likelihood = model_of(smooth(0, **RANGE), smooth(1, **RANGE)), GaussianLikelihood().double()
-    whole = fit(model, likelihood, (x, waves), method=method)
+    model, likelihood, whole = fitted_to_waves(method)
     points = [group.num_inducing for group in model.predictor.groups]
     likelihood.noise *= 1.5
 
