@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from typing import Any, NamedTuple
 
@@ -180,19 +180,29 @@ class NumberEncoding(Encoding):
         :param weights: Weights of its rows.
         :param draws_in: Whether long tails are drawn in.
         """
-        kind = kind_of(values)
-        present = numbers_of(values, kind)
-        is_present = np.isfinite(present)
-        present = present[is_present]
-        if not len(present):
-            raise ValueError(f"column {values.name!r} has no finite value: leave it out")
-        weights = np.ones(len(present)) if weights is None else weights[is_present]
-        centre, scale = _robust_scale(present, weights)
+        present, weights = _present(values, weights)
+        found = cls._of_range(values, present, *_robust_scale(present, weights))
+        furthest = max(found.high - found.centre, found.centre - found.low) / found.scale
+        return replace(found, is_drawn_in=draws_in and furthest > _LONG_TAIL)
+
+    @classmethod
+    def about_zero(cls, values: pd.Series, weights: np.ndarray | None = None) -> NumberEncoding:
+        """
+        The encoding of a column whose zero stays zero, as of one that multiplies an effect: scaled by the root of the
+        mean square, and not centred.
+
+        :param values: The column.
+        :param weights: Weights of its rows.
+        """
+        present, weights = _present(values, weights)
+        scale = math.sqrt(float(np.average(present**2, weights=weights)))
+        return cls._of_range(values, present, 0.0, scale or 1.0)
+
+    @classmethod
+    def _of_range(cls, values: pd.Series, present: np.ndarray, centre: float, scale: float) -> NumberEncoding:
         low, high = float(present.min()), float(present.max())
-        furthest = max(high - centre, centre - low) / scale
         num_values = min(len(np.unique(present)), _MOST_COUNTED)
-        is_drawn_in = draws_in and furthest > _LONG_TAIL
-        return cls(str(values.name), kind.name, centre, scale, low, high, num_values, is_drawn_in)
+        return cls(str(values.name), kind_of(values).name, centre, scale, low, high, num_values)
 
     @property
     def is_constant(self) -> bool:
@@ -222,6 +232,15 @@ class NumberEncoding(Encoding):
         return (numbers < self.low) | (numbers > self.high)
 
 
+def _present(values: pd.Series, weights: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """The finite numbers of a column, and the weights of their rows."""
+    found = numbers_of(values, kind_of(values))
+    is_present = np.isfinite(found)
+    if not is_present.any():
+        raise ValueError(f"column {values.name!r} has no finite value: leave it out")
+    return found[is_present], np.ones(int(is_present.sum())) if weights is None else weights[is_present]
+
+
 def _robust_scale(values: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
     """Median, and the standard deviation of the normal distribution with the quartiles of the values."""
     order = np.argsort(values, kind="stable")
@@ -235,30 +254,6 @@ def _robust_scale(values: np.ndarray, weights: np.ndarray) -> tuple[float, float
         deviation = np.average((values - centre) ** 2, weights=weights)
         scale = math.sqrt(deviation) or 1.0
     return centre, scale
-
-
-@dataclass(frozen=True)
-class MultiplierEncoding(Encoding):
-    """A numeric column that multiplies an effect: scaled, and not centred, so that zero stays zero."""
-
-    scale: float
-
-    @classmethod
-    def of(cls, values: pd.Series) -> MultiplierEncoding:
-        """
-        The encoding of a column of data.
-
-        :param values: The column.
-        """
-        kind = kind_of(values)
-        present = numbers_of(values, kind)
-        present = present[np.isfinite(present)]
-        scale = math.sqrt(float(np.mean(present**2))) if len(present) else 1.0
-        return cls(str(values.name), kind.name, scale or 1.0)
-
-    def encode(self, values: pd.Series) -> np.ndarray:
-        """See :meth:`Encoding.encode`."""
-        return numbers_of(values, self._refuse_other_kind(values)) / self.scale
 
 
 @dataclass(frozen=True)

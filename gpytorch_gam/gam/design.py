@@ -25,7 +25,6 @@ from gpytorch_gam.warnings import (
 from .columns import (
     CycleEncoding,
     LevelEncoding,
-    MultiplierEncoding,
     NumberEncoding,
     are_like_dates,
     kind_of,
@@ -111,7 +110,7 @@ class Design(EncodedTerms):
             missing_is_level = any(self.missing_of(t) == "level" for t in self.all_terms if name in t.columns)
             self.encodings[key] = LevelEncoding.of(values, missing_is_level=missing_is_level)
         elif role == "multiplier":
-            self.encodings[key] = MultiplierEncoding.of(values)
+            self.encodings[key] = NumberEncoding.about_zero(values, weights)
         elif role.startswith("cycle"):
             self.encodings[key] = CycleEncoding(name, kind_of(values).name, float(role.removeprefix("cycle ")))
         elif role == "coordinate":

@@ -13,7 +13,7 @@ from torch import Tensor
 from gpytorch_gam._checks import shown
 from gpytorch_gam.effects import ComponentPosterior
 
-from .columns import CycleEncoding, Encoding, LevelEncoding, MultiplierEncoding, NumberEncoding
+from .columns import CycleEncoding, Encoding, LevelEncoding, NumberEncoding
 from .design import Part
 from .fitted import Fitted
 from .frames import frame_of
@@ -187,10 +187,10 @@ def inputs_of(fitted: Fitted, part: Part, values: pd.DataFrame) -> Tensor:
     :param values: The columns of the term.
     """
     x = fitted.reference[:1].expand(len(values), -1).clone()
-    for index, ((name, _), encoding) in enumerate(fitted.design.encodings.items()):
+    for index, ((name, role), encoding) in enumerate(fitted.design.encodings.items()):
         if name in values.columns:
             x[:, index] = torch.from_numpy(encoding.encode(values[name]))
-        elif name == part.term.multiplier and isinstance(encoding, MultiplierEncoding):
+        elif name == part.term.multiplier and role == "multiplier" and isinstance(encoding, NumberEncoding):
             x[:, index] = 1.0 / encoding.scale
     return x
 

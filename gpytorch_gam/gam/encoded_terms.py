@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .columns import CycleEncoding, Encoding, LevelEncoding, MultiplierEncoding, NumberEncoding
+from .columns import CycleEncoding, Encoding, LevelEncoding, NumberEncoding
 from .terms import Term
 
 # A column of the data frame, and how it is read.
@@ -92,9 +92,7 @@ def described_encodings(encodings: Mapping[Key, Encoding]) -> list[dict[str, Any
     ]
 
 
-_ENCODINGS: dict[str, Any] = {
-    kind.__name__: kind for kind in (NumberEncoding, MultiplierEncoding, CycleEncoding, LevelEncoding)
-}
+_ENCODINGS: dict[str, Any] = {kind.__name__: kind for kind in (NumberEncoding, CycleEncoding, LevelEncoding)}
 
 
 def encodings_of_description(description: Sequence[Mapping[str, Any]]) -> dict[Key, Encoding]:

@@ -93,3 +93,10 @@ def test_dates_are_days_in_any_resolution_and_time_zone() -> None:
     np.testing.assert_allclose(encoding.encode(column(times.as_unit("s"))), expected)
     np.testing.assert_allclose(encoding.encode(column(times.tz_localize("UTC").tz_convert("Asia/Tokyo"))), expected)
     assert encoding.scale < 40  # days
+
+
+def test_zero_stays_zero_in_a_column_that_multiplies_and_its_range_is_known() -> None:
+    values, weights = column([0.0, 3.0, 4.0]), np.array([1.0, 1.0, 2.0])
+    found = NumberEncoding.about_zero(values, weights)
+    np.testing.assert_allclose(found.encode(values), np.array([0, 3, 4]) / np.sqrt((9 + 2 * 16) / 4))
+    np.testing.assert_array_equal(found.outside(column([-1.0, 2.0, 1e6])), [True, False, True])
