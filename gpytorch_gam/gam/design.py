@@ -36,6 +36,9 @@ from .terms import DeviatingCurves, Factor, Linear, Place, RandomCurves, RandomE
 # The ratio of the ranges of coordinates above which they can hardly have the same unit.
 _MOST_ELONGATED = 30.0
 
+# The distance of a column from zero, in its ranges, above which its product with another is hardly one.
+_MOST_DISTANT = 3.0
+
 #: The name of the constant in each predictor.
 INTERCEPT = "intercept"
 
@@ -304,8 +307,10 @@ class Design(EncodedTerms):
             )
 
     def _warn_of_units(self) -> None:
-        """Warn of places whose coordinates can hardly have the same unit."""
+        """Warn of places whose coordinates can hardly have the same unit, and of products with a column like years."""
         for term in dict.fromkeys(self.all_terms):
+            if isinstance(term, Linear) and term.is_through_zero and term.by is not None:
+                self._warn_of_far_zero(term)
             if not isinstance(term, Place):
                 continue
             widths = [each.high - each.low for each in (self.encoding(name, "coordinate") for name in term.names)]
@@ -314,6 +319,18 @@ class Design(EncodedTerms):
                     f"{term.label} varies over the same distance in all directions, but the ranges of its columns are "
                     f"{', '.join(f'{width:.3g}' for width in widths)}: if they have units of their own, write "
                     f"te({', '.join(term.names)})",
+                    ColumnKindWarning,
+                    stacklevel=2,
+                )
+
+    def _warn_of_far_zero(self, term: Linear) -> None:
+        """Warn of a product of two columns that is nearly a multiple of one of them."""
+        for name in term.columns:
+            encoding = self.encoding(name, "multiplier")
+            if _MOST_DISTANT * (encoding.high - encoding.low) < min(abs(encoding.low), abs(encoding.high)):
+                warnings.warn(
+                    f"{term.label} is the product of both columns, but {name!r} is far from zero beside its range, so "
+                    f"that it is nearly a multiple of the other: subtract something from {name!r}, such as its mean",
                     ColumnKindWarning,
                     stacklevel=2,
                 )

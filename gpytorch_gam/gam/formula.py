@@ -172,7 +172,8 @@ def _as_one_term(factors: list[str]) -> str:
         first, second = factors[:2]
         return (
             f"is written te({first}, {second}) with their own effects, ti({first}, {second}) without, "
-            f"s({first}, by={second}) or linear({first}, by={second})"
+            f"s({first}, by={second}), or linear({first}, by={second}) of the product of numbers or, beside f({second}), "
+            "of slopes of categories"
         )
     node = next(_parsed(each) for each in factors if each not in columns)
     if len(factors) == 2 and isinstance(node, ast.Call) and len(node.args) == 1 and len(columns) == 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
@@ -11,9 +11,10 @@ import pandas as pd
 from gpytorch_gam import _checks as checks
 
 from .automatic_terms import automatic_terms
+from .columns import kind_of
 from .design import check_columns
 from .formula import Formula, parse
-from .terms import Term, check_terms
+from .terms import Linear, Term, check_terms
 
 
 @dataclass(frozen=True)
@@ -46,13 +47,20 @@ class Specification:
         """
         found = [self._terms_of(each, frame) for each in self.of_predictors]
         check_columns(found, frame.columns)
-        return found
+        return [[_with_zero(term, frame) for term in terms] for terms in found]
 
     @staticmethod
     def _terms_of(each: Formula | list[Term] | str, frame: pd.DataFrame) -> list[Term]:
         if isinstance(each, Formula):
             return check_terms(each.terms(frame))
         return automatic_terms(frame) if isinstance(each, str) else each
+
+
+def _with_zero(term: Term, frame: pd.DataFrame) -> Term:
+    """The term; a multiple of the product of two columns is zero where these are."""
+    if isinstance(term, Linear) and term.by is not None and kind_of(frame[term.by]).is_number:
+        return replace(term, is_through_zero=True)
+    return term
 
 
 def read_specification(terms: Any, parameters: Sequence[str]) -> Specification:

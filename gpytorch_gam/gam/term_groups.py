@@ -92,9 +92,10 @@ class TermGroups:
         return factories.linear(self._encoded.position(name, "line"), self._x, names=label, **options)
 
     def _linear(self, term: Linear, label: str, options: dict[str, Any]) -> list[ComponentGroup]:
-        return [
-            factories.linear(self._encoded.position(term.column, "line"), self._x, **self._by(term, label), **options)
-        ]
+        (role,) = term.roles(term.column)
+        units: dict[str, Any] = {"centre": 0.0, "scale": 1.0} if term.is_through_zero else {"x": self._x}
+        column = self._encoded.position(term.column, role)
+        return [factories.linear(column, **units, **self._by(term, label), **options)]
 
     def _tensor(self, term: TensorTerm, label: str, options: dict[str, Any]) -> list[ComponentGroup]:
         columns = [self._encoded.position(name, "number") for name in term.names]

@@ -47,7 +47,8 @@ class Term:
 
     def roles(self, name: str) -> tuple[str, ...]:
         """
-        How an argument of the effect is read: ``"number"``, ``"line"``, ``"coordinate"``, ``"levels"`` or a cycle.
+        How an argument of the effect is read: ``"number"``, ``"line"``, ``"multiplier"``, ``"coordinate"``,
+        ``"levels"`` or a cycle.
 
         :param name: The name of its column.
         """
@@ -140,6 +141,7 @@ class Linear(Term):
 
     column: str = ""
     by: str | None = None
+    is_through_zero: bool = False  # else it has mean zero over the data
 
     def __post_init__(self) -> None:
         _check_columns(self)
@@ -152,7 +154,7 @@ class Linear(Term):
 
     def roles(self, name: str) -> tuple[str, ...]:
         """See :meth:`Term.roles`."""
-        return ("line",)
+        return ("multiplier",) if self.is_through_zero else ("line",)
 
 
 @dataclass(frozen=True, repr=False)
@@ -340,7 +342,10 @@ def linear(column: str, *, by: str | None = None, missing: str | None = None) ->
     A linear effect of a numeric column.
 
     :param column: The name of the column.
-    :param by: A column by which it is multiplied, or one of categories, each of which gets a slope of its own.
+    :param by: A numeric column by which it is multiplied: the effect is a multiple of the product of the two, zero
+        where either is. Of a column that is far from zero beside its range, such as years, subtract something first.
+        Or a column of categories, each of which gets a slope of its own: as the curves of ``s(column, by=by)``, their
+        lines meet at the mean of the column, and leave out the levels: add ``f(by)``.
     :param missing: See :func:`s`.
     """
     return Linear(missing, column, by)
