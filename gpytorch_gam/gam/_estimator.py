@@ -198,6 +198,7 @@ class GAMEstimator(BaseEstimator):
     def _design(self, family: Family, frame: pd.DataFrame) -> Design:
         """The terms for some data."""
         specification = read_specification(self.terms, family.parameters)
+        specification.refuse_no_intercept(family)
         design = Design(
             specification.terms(frame),
             tuple(family.parameters),

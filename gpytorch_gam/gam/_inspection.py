@@ -97,8 +97,8 @@ class FittedGAM(GAMEstimator):
 
     def intercepts(self, return_std: bool = False) -> Any:
         """
-        The posterior mean of the intercept of each predictor, in its units: the predictor where all effects are zero,
-        which is about its mean over the data, as effects are centred (see :meth:`predict_terms`).
+        The posterior mean of the intercept of each predictor that has one, in its units: the predictor where all
+        effects are zero, which is about its mean over the data, as effects are centred (see :meth:`predict_terms`).
 
         :param return_std: Whether to return posterior standard deviations as well.
         :return: A series by the names of the predictors; with ``return_std`` a pair.

@@ -71,6 +71,16 @@ class Family:
         """
         return Units()
 
+    def units_about_zero(self, y: np.ndarray, weights: np.ndarray) -> Units:
+        """
+        The units in which responses are fitted if the first predictor has no intercept, which could undo a shift of it;
+        by default their own.
+
+        :param y: The responses.
+        :param weights: The weights of the rows.
+        """
+        return Units()
+
     def check(self, y: np.ndarray, trials: np.ndarray | None) -> None:
         """
         Refuse responses that the family cannot have; by default every number is allowed.
@@ -106,6 +116,9 @@ class _Standardised(Family):
         centre = float(np.average(y, weights=weights))
         deviation = math.sqrt(np.average((y - centre) ** 2, weights=weights))
         return Units(centre, deviation if deviation > 1e-12 * abs(centre) else 1.0)
+
+    def units_about_zero(self, y: np.ndarray, weights: np.ndarray) -> Units:
+        return Units(0.0, math.sqrt(np.average(y**2, weights=weights)) or 1.0)
 
 
 @dataclass(frozen=True)

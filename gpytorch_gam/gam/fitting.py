@@ -108,7 +108,7 @@ def _fit_design(
     started = time.perf_counter()
     design.learn_columns(frame, weights)
     x = design.inputs(frame)
-    units = units_of(family, y, weights, arguments)
+    units = units_of(family, y, weights, arguments, design.has_intercepts[0])
     rows = fit_arguments(family, units.scale, arguments)
     if not np.all(weights == 1.0):
         rows["weights"] = torch.tensor(weights)
@@ -171,7 +171,9 @@ def _said_if_interrupted(message: str) -> Iterator[None]:
         warnings.warn(message, ConvergenceWarning, stacklevel=3)
 
 
-def units_of(family: Family, y: np.ndarray, weights: np.ndarray, arguments: Mapping[str, np.ndarray]) -> Units:
+def units_of(
+    family: Family, y: np.ndarray, weights: np.ndarray, arguments: Mapping[str, np.ndarray], has_intercept: bool
+) -> Units:
     """
     The units in which responses are fitted.
 
@@ -179,9 +181,11 @@ def units_of(family: Family, y: np.ndarray, weights: np.ndarray, arguments: Mapp
     :param y: The responses.
     :param weights: The weights of the rows.
     :param arguments: Row-wise arguments; responses are seen without the offset of an identity link.
+    :param has_intercept: Whether the first predictor has one.
     """
     offset = arguments.get("offset")
-    return family.units(y if offset is None or family.link != "identity" else y - offset, weights)
+    y = y if offset is None or family.link != "identity" else y - offset
+    return family.units(y, weights) if has_intercept else family.units_about_zero(y, weights)
 
 
 def fit_to_data(

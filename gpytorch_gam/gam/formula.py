@@ -71,7 +71,7 @@ class Formula:
                     raise FormulaError(
                         f"X has no column {name!r}{did_you_mean(name, known)}: {known}",
                         self.text,
-                        *_place(self.text, name),
+                        *place_of(self.text, name),
                     )
             if isinstance(part, str):
                 part = Linear(column=part) if kind_of(frame[part]).is_number else Factor(column=part)
@@ -84,7 +84,8 @@ def parse(text: str) -> Formula:
     Read a formula.
 
     Terms are ``s``, ``te``, ``ti``, ``f``, ``re``, ``fs`` and ``linear``, see :mod:`gpytorch_gam.gam.terms`, and names
-    of columns. Names that are no identifiers stand in backticks. ``- 1`` leaves out the intercept.
+    of columns. Names that are no identifiers stand in backticks. ``- 1`` leaves out the intercept: lines then go
+    through zero, as in R, and effects that are centred stay so, as in mgcv.
 
     :param text: The formula.
     :raises FormulaError: If it is none; the message shows the place.
@@ -112,6 +113,8 @@ def parse(text: str) -> Formula:
             has_intercept = True
         else:
             parts.append(_part(term, text))
+    if not parts and not has_intercept:
+        raise FormulaError("there is neither a term nor an intercept: write '~ 1' for a constant", text, 0, len(text))
     return Formula(text, response, tuple(parts), has_intercept)
 
 
@@ -157,7 +160,7 @@ def _part(term: Any, text: str) -> Term | str:
     """A term of the model, or the name of a column that stands for itself."""
     factors = [factor.expr for factor in term.factors]
     if len(factors) > 1:
-        place = _place(text, factors[0])
+        place = place_of(text, factors[0])
         raise FormulaError(f"the interaction of {' and '.join(factors)} {_as_one_term(factors)}", text, *place)
     expression = factors[0]
     if _is_column(term.factors[0]):
@@ -172,8 +175,8 @@ def _as_one_term(factors: list[str]) -> str:
         first, second = factors[:2]
         return (
             f"is written te({first}, {second}) with their own effects, ti({first}, {second}) without, "
-            f"s({first}, by={second}), or linear({first}, by={second}) of the product of numbers or, beside f({second}), "
-            "of slopes of categories"
+            f"s({first}, by={second}), or linear({first}, by={second}) of a product of numbers or, beside "
+            f"f({second}), of slopes of categories"
         )
     node = next(_parsed(each) for each in factors if each not in columns)
     if len(factors) == 2 and isinstance(node, ast.Call) and len(node.args) == 1 and len(columns) == 1:
@@ -243,8 +246,13 @@ def _value(node: ast.expr) -> Any:
         ) from error
 
 
-def _place(text: str, name: str) -> tuple[int, int]:
-    """Start and length of a name in a formula, preferably on its right side."""
+def place_of(text: str, name: str) -> tuple[int, int]:
+    """
+    Start and length of a name in a formula, preferably on its right side.
+
+    :param text: The formula.
+    :param name: The name of a column.
+    """
     right = text.find("~") + 1
     match = re.compile(rf"(?<!\w){re.escape(name)}(?!\w)").search(text, right)
     return (match.start(), len(name)) if match else (max(right, 0), 1)

@@ -13,8 +13,9 @@ from gpytorch_gam import _checks as checks
 from .automatic_terms import automatic_terms
 from .columns import kind_of
 from .design import check_columns
-from .formula import Formula, parse
-from .terms import Linear, Term, check_terms
+from .families import Family, GaussianLocationScale, StudentTLocationScale
+from .formula import Formula, FormulaError, parse, place_of
+from .terms import Factor, Linear, Term, check_terms
 
 
 @dataclass(frozen=True)
@@ -47,20 +48,53 @@ class Specification:
         """
         found = [self._terms_of(each, frame) for each in self.of_predictors]
         check_columns(found, frame.columns)
-        return [[_with_zero(term, frame) for term in terms] for terms in found]
+        return [
+            [_with_zero(term, frame, has_intercept) for term in terms]
+            for terms, has_intercept in zip(found, self.has_intercepts, strict=True)
+        ]
+
+    def refuse_no_intercept(self, family: Family) -> None:
+        """
+        Raise a ValueError if a scale has no intercept, in whose place would be that of the responses.
+
+        :param family: The distribution of the response.
+        """
+        if not isinstance(family, GaussianLocationScale | StudentTLocationScale):
+            return
+        for has_intercept, name in list(zip(self.has_intercepts, family.parameters, strict=True))[1:]:
+            if not has_intercept:
+                raise ValueError(
+                    f"'- 1' leaves out the intercept of {name}, which family {family.name!r} needs: give each of "
+                    f"{list(family.parameters)} a formula of its own, and that of {name} without '- 1'"
+                )
 
     @staticmethod
     def _terms_of(each: Formula | list[Term] | str, frame: pd.DataFrame) -> list[Term]:
         if isinstance(each, Formula):
-            return check_terms(each.terms(frame))
+            terms = check_terms(each.terms(frame))
+            if not each.has_intercept:
+                _refuse_levels_without_intercept(each, terms)
+            return terms
         return automatic_terms(frame) if isinstance(each, str) else each
 
 
-def _with_zero(term: Term, frame: pd.DataFrame) -> Term:
-    """The term; a multiple of the product of two columns is zero where these are."""
-    if isinstance(term, Linear) and term.by is not None and kind_of(frame[term.by]).is_number:
-        return replace(term, is_through_zero=True)
-    return term
+def _with_zero(term: Term, frame: pd.DataFrame, has_intercept: bool) -> Term:
+    """The term; a multiple of the product of two columns is zero where these are, and so are lines by themselves."""
+    if not isinstance(term, Linear):
+        return term
+    is_product = term.by is not None and kind_of(frame[term.by]).is_number
+    return replace(term, is_through_zero=is_product or not has_intercept)
+
+
+def _refuse_levels_without_intercept(formula: Formula, terms: Sequence[Term]) -> None:
+    for term in terms:
+        if isinstance(term, Factor):
+            raise FormulaError(
+                f"{term.label} has sum zero over levels, and without an intercept their mean has no place: leave out "
+                "'- 1', and add the intercept to the effect of a level for its mean",
+                formula.text,
+                *place_of(formula.text, term.column),
+            )
 
 
 def read_specification(terms: Any, parameters: Sequence[str]) -> Specification:

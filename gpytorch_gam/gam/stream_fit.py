@@ -86,7 +86,7 @@ def fit_stream(
     design.refuse_missing(found.missing, found.num_rows)
     design.warn_of_missing(found.missing, found.num_rows)
     design.learn_columns(found.frame, found.weights(np.ones(len(found.sample))))
-    units = units_of(family, some.y, some.weights, some.arguments)
+    units = units_of(family, some.y, some.weights, some.arguments, design.has_intercepts[0])
     batches = EncodedBatches(design, family, units, stream, columns, found.num_rows, reader, some, options)
     fitted, result = fit_to_data(design, family, units, design.inputs(found.spread), batches, options)
     fitted = replace(fitted, hyperparameters="point estimates: the rows are read in parts")

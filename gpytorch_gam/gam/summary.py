@@ -83,7 +83,7 @@ class Summary:
     their bounds.
 
     :ivar terms: One row a term.
-    :ivar intercepts: Posterior ``mean`` and standard deviation ``std`` of the intercept of each predictor.
+    :ivar intercepts: Posterior ``mean`` and standard deviation ``std`` of the intercept of each predictor that has one.
     :ivar random_effects: The standard deviation ``sd`` of each random effect (``re``, ``fs``, ``sz``), in units of the
         predictor, and of the noise, with the ends ``lower`` and ``upper`` of 95% intervals from the curvature of the
         bound in their logarithms. Ends are missing where hyperparameters count as known (``hyperparameters="point"``),
@@ -112,7 +112,7 @@ class Summary:
         """The facts, the tables and the warnings."""
         lines = [f"{name}: {_shown(value)}{self._shown_interval(name)}" for name, value in self.facts.items()]
         for name, row in self.intercepts.iterrows():
-            of = f" of {name}" if len(self.intercepts) > 1 else ""
+            of = f" of {name}" if len(self.intercepts) > 1 or str(name).startswith("log_") else ""
             lines.append(f"intercept{of}: {_shown(row['mean'])} (standard error {row['std']:.3g})")
         if len(self.terms):
             lines += ["", _shown_table(self._with_units())]
@@ -229,7 +229,7 @@ def summarise(
 @torch.no_grad()
 def intercept_table(fitted: Fitted) -> pd.DataFrame:
     """
-    Posterior ``mean`` and standard deviation ``std`` of the intercept of each predictor, in its units.
+    Posterior ``mean`` and standard deviation ``std`` of the intercept of each predictor that has one, in its units.
 
     :param fitted: The fitted model.
     """
@@ -237,12 +237,12 @@ def intercept_table(fitted: Fitted) -> pd.DataFrame:
     found = {}
     for index, name in enumerate(fitted.design.parameters):
         label = fitted.design.labelled(INTERCEPT, index)
-        mean, deviation = 0.0, 0.0
-        if label in posterior.names:
-            mean, deviation = posterior[label].mean.item(), posterior[label].stddev.item()
+        if label not in posterior.names:
+            continue
+        mean, deviation = posterior[label].mean.item(), posterior[label].stddev.item()
         scale = fitted.scale_of(index)
         found[name] = {"mean": scale * mean + fitted.centre_of(index), "std": scale * deviation}
-    return pd.DataFrame.from_dict(found, orient="index")
+    return pd.DataFrame.from_dict(found, orient="index", columns=["mean", "std"])
 
 
 def _complete(x: Tensor) -> Tensor:
