@@ -140,18 +140,27 @@ def _normal_score(probabilities: Tensor) -> Tensor:
 
 
 def _search(distribution: Distribution, wanted: Tensor, start: Tensor) -> Tensor:
-    """Quantiles of a continuous distribution by Chandrupatla's method, in all rows that are open at once."""
+    """
+    Quantiles of a continuous distribution by Chandrupatla's method, in all rows that are open at once; of positive
+    values by that of their logarithms.
+    """
     lower, upper = _bounds(distribution, start)
     least, most = torch.nextafter(lower, upper), torch.nextafter(upper, lower)
-    target, spread = _normal_score(wanted), _spread(distribution, start)
+    target, centre, spread = _normal_score(wanted), start, _spread(distribution, start)
+    is_positive = bool((lower == 0).all() & (upper == torch.inf).all())
+    if is_positive:
+        has_mean = start > 0
+        spread = torch.where(has_mean, (spread / start).square().log1p().sqrt(), 1.0)
+        centre = torch.where(has_mean, start.log() - 0.5 * spread.square(), 0.0)
 
-    def excess(values: Tensor, is_open: Tensor) -> Tensor:
+    def excess(places: Tensor, is_open: Tensor) -> Tensor:
+        values = places.exp() if is_positive else places
         # torch's distribution functions refuse values outside of the support
         probability = _cdf_where(distribution, values.clamp(min=least, max=most), is_open)
         probability = torch.where(values <= lower, 0.0, torch.where(values >= upper, 1.0, probability))
         return _normal_score(probability) - target
 
-    guess = start + spread * target
+    guess = centre + spread * target
     first, of_first, second, of_second = _bracket(excess, guess, _FIRST_WIDTH * spread.expand(guess.shape))
     # Chandrupatla, Advances in Engineering Software 28 (1997): ``first`` is the latest point, ``third`` the one before
     fraction, eps = torch.full_like(first, 0.5), torch.finfo(first.dtype).eps
@@ -170,7 +179,8 @@ def _search(distribution: Distribution, wanted: Tensor, start: Tensor) -> Tensor
             break
         fraction = _next_fraction((first, second, third), (of_first, of_second, of_third))
         fraction = torch.minimum(torch.maximum(fraction, smallest), 1 - smallest)
-    return torch.where(of_first.abs() <= of_second.abs(), first, second)
+    found = torch.where(of_first.abs() <= of_second.abs(), first, second)
+    return found.exp() if is_positive else found
 
 
 def _bracket(
@@ -231,7 +241,8 @@ def _search_counts(distribution: Distribution, wanted: Tensor, start: Tensor) ->
     slope, previous = slope.expand(shape), None
     low, high = start.new_full(shape, -1.0), start.new_full(shape, torch.inf)
     for step in range(_MOST_STEPS):
-        is_open = high - low > 1
+        # Counts beyond the digits of the dtype have neighbours that are further away.
+        is_open = (high - low > 1) & (torch.nextafter(low, high) < high)
         if not bool(is_open.any()):
             break
         further = (place.clamp_min(0.0) ** 3 - 0.5).ceil().minimum(_LARGEST_GROWTH * (low + 2))
