@@ -63,7 +63,8 @@ class Summary:
     - ``edf``: effective degrees of freedom, the number of directions of the effect that the data determine:
       :math:`\mathrm{tr}(I - S)` for the posterior covariance S of its whitened variables.
     - ``prior_sd``: the standard deviation of the effect under its prior, as the fit has chosen it; ``lengthscale``: the
-      distance over which it changes; both of its smooth part. That of the levels of ``f`` is fixed.
+      distance over which it changes, in units of the column (that of a periodic effect, too: longer than the period,
+      it is a sine wave); both of its smooth part. That of the levels of ``f`` is fixed.
     - ``share``: the variance of the effect over the data as a share of that of the predictor. It is the posterior
       median at the estimates of the hyperparameters, where ``edf`` and ``p`` are taken, too: a term that the fit has
       switched off has 0. Draws of the effect are taken whole, so that its own uncertainty counts as variance. Shares of

@@ -104,3 +104,12 @@ def test_an_exposure_is_not_counted_twice() -> None:
         GAMRegressor("count ~ linear(a)", family="poisson").fit(x, **twice)
     with pytest.raises(ValueError, match="offset is the logarithm of exposure"):
         by_name().predict(x, offset=np.log(x.minutes))
+
+
+def test_intervals_of_rows_that_are_alike_are_those_of_each_row() -> None:
+    rows = data().iloc[[4, 7, 4, 4, 7]]
+    minutes = np.array([10.0, 10.0, 10.0, 600.0, 10.0])
+    found = by_name().observation_interval(rows, exposure=minutes)
+    each = [by_name().observation_interval(rows.iloc[[k]], exposure=minutes[[k]])[0] for k in range(5)]
+    np.testing.assert_array_equal(found, each)
+    assert (found[0] == found[2]).all() and (found[3] > found[0]).all()
