@@ -356,10 +356,20 @@ class FittedGAM(GAMEstimator):
 
     # ------------------------------------------------------------------ pictures
 
-    def plot(self, *, level: float = 0.95, scale: str = "link", sharey: bool = True) -> Figure:
+    def plot(
+        self,
+        *,
+        only: Sequence[str] | str | None = None,
+        exclude: Sequence[str] | str | None = None,
+        level: float = 0.95,
+        scale: str = "link",
+        sharey: bool = True,
+    ) -> Figure:
         """
-        Draw all effects, one panel each: see :meth:`plot_term`.
+        Draw all effects, or some, one panel each: see :meth:`plot_term`.
 
+        :param only: Labels of terms, such as ``["s(age)"]``; default all.
+        :param exclude: Labels of terms to leave out, instead of ``only``, such as interactions.
         :param level: The probability of the bands.
         :param scale: See :meth:`effect`.
         :param sharey: Whether effects on the same predictor are shown in the same range, so that their sizes compare;
@@ -367,7 +377,7 @@ class FittedGAM(GAMEstimator):
         :return: The figure of matplotlib.
         """
         fitted, look = self._checked(), self._look(level, scale)
-        return pictures.overview(fitted, look, checks.flag("sharey", sharey))
+        return pictures.overview(fitted, fitted.chosen(only, exclude), look, checks.flag("sharey", sharey))
 
     def _look(self, level: float, scale: str = "link", simultaneous: bool = True) -> pictures.Look:
         checks.choice("scale", scale, SCALES)

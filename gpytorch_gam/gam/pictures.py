@@ -29,6 +29,9 @@ _LINE, _REST = "#1f5a9d", "#8a8a8a"
 # Numbers of values of a smooth curve, of one with very many inducing points, and of a surface.
 _NUM_CURVE, _MOST_CURVE, _NUM_SURFACE = 150, 600, 1600
 
+# Intervals between the ticks of a column, at most, so that numbers of six digits do not touch, and round steps.
+_NUM_TICKS, _STEPS = 5, (1, 2, 2.5, 5, 10)
+
 # Sizes of the text of legends and of the names of levels, beside axes of matplotlib's 10.
 _SMALL = 8
 
@@ -141,8 +144,8 @@ def _curves(fitted: Fitted, part: Part, ax: Axes, look: Look, residuals: tuple[A
         table = scaled_effect_table(fitted, part, grid, look.level, scale=look.scale)
         _several_curves(ax, table, (column, by[0]), look)
     _rug(ax, values_in_data(fitted, part, column))
+    _ticks(ax.xaxis, grid[column])
     _period(ax, period_in_units(part))
-    _dates(ax.xaxis, grid[column])
     ax.set_xlabel(column)
     ax.set_ylabel(_effect_name(fitted, part, look))
 
@@ -157,6 +160,13 @@ def _period(ax: Axes, period: float | None) -> None:
     """Ticks at sixths of a period, such as hours, if these are whole."""
     if period is not None and period % 6 == 0:
         ax.xaxis.set_major_locator(MultipleLocator(period / 6))
+
+
+def _ticks(axis: Axis, values: pd.Series) -> None:
+    """Ticks of a horizontal axis whose labels do not touch."""
+    if not pd.api.types.is_datetime64_any_dtype(values.dtype):
+        axis.set_major_locator(MaxNLocator(_NUM_TICKS, steps=_STEPS))
+    _dates(axis, values)
 
 
 def _dates(axis: Axis, values: pd.Series) -> None:
@@ -284,7 +294,7 @@ def _surface(fitted: Fitted, part: Part, ax: Axes, look: Look) -> None:
     ax.plot(*(values_in_data(fitted, part, name) for name in names), ".", color="black", markersize=1.5, alpha=0.35)
     ax.set_xlabel(names[0])
     ax.set_ylabel(names[1])
-    _dates(ax.xaxis, table[names[0]])
+    _ticks(ax.xaxis, table[names[0]])
     _dates(ax.yaxis, table[names[1]])
 
 
@@ -344,16 +354,17 @@ def plot_difference(
     return ax
 
 
-def overview(fitted: Fitted, look: Look | None = None, sharey: bool = True) -> Figure:
+def overview(fitted: Fitted, terms: Sequence[Part], look: Look | None = None, sharey: bool = True) -> Figure:
     """
-    Draw all terms, one panel each.
+    Draw terms, one panel each.
 
     :param fitted: The fitted model.
+    :param terms: The terms; those without an effect get no panel.
     :param look: How.
     :param sharey: Whether panels of the same predictor show effects in the same range.
     """
     look = Look() if look is None else look
-    parts = [part for part in fitted.parts if part.components]
+    parts = [part for part in terms if part.components]
     if look.shows_classes_of(fitted):  # a term counts in the predictors of all classes
         parts = list({part.term.label: part for part in reversed(parts)}.values())[::-1]
     figure, axes = panels(max(len(parts), 1))

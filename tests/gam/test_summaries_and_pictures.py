@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re as re_module
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 from scipy import optimize, stats
 
-from gpytorch_gam.gam import GAMClassifier, GAMRegressor, f, fs, linear, re, s, te
+from gpytorch_gam.gam import GAMClassifier, GAMRegressor, f, fs, linear, re, s, te, ti
 from gpytorch_gam.gam.pictures import _against
 from gpytorch_gam.gam.summary import _named_pairs, _shown_table, _warnings_of_freedom
 
@@ -165,6 +166,25 @@ def test_every_kind_of_term_has_a_picture() -> None:
     )
     effect = gam.predict_terms(x)["s(day)"]["mean"]
     np.testing.assert_allclose(points.get_ydata(), effect + responses(x) - gam.predict(x), atol=1e-9)
+
+
+def test_panels_are_those_of_some_terms_and_long_numbers_do_not_touch() -> None:
+    random = np.random.default_rng(0)
+    x = pd.DataFrame(
+        {"flow": random.uniform(63070, 115600, 60), "b": random.uniform(size=60), "c": random.uniform(size=60)}
+    )
+    terms = [s("flow", k=5), s("b", k=5), s("c", k=5), ti("flow", "b", k=3)]
+    gam = GAMRegressor(terms, tolerance=1.0, hyperparameters="point").fit(x, x.flow / 1e4 + random.normal(size=60))
+    figure = gam.plot(exclude="ti(flow, b)")
+    assert [ax.get_title() for ax in figure.axes] == ["s(flow)", "s(b)", "s(c)"]
+    assert [ax.get_title() for ax in gam.plot(only=["s(c)"]).axes] == ["s(c)"]
+    figure.canvas.draw()
+    for ax in figure.axes:
+        boxes = [label.get_window_extent() for label in ax.get_xticklabels()]
+        width = max(box.width for box in boxes)
+        assert min(right.x0 - left.x1 for left, right in itertools.pairwise(boxes)) > 0.3 * width
+    with pytest.raises(ValueError, match="only and exclude are both given"):
+        gam.plot(only="s(b)", exclude="s(c)")
 
 
 @pytest.mark.parametrize("family", ["gaussian", "poisson", "gamma", "binomial"])
