@@ -91,7 +91,7 @@ def test_natural_gradients_raise_the_bound(make: Callable[[], Likelihood]) -> No
     mll = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=60)
     natural = NaturalGradient(model, num_data=60)
     bounds = []
-    for _ in range(15):
+    for _ in range(12):
         loss = -mll(model(x), y, weights=2.0)
         loss.backward()
         natural.step()
