@@ -299,8 +299,9 @@ class LevelEncoding(Encoding):
     @property
     def labels(self) -> tuple[str, ...]:
         """The names of the levels."""
-        named = tuple(map(_name, self.levels))
-        return (*named, "missing") if self.has_missing_level else named
+        named = tuple(map(str, self.levels))
+        missing = "missing" if "missing" not in named else "missing value"
+        return (*named, missing) if self.has_missing_level else named
 
     def encode(self, values: pd.Series) -> np.ndarray:
         """See :meth:`Encoding.encode`; values that are none of the levels get codes above, in order of appearance."""
@@ -322,7 +323,7 @@ class LevelEncoding(Encoding):
         :param values: The column.
         """
         others = dict.fromkeys(_plain(value, self.kind) for value in self.unseen(values))
-        return (*self.labels, *map(_name, others))
+        return (*self.labels, *map(str, others))
 
     def unseen(self, values: pd.Series) -> Sequence[Any]:
         """
@@ -350,15 +351,13 @@ class LevelEncoding(Encoding):
             )
 
 
-def _name(level: Any) -> str:
-    """The name of a plain level."""
-    return f"{level:g}" if isinstance(level, float) else str(level)
-
-
 def _plain(level: Any, kind: str) -> Any:
-    """A level as a plain value of Python, equal for equal levels of all dtypes."""
+    """
+    A level as a plain value of Python, equal for equal levels of all dtypes: an integer if it is whole, of which all
+    digits count.
+    """
     if kind == "number":
-        return float(level)
+        return int(level) if isinstance(level, numbers.Integral) or float(level).is_integer() else float(level)
     if kind == "boolean":
         return bool(level)
     return str(level)

@@ -100,3 +100,11 @@ def test_zero_stays_zero_in_a_column_that_multiplies_and_its_range_is_known() ->
     found = NumberEncoding.about_zero(values, weights)
     np.testing.assert_allclose(found.encode(values), np.array([0, 3, 4]) / np.sqrt((9 + 2 * 16) / 4))
     np.testing.assert_array_equal(found.outside(column([-1.0, 2.0, 1e6])), [True, False, True])
+
+
+def test_levels_that_are_numbers_have_all_of_their_digits() -> None:
+    encoding = LevelEncoding.of(column([1234567, 1234568, 2**53 + 1, 2**53]))
+    assert encoding.labels == ("1234567", "1234568", str(2**53), str(2**53 + 1))
+    assert encoding.names(column([7654321, 7654322]))[4:] == ("7654321", "7654322")
+    np.testing.assert_array_equal(LevelEncoding.of(column([2.0, 0.1, 1e-7])).encode(column([2, 0.1, 1e-7])), [2, 1, 0])
+    assert LevelEncoding.of(column(["missing", None]), missing_is_level=True).labels == ("missing", "missing value")
