@@ -10,7 +10,9 @@ from typing import Any
 import pandas as pd
 from formulaic.errors import FormulaParsingError, FormulaSyntaxError
 from formulaic.parser import DefaultFormulaParser
+from formulaic.parser.algos.tokenize import tokenize
 from formulaic.parser.types import Factor as ParsedFactor
+from formulaic.parser.types import Token
 
 from gpytorch_gam._checks import did_you_mean
 
@@ -91,6 +93,8 @@ def parse(text: str) -> Formula:
     :raises FormulaError: If it is none; the message shows the place.
     """
     try:
+        tokens = list(tokenize(text))
+        _refuse_number_as_name(tokens, text)
         found = DefaultFormulaParser(include_intercept=True).get_terms(text)
     except FormulaSyntaxError as error:
         raise _as_formula_error(error, text) from error
@@ -116,6 +120,18 @@ def parse(text: str) -> Formula:
     if not parts and not has_intercept:
         raise FormulaError("there is neither a term nor an intercept: write '~ 1' for a constant", text, 0, len(text))
     return Formula(text, response, tuple(parts), has_intercept)
+
+
+def _refuse_number_as_name(tokens: list[Token], text: str) -> None:
+    """Refuse the column of the name 1 by itself, which the parser takes for the intercept, backticks or not."""
+    for token in tokens:
+        if token.kind is Token.Kind.NAME and token.token == "1":
+            raise FormulaError(
+                "`1` by itself counts as the intercept: write linear(`1`), s(`1`), or f(`1`) of a category",
+                text,
+                token.source_start or 0,
+                len("`1`"),
+            )
 
 
 def _as_formula_error(error: FormulaSyntaxError, text: str) -> FormulaError:

@@ -36,13 +36,13 @@ def as_frame(estimator: BaseEstimator, X: Any, *, reset: bool, needed: Sequence[
         missing = [name for name in needed if name not in frame.columns]
         if missing:
             raise ValueError(f"X lacks the columns {missing}, which the model reads")
-        _refuse_repeated(frame.columns[frame.columns.isin(needed)])
+        refuse_repeated(frame.columns[frame.columns.isin(needed)])
         _require_rows(estimator, frame, 1)
         return frame
-    _refuse_repeated(frame.columns)
+    refuse_repeated(frame.columns)
     validate_data(estimator, frame, reset=reset, skip_check_array=True)
     _require_rows(estimator, frame, 2 if reset else 1)
-    return with_column_names(frame)
+    return frame
 
 
 def _require_rows(estimator: BaseEstimator, frame: pd.DataFrame, least: int) -> None:
@@ -68,20 +68,13 @@ def _refuse_what_is_read_in_parts(X: Any) -> None:
         )
 
 
-def with_column_names(frame: pd.DataFrame) -> pd.DataFrame:
+def refuse_repeated(names: pd.Index) -> None:
     """
-    A data frame whose columns have different names, which are strings.
+    Raise a ValueError if columns have the same name.
 
-    :param frame: The data frame.
-    :raises ValueError: If columns have the same name.
+    :param names: Those of the columns.
     """
-    frame.columns = frame.columns.map(str)
-    _refuse_repeated(frame.columns)
-    return frame
-
-
-def _refuse_repeated(names: pd.Index) -> None:
-    repeated = sorted(set(map(str, names[names.duplicated()])))
+    repeated = sorted(set(names[names.duplicated()]))
     if repeated:
         raise ValueError(f"X has several columns named {repeated}")
 
@@ -142,13 +135,13 @@ def refuse_response(y: Any, frame: pd.DataFrame, columns: Sequence[str]) -> None
 
 def frame_of(X: Any) -> pd.DataFrame | None:
     """
-    A data frame of pandas with the same columns; None for what is no table.
+    A data frame of pandas with the same columns, whose names are text; None for what is no table.
 
     :param X: A data frame of pandas or polars, a table or record batch of pyarrow, a structured array of NumPy, or
         anything else.
     """
     if isinstance(X, pd.DataFrame):
-        return _without_arrow_columns(X.copy(deep=False))
+        return _without_arrow_columns(X.set_axis(X.columns.map(str), axis=1))
     if isinstance(X, np.ndarray) and X.dtype.names is not None:
         return pd.DataFrame.from_records(X)
     module = type(X).__module__.partition(".")[0]

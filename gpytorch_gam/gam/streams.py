@@ -14,7 +14,7 @@ import pandas as pd
 
 from gpytorch_gam import _checks as checks
 
-from .frames import frame_of, with_column_names
+from .frames import frame_of, refuse_repeated
 from .row_arguments import columns_of_rows
 
 # Rows that are read at a time, and rows of arrays in files from which on they are read in parts.
@@ -69,7 +69,7 @@ def read(piece: Piece, columns: Sequence[str] | None) -> Iterator[pd.DataFrame]:
         frame = frame_of(table)
         if frame is None:
             raise TypeError(f"X gives tables one after the other, got {checks.shown(table)} among them")
-        frame = with_column_names(frame)
+        refuse_repeated(frame.columns)
         missing = [name for name in columns or () if name not in frame.columns]
         if missing:
             raise ValueError(f"X lacks the columns {missing}: it has {list(frame.columns)}")

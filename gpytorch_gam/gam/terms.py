@@ -69,7 +69,9 @@ class Term:
         """The term as it stands in a formula, without the options that do not tell it from others."""
         options = [] if self.multiplier is None else [f"by={self.multiplier}"]
         period = getattr(self, "period", None)
-        options += [] if period is None else [f"period={period:.15g}" if isinstance(period, float) else f"period={period}"]
+        options += (
+            [] if period is None else [f"period={period:.15g}" if isinstance(period, float) else f"period={period}"]
+        )
         return f"{self.call}({', '.join([*self.arguments, *options])})"
 
     def __repr__(self) -> str:

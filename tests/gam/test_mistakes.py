@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gpytorch_gam.gam import GAMClassifier, GAMRegressor
+from gpytorch_gam.gam import GAMClassifier, GAMRegressor, f, linear
 
 X = pd.DataFrame({"a": np.linspace(-1, 1, 40), "g": list("uv") * 20})
 Y = X.a.to_numpy() + np.tile([0.0, 1.0], 20)
@@ -34,6 +34,17 @@ def test_names_in_backticks(name: str) -> None:
     renamed = X.rename(columns={"a": name})
     for terms in (f"~ `{name}`", f"~ linear(`{name}`)"):
         assert gam(terms).fit(renamed, Y).terms_ == [f"linear({name})"]
+
+
+def test_columns_whose_names_are_numbers_are_those_of_their_digits() -> None:
+    numbered = X.set_axis([0, 1], axis=1)
+    for terms in ("~ `0` + f(`1`)", [linear("0"), f("1")]):
+        found = GAMRegressor(terms, tolerance=1.0).fit(numbered, Y)
+        np.testing.assert_allclose(found.predict(numbered), gam().fit(X, Y).predict(X))
+    with pytest.raises(ValueError, match="several columns named"):
+        found.fit(X.set_axis([0, "0"], axis=1), Y)
+    with pytest.raises(ValueError, match=r"`1` by itself counts as the intercept: write linear\(`1`\)"):
+        gam("~ `0` + `1`").fit(numbered, Y)
 
 
 @pytest.mark.parametrize(
