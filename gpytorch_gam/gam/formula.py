@@ -31,6 +31,9 @@ _REMEDIES_OF_RESPONSES = {
     "cbind": ": of successes and failures that of successes, with fit(..., trials=) for their sum",
 }
 
+# The operators of interactions.
+_OF_PRODUCTS = ("**", "^", "*", ":", "/", "in")
+
 # How formulaic marks the place of an error.
 _MARKED, _COLOUR = re.compile("⧛(.*?)⧚", re.DOTALL), re.compile("\x1b\\[[0-9;]*m")
 
@@ -95,6 +98,7 @@ def parse(text: str) -> Formula:
     try:
         tokens = list(tokenize(text))
         _refuse_number_as_name(tokens, text)
+        _refuse_bar(tokens, text)
         found = DefaultFormulaParser(include_intercept=True).get_terms(text)
     except FormulaSyntaxError as error:
         raise _as_formula_error(error, text) from error
@@ -117,6 +121,7 @@ def parse(text: str) -> Formula:
             has_intercept = True
         else:
             parts.append(_part(term, text))
+    _refuse_products_of_one(tokens, text)
     if not parts and not has_intercept:
         raise FormulaError("there is neither a term nor an intercept: write '~ 1' for a constant", text, 0, len(text))
     return Formula(text, response, tuple(parts), has_intercept)
@@ -131,6 +136,31 @@ def _refuse_number_as_name(tokens: list[Token], text: str) -> None:
                 text,
                 token.source_start or 0,
                 len("`1`"),
+            )
+
+
+def _refuse_bar(tokens: list[Token], text: str) -> None:
+    """Refuse what stands for random effects, or several predictors, in formulas of other packages."""
+    for token in tokens:
+        if token.kind is Token.Kind.OPERATOR and token.token == "|":
+            raise FormulaError(
+                "'|' is no operator here: random effects are re(g), random slopes re(g, by=x), random curves fs(x, g), "
+                "and each parameter of a family has a formula of its own",
+                text,
+                token.source_start or 0,
+            )
+
+
+def _refuse_products_of_one(tokens: list[Token], text: str) -> None:
+    """Refuse operators of products that gave none: in R, x**2 and x:x are x."""
+    for token in tokens:
+        if token.kind is Token.Kind.OPERATOR and token.token in _OF_PRODUCTS:
+            raise FormulaError(
+                f"{token.token!r} makes interactions of different columns: compute a power or product as a column "
+                "before the fit, or take s() for a curve",
+                text,
+                token.source_start or 0,
+                len(token.token),
             )
 
 

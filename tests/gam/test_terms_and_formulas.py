@@ -74,6 +74,11 @@ def test_columns_in_a_formula_are_linear_or_factors_by_what_they_hold() -> None:
         ("log(y) ~ age", "one column: compute log(y) as a column first, or take a family with a log link", "log(y) "),
         ("y ~ s(agee)", "no column 'agee' (did you mean age?)", "agee"),
         ("y ~ ~ x", "incorrectly used", "~ ~"),
+        ("y ~ age | sex", "'|' is no operator here: random effects are re(g)", "|"),
+        ("y ~ age + (1 | sex)", "random slopes re(g, by=x)", "|"),
+        ("y ~ age**2", "compute a power or product as a column", "**"),
+        ("y ~ x + age^2", "compute a power or product as a column", "^"),
+        ("y ~ age:age", "compute a power or product as a column", ":"),
     ],
 )
 def test_errors_of_formulas_point_at_the_place(text: str, problem: str, place: str) -> None:
