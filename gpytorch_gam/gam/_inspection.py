@@ -16,6 +16,7 @@ from gpytorch_gam.diagnostics import LeaveOneOut
 
 from . import pictures
 from ._estimator import GAMEstimator
+from .columns import kind_of, numbers_of
 from .design import Part
 from .draws import FunctionDraws, draw_functions
 from .effects import (
@@ -25,13 +26,13 @@ from .effects import (
     is_curve,
     level_column,
     may_be_level,
-    period_in_units,
     values_at,
+    within_period,
 )
 from .interactions import candidate_terms
 from .missing_interactions import assumed_additive, left_out_by_limit
 from .prediction import predictor_moments, term_moments, term_table
-from .residuals import quantile_residuals, working_residuals
+from .residuals import PartialResiduals, quantile_residuals, working_residuals
 from .response_scale import (
     SCALES,
     class_table,
@@ -414,7 +415,8 @@ class FittedGAM(GAMEstimator):
         surface, blank where there are no data; or the levels of a category.
 
         :param term: Its label, such as ``"s(age)"``.
-        :param X: Rows whose partial residuals are drawn as points, of curves in the first predictor.
+        :param X: Rows whose partial residuals are drawn as points, of curves in the first predictor. Those of a curve
+            by a number are divided by it, and left out in rows where it is small.
         :param y: Their responses, or the name of their column; None if a formula names it.
         :param ax: Axes to draw on; default new ones.
         :param level: The probability of the bands.
@@ -432,14 +434,17 @@ class FittedGAM(GAMEstimator):
             residuals = self._partial_residuals(part, X, y, {"offset": offset, "exposure": exposure, "trials": trials})
         return pictures.plot_term(fitted, part, ax, look, residuals)
 
-    def _partial_residuals(self, part: Part, X: Any, y: Any, arguments: Mapping[str, Any]) -> tuple[Any, np.ndarray]:
-        """Values of the column of a curve, and the effect there plus residuals."""
+    def _partial_residuals(self, part: Part, X: Any, y: Any, arguments: Mapping[str, Any]) -> PartialResiduals:
+        """Values of the column of a curve, and the effect there plus residuals, as the curve is shown."""
         fitted, x, scaled, _, rows = self._observed(X, y, None, arguments)
         (effect,), _ = term_moments(fitted, x, [part])
-        values, period = self._read(X, {})[1][part.term.arguments[0]], period_in_units(part)
-        values = values if period is None else np.mod(values, period)
+        frame, by = self._read(X, {})[1], part.term.multiplier
+        values = within_period(part, frame[part.term.arguments[0]])
         observed = fitted.units.centre + fitted.units.scale * scaled
-        return values, effect + working_residuals(fitted, x, observed, rows)
+        found = PartialResiduals(values, effect + working_residuals(fitted, x, observed, rows))
+        if by is None or level_column(fitted, part) is not None:
+            return found
+        return found.for_each_unit(numbers_of(frame[by], kind_of(frame[by])), by)
 
     def plot_difference(
         self,

@@ -13,7 +13,7 @@ from torch import Tensor
 from gpytorch_gam._checks import shown
 from gpytorch_gam.effects import ComponentPosterior
 
-from .columns import CycleEncoding, Encoding, LevelEncoding, NumberEncoding
+from .columns import CycleEncoding, Encoding, LevelEncoding, NumberEncoding, kind_of, numbers_of
 from .design import Part
 from .fitted import Fitted
 from .frames import frame_of
@@ -323,3 +323,17 @@ def period_in_units(part: Part) -> float | None:
     """
     period = getattr(part.term, "period", None)
     return PERIODS[period] if isinstance(period, str) else period
+
+
+def within_period(part: Part, values: pd.Series) -> Any:
+    """
+    Values of the column of a curve as pictures show them, those of a periodic effect within its first period.
+
+    :param part: The term.
+    :param values: The column.
+    """
+    period, kind = period_in_units(part), kind_of(values)
+    if period is None:
+        return values
+    found = np.mod(numbers_of(values, kind), period)
+    return _dates(found) if kind.name == "date" else found

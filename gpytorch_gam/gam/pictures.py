@@ -21,6 +21,7 @@ from scipy.spatial import cKDTree
 from .design import Part
 from .effects import columns_of, difference_table, grid_of, is_curve, period_in_units, values_in_data
 from .fitted import Fitted
+from .residuals import PartialResiduals
 from .response_scale import CLASS, class_table, has_several_classes, name_on_scale, scaled_effect_table
 from .terms import Factor, RandomEffect
 from .terms import Tensor as TensorTerm
@@ -83,7 +84,7 @@ def plot_term(
     part: Part,
     ax: Axes | None = None,
     look: Look | None = None,
-    residuals: tuple[Any, np.ndarray] | None = None,
+    residuals: PartialResiduals | None = None,
 ) -> Axes:
     """
     Draw the effect of a term.
@@ -92,7 +93,7 @@ def plot_term(
     :param part: The term.
     :param ax: Axes to draw on; default new ones.
     :param look: How.
-    :param residuals: Values of the column and the partial residuals there, to draw as points.
+    :param residuals: Partial residuals, to draw as points.
     """
     look = Look() if look is None else look
     ax = _new_axes() if ax is None else ax
@@ -106,7 +107,7 @@ def _new_axes() -> Axes:
     return plt.subplots(figsize=(5, 3.6), layout="constrained")[1]
 
 
-def _draw(fitted: Fitted, part: Part, ax: Axes, look: Look, residuals: tuple[Any, np.ndarray] | None = None) -> None:
+def _draw(fitted: Fitted, part: Part, ax: Axes, look: Look, residuals: PartialResiduals | None = None) -> None:
     """Draw a term, without a legend of its bands."""
     if isinstance(part.term, TensorTerm):
         _surface(fitted, part, ax, look)
@@ -128,13 +129,14 @@ def _baseline(ax: Axes, look: Look, draw: Any) -> None:
         draw(0.0, color=_REST, linewidth=0.8, linestyle=":")
 
 
-def _curves(fitted: Fitted, part: Part, ax: Axes, look: Look, residuals: tuple[Any, np.ndarray] | None) -> None:
+def _curves(fitted: Fitted, part: Part, ax: Axes, look: Look, residuals: PartialResiduals | None) -> None:
     column = part.term.arguments[0]
     by = [name for name in grid_of(fitted, part, 2).columns if name != column]
     grid = grid_of(fitted, part, _num_values(fitted, part))
     _baseline(ax, look, ax.axhline)
     if residuals is not None:
-        ax.plot(*residuals, ".", color=_REST, markersize=2, alpha=0.6, zorder=1, label="partial residuals")
+        style: Mapping[str, Any] = {"color": _REST, "markersize": 2, "alpha": 0.6, "zorder": 1}
+        ax.plot(residuals.values, residuals.residuals, ".", label=residuals.label, **style)
     if not by and look.shows_classes_of(fitted):
         _several_curves(ax, class_table(fitted, part, grid, look.level, look.classes), (column, CLASS), look)
     elif not by:

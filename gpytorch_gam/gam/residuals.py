@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,6 +17,9 @@ from .prediction import Arguments, Predictions, in_chunks, predictor_moments, re
 # The largest response whose probabilities are summed up, which takes quadratures; beyond, responses are compared with
 # draws.
 _MOST_COUNTS, _NUM_DRAWS = 20, 2000
+
+# The size of a multiplier, as a share of the root of its mean square, below which rows have no partial residual.
+_LEAST_SHARE = 0.25
 
 # The least distance of a probability from 0 and 1.
 _LEAST = 1e-12
@@ -75,6 +79,34 @@ def _jump_of_draws(distribution: Distribution, y: Tensor) -> tuple[Tensor, Tenso
     draws = distribution.sample(torch.Size([_NUM_DRAWS]))
     below, at = ((draws < y).double().sum(0), (draws <= y).double().sum(0))
     return (below + 0.5) / (_NUM_DRAWS + 1), (at + 0.5) / (_NUM_DRAWS + 1)
+
+
+class PartialResiduals(NamedTuple):
+    """
+    An effect plus residuals on the scale of its predictor.
+
+    :ivar values: Of the column of the effect in each row.
+    :ivar residuals: In each row.
+    :ivar label: What they are.
+    """
+
+    values: Any
+    residuals: np.ndarray
+    label: str = "partial residuals"
+
+    def for_each_unit(self, multiplier: np.ndarray, name: str) -> PartialResiduals:
+        """
+        Those of an effect for each unit of a number that multiplies it, as the effect is shown. Rows in which this is
+        small are left out: they say little about the effect, and their noise is divided by it.
+
+        :param multiplier: The number in each row.
+        :param name: Of its column.
+        """
+        size = np.abs(multiplier)
+        least = _LEAST_SHARE * math.sqrt(np.nanmean(size**2))
+        used = (size > 0) & (size >= least)
+        label = f"{self.label} / {name}" + ("" if used.all() else f", rows with |{name}| > {least:.2g}")
+        return PartialResiduals(np.asarray(self.values)[used], self.residuals[used] / multiplier[used], label)
 
 
 def working_residuals(fitted: Fitted, x: Tensor, y: np.ndarray, arguments: Arguments) -> np.ndarray:

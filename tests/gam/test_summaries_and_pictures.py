@@ -328,3 +328,18 @@ def test_pairs_of_one_term_are_named_together() -> None:
 def test_tiny_shares_are_shown_as_such() -> None:
     shown = _shown_table(pd.DataFrame({"edf": [3e-8, 0.0], "share": [0.25, 2e-11], "prior_sd": [3e-5, 1.0]}))
     assert shown.split()[3:] == ["0", "<1e-4", "0.25", "3e-05", "1", "0", "<1e-4", "1"]
+
+
+def test_partial_residuals_lie_around_what_is_shown() -> None:
+    random = np.random.default_rng(0)
+    data = pd.DataFrame({"x": random.uniform(0, 6, 200), "z": random.normal(size=200)})
+    data["day"] = pd.Timestamp("2020-01-01") + pd.to_timedelta(random.integers(0, 900, 200), unit="D")
+    data["y"] = 3 * np.sin(data.x) * data.z + 0.1 * random.normal(size=200)
+    gam = GAMRegressor("y ~ s(x, by=z) + s(day, period='year')").fit(data)
+    points = next(each for each in gam.plot_term("s(x, by=z)", data).lines if str(each.get_label())[0] == "p")
+    used = data.z.abs() >= 0.25 * np.sqrt((data.z**2).mean())
+    assert points.get_label() == "partial residuals / z, rows with |z| > 0.26"
+    np.testing.assert_array_equal(points.get_xdata(), data.x[used])
+    assert np.abs((points.get_ydata() - 3 * np.sin(data.x[used])) * data.z[used]).max() < 0.5
+    dates = gam.plot_term("s(day, period=year)", data).lines[1].get_xdata()
+    assert (dates.max() - dates.min()).days <= 365
