@@ -61,6 +61,7 @@ def test_around_which_hyperparameters_are_integrated_out_curves_have_densities_o
     assert len(values) == 5
 
 
+@pytest.mark.filterwarnings("ignore::gpytorch_gam.warnings.MissingLevelsWarning")
 @pytest.mark.parametrize("term", [s("a", by="g"), s("a", period=1.0), te("a", "b", k=4), re("g"), fs("a", "g")])
 def test_every_trained_variance_has_a_prior(term: object) -> None:
     frame, y = table()
