@@ -11,6 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
+from gpytorch.constraints import GreaterThan
 from gpytorch.likelihoods import GaussianLikelihood, Likelihood
 from scipy.special import xlogy
 from torch import Tensor
@@ -31,8 +32,13 @@ from gpytorch_gam.likelihoods import (
     StudentTLocationScaleLikelihood,
     ZeroInflatedPoissonLikelihood,
 )
+from gpytorch_gam.parameters.positive_constraint import positive
 
 from .priors import with_noise_prior
+
+# The lower bound of the variance of noise, in units of the variance of the responses: in float64 there is room for the
+# errors of simulators, of which emulators are made.
+_LEAST_NOISE = 1e-8
 
 
 class Units(NamedTuple):
@@ -129,7 +135,7 @@ class Gaussian(_Standardised):
 
     def likelihood(self) -> Likelihood:
         """See :meth:`Family.likelihood`."""
-        return RowwiseLikelihood(with_noise_prior(GaussianLikelihood()))
+        return RowwiseLikelihood(with_noise_prior(GaussianLikelihood(noise_constraint=GreaterThan(_LEAST_NOISE))))
 
 
 @dataclass(frozen=True)
@@ -140,7 +146,7 @@ class StudentT(_Standardised):
 
     def likelihood(self) -> Likelihood:
         """See :meth:`Family.likelihood`."""
-        return with_noise_prior(StudentTLikelihood())
+        return with_noise_prior(StudentTLikelihood(noise_constraint=positive(_LEAST_NOISE)))
 
     def units(self, y: np.ndarray, weights: np.ndarray) -> Units:
         """See :meth:`Family.units`; median and quartiles, which outliers do not move."""
