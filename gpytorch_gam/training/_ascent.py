@@ -18,7 +18,7 @@ from ._component_scales import places_of_components
 from ._component_scan import SumsAtRows
 from ._hyperparameters import largest
 from ._mean_information import MeanInformation
-from ._quasi_newton import Known, QuasiNewton
+from ._quasi_newton import Known, ObjectiveError, QuasiNewton
 from ._row_bound import RowBound
 
 # Largest number of searches, each with a fresh estimate of the curvature, and the tolerance in nats from which on a
@@ -96,7 +96,10 @@ class Ascent:
             if not (jumps and self._jump(gain)):
                 return None
             self._has_curvatures = False
-            return self._climb(tolerance, max_steps, callback)
+            try:
+                return self._climb(tolerance, max_steps, callback)
+            except ObjectiveError:  # the sites, by which changes are judged, do not hold far from where they are
+                return None
 
         first = self._climb(tolerance, max_steps, callback)
         arrival = best_after_jumps(first, jump_and_climb, lambda end: end.value, gain)

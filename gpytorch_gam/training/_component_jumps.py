@@ -28,9 +28,9 @@ _MAX_JUMPS = 8
 _SMALL = 1e-2
 
 # Lengthscales, as multiples of a reference, of which the best is looked for in each component, the number of sweeps
-# over the components before the next search, and the least variance relative to the predictor's.
+# over the components before the next search, and the least and largest variances relative to the predictor's.
 _SCANNED_LENGTHSCALES = tuple(0.1 * 1.5**power for power in range(13))
-_MAX_SWEEPS, _LEAST_VARIANCE = 8, 1e-6
+_MAX_SWEEPS, _LEAST_VARIANCE, _LARGEST_VARIANCE = 8, 1e-6, 1e4
 
 _T = TypeVar("_T")
 _S = TypeVar("_S")
@@ -82,7 +82,7 @@ class ComponentJumps:
         priors = self._priors_of_trials(factors, units) if self._priors.exist() else None
         values = self._better(sums, present, trials, units, priors, least_gain)
         for index, (number, variance) in values.items():
-            variance = max(variance, _LEAST_VARIANCE * units[index])
+            variance = min(max(variance, _LEAST_VARIANCE * units[index]), _LARGEST_VARIANCE * units[index])
             if number < 0:
                 self._scales[index].set(variance)
             else:

@@ -18,6 +18,7 @@ from gpytorch_gam import AdditiveGP, AdditivePredictor, fit
 from gpytorch_gam.likelihoods import PoissonLikelihood
 from gpytorch_gam.terms import constant, smooth
 from gpytorch_gam.training import Epoch, FitResult
+from gpytorch_gam.training._ascent import Ascent
 from gpytorch_gam.warnings import ConvergenceWarning
 
 NUM_ROWS = 40
@@ -262,3 +263,18 @@ def test_warnings_as_errors_come_at_the_end_and_hide_no_other_error() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         fit(make_model(), Chatty(), (X, counts), callback=interrupt)
+
+
+def test_a_jump_to_where_the_bound_does_not_exist_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    def far_jump(ascent: Ascent, least_gain: float) -> bool:
+        ascent.restore_best()
+        with torch.no_grad():
+            for parameter in ascent._parameters:
+                parameter.fill_(800.0)  # exponentials overflow
+        return True
+
+    y = torch.poisson(Y.exp())
+    likelihoods = PoissonLikelihood().double(), PoissonLikelihood().double()
+    plain = fit(make_model(), likelihoods[0], (X, y), explore=False, **ROWS)
+    monkeypatch.setattr(Ascent, "_jump", far_jump)
+    assert fit(make_model(), likelihoods[1], (X, y), **ROWS).bound == pytest.approx(plain.bound, abs=0.05)
