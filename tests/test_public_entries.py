@@ -413,7 +413,7 @@ ENTRIES: dict[str, Entry] = {
     "RowwiseLikelihood": (likelihoods.RowwiseLikelihood, {}, {"likelihood": LIKELIHOOD}),
     "SoftmaxLikelihood": (likelihoods.SoftmaxLikelihood, {}, {"num_classes": (*COUNT, 1)}),
     "OrdinalLikelihood": (likelihoods.OrdinalLikelihood, {}, {"num_classes": (*COUNT, 1)}),
-    "QuantileLikelihood": (likelihoods.QuantileLikelihood, {}, {"quantile": SHARE}),
+    "QuantileLikelihood": (likelihoods.QuantileLikelihood, {}, {"quantile": SHARE, "power": ("a", None, NAN, 0.0)}),
     "BinomialLikelihood": (likelihoods.BinomialLikelihood, {}, {"link": CHOICE}),
     "predictive_quantiles": (
         distributions.predictive_quantiles,

@@ -6,6 +6,7 @@ are fitted, and the functions that lead from predictors to means.
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, NamedTuple
 
@@ -32,13 +33,18 @@ from gpytorch_gam.likelihoods import (
     StudentTLocationScaleLikelihood,
     ZeroInflatedPoissonLikelihood,
 )
+from gpytorch_gam.likelihoods.quantile_likelihood import normal_power
 from gpytorch_gam.parameters.positive_constraint import positive
+from gpytorch_gam.warnings import OverfittingWarning
 
 from .priors import with_noise_prior
 
 # The lower bound of the variance of noise, in units of the variance of the responses: in float64 there is room for the
 # errors of simulators, of which emulators are made.
 _LEAST_NOISE = 1e-8
+
+# The number of rows beyond a quantile below which it is hardly determined.
+_FEW = 5
 
 
 class Units(NamedTuple):
@@ -157,7 +163,10 @@ class StudentT(_Standardised):
 @dataclass(frozen=True)
 class Quantile(_Standardised):
     """
-    A quantile of the response, whatever its distribution.
+    A quantile of the response, whatever its distribution. The power of its likelihood makes bands right for normal
+    responses around it (:func:`~gpytorch_gam.likelihoods.quantile_likelihood.normal_power`); those of others are rough.
+    Few rows are beyond an extreme quantile, and fewer than five are warned of: :class:`GaussianLocationScale`
+    and :class:`StudentTLocationScale` take all rows for all quantiles.
 
     :param probability: Which one, such as .5 for the median.
     """
@@ -172,7 +181,23 @@ class Quantile(_Standardised):
 
     def likelihood(self) -> Likelihood:
         """See :meth:`Family.likelihood`."""
-        return QuantileLikelihood(self.probability)
+        return QuantileLikelihood(self.probability, power=normal_power(self.probability))
+
+    def warn_of_few_rows(self, num_rows: int) -> None:
+        """
+        Warn where hardly any response is beyond the quantile.
+
+        :param num_rows: The number of rows.
+        """
+        beyond = num_rows * min(self.probability, 1 - self.probability)
+        if beyond < _FEW:
+            warnings.warn(
+                f"only about {beyond:.2g} of {num_rows} rows are beyond the {self.probability:g} quantile: its "
+                "estimate and bands are rough at best. family='gaussian_location_scale' and 'student_t_location_scale' "
+                "fit the whole distribution, of which predict_quantiles has any quantile",
+                OverfittingWarning,
+                stacklevel=2,
+            )
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from gpytorch_gam.training.fitting import method_of_fit
 from gpytorch_gam.warnings import ConvergenceWarning, InducingPointsWarning
 
 from .design import Design, default_dtype
-from .families import Family, Units
+from .families import Family, Quantile, Units
 from .fitted import Fitted, alone, reference_rows
 from .integration import integrated
 from .interactions import Limits, search
@@ -106,6 +106,8 @@ def _fit_design(
 ) -> FitOfDesign:
     """See :func:`fit_design`, with the warnings of all fits."""
     started = time.perf_counter()
+    if isinstance(family, Quantile):
+        family.warn_of_few_rows(len(y))
     design.learn_columns(frame, weights)
     x = design.inputs(frame)
     units = units_of(family, y, weights, arguments, design.has_intercepts[0])

@@ -9,6 +9,8 @@ import pandas as pd
 import pytest
 
 from gpytorch_gam.gam import GAMClassifier, GAMRegressor, f, linear
+from gpytorch_gam.gam.families import Quantile
+from gpytorch_gam.warnings import OverfittingWarning
 
 X = pd.DataFrame({"a": np.linspace(-1, 1, 40), "g": list("uv") * 20})
 Y = X.a.to_numpy() + np.tile([0.0, 1.0], 20)
@@ -166,3 +168,9 @@ def test_predictions_that_cannot_be_meant() -> None:
     assert found.predict(X.assign(other=1.0)[["other", "g", "a"]], offset=pd.array([0] * 40, dtype="Int64")).shape == (
         40,
     )
+
+
+def test_quantiles_with_hardly_a_row_beyond_them_are_warned_of() -> None:
+    with pytest.warns(OverfittingWarning, match="only about 1.5 of 150 rows are beyond the 0.99 quantile"):
+        Quantile(0.99).warn_of_few_rows(150)
+    Quantile(0.95).warn_of_few_rows(150)

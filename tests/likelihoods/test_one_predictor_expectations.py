@@ -11,6 +11,7 @@ import torch
 from gpytorch.likelihoods import StudentTLikelihood as UpstreamStudentT
 from linear_operator.operators import DiagLinearOperator
 
+from gpytorch_gam import AdditiveGP, AdditivePredictor, fit
 from gpytorch_gam.distributions.marginal_normal import MarginalNormal
 from gpytorch_gam.likelihoods import (
     BinomialLikelihood,
@@ -21,6 +22,8 @@ from gpytorch_gam.likelihoods import (
     QuantileLikelihood,
     StudentTLikelihood,
 )
+from gpytorch_gam.likelihoods.quantile_likelihood import normal_power
+from gpytorch_gam.terms import constant
 
 from .one_predictor_cases import CASES, NAMES, NUM_ROWS, Case, dense, marginals, normal
 
@@ -270,6 +273,19 @@ def test_quantile_likelihood_of_known_predictor_is_maximal_at_the_sample_quantil
     grid = torch.linspace(-1.0, 3.0, 401, dtype=torch.float64)
     total = likelihood(grid.unsqueeze(-1)).log_prob(y).sum(-1)
     assert abs(grid[total.argmax()] - y.quantile(0.9)) < 0.011  # the spacing of the grid
+
+
+@pytest.mark.parametrize("level", [0.6, 0.9, 0.99])
+def test_the_normal_power_gives_the_variance_of_a_sample_quantile(level: float) -> None:
+    y = torch.distributions.Normal(0.0, 1.0).icdf((torch.arange(4000, dtype=torch.float64) + 0.5) / 4000)
+    model = AdditiveGP(AdditivePredictor(constant()), "coupled").double()
+    likelihood = QuantileLikelihood(level, power=normal_power(level)).double()
+    fit(model, likelihood, (torch.zeros(4000, 1, dtype=torch.float64), y), method="rows")
+    found = model(torch.zeros(1, 1, dtype=torch.float64))
+    place = torch.distributions.Normal(0.0, 1.0).icdf(torch.tensor(level, dtype=torch.float64))
+    density = math.exp(-0.5 * place**2) / math.sqrt(2 * math.pi)
+    assert found.mean.item() == pytest.approx(place.item(), abs=0.02)
+    assert found.variance.item() == pytest.approx(level * (1 - level) / (4000 * density**2), rel=0.1)
 
 
 def test_poisson_closed_form_keeps_large_counts_in_float32() -> None:
