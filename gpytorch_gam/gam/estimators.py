@@ -17,6 +17,7 @@ from gpytorch_gam import _checks as checks
 
 from ._inspection import FittedGAM, tails
 from .families import Binomial, Family, Ordinal, Softmax, regression_family
+from .frames import labels_of
 from .prediction import (
     class_probabilities,
     class_probability_quantiles,
@@ -400,8 +401,9 @@ class GAMClassifier(ClassifierMixin, FittedGAM):
 
     def _encode_response(self, y: Any) -> tuple[np.ndarray, Family]:
         checks.choice("family", self.family, _CLASSIFICATION)
+        y = labels_of(y)
         order = _category_order(y)
-        values = column_or_1d(y, warn=True)
+        values = _array_of_labels(y, warn=True)
         if values.dtype.kind == "f":
             _refuse_not_finite(values)
         elif pd.isna(values).any():
@@ -419,7 +421,7 @@ class GAMClassifier(ClassifierMixin, FittedGAM):
         return codes.astype(np.float64), self._family()
 
     def _responses(self, y: Any) -> np.ndarray:
-        values = column_or_1d(y)
+        values = _array_of_labels(labels_of(y))
         position = {value: index for index, value in enumerate(self.classes_.tolist())}
         unknown = sorted({str(value) for value in values.tolist() if value not in position})
         if unknown:
@@ -524,6 +526,13 @@ def _refuse_not_finite(values: np.ndarray) -> None:
         raise ValueError(
             f"Input y contains {what} (inf or NaN in {int(is_bad.sum())} of {len(values)} rows): leave these rows out"
         )
+
+
+def _array_of_labels(y: Any, *, warn: bool = False) -> np.ndarray:
+    """Labels as an array; those of pandas in the type that they have, booleans in particular."""
+    is_typed = isinstance(y, pd.Series | pd.api.extensions.ExtensionArray)
+    found: np.ndarray = column_or_1d(np.asarray(y) if is_typed else y, warn=warn)
+    return found
 
 
 def _numbers_of_objects(values: np.ndarray) -> np.ndarray:

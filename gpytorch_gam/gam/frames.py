@@ -153,6 +153,23 @@ def frame_of(X: Any) -> pd.DataFrame | None:
     return None
 
 
+def labels_of(values: Any) -> Any:
+    """
+    A column of polars or pyarrow, or of pandas in a type of pyarrow, as a series of pandas, which knows the order of
+    categories; anything else as it is.
+
+    :param values: The labels of rows.
+    """
+    module = type(values).__module__.partition(".")[0]
+    if module == "polars" and hasattr(values, "dtype"):
+        return pd.Series(_values_of_polars(values), name=values.name)
+    if module == "pyarrow" and hasattr(values, "type"):
+        import pyarrow
+
+        return _frame_of_arrow(pyarrow.table({"labels": values}))["labels"]
+    return _without_arrow_columns(values.to_frame()).iloc[:, 0] if isinstance(values, pd.Series) else values
+
+
 def _frame_of_arrow(table: Any) -> pd.DataFrame:
     """A table or record batch of pyarrow, whose dates become dates and whose decimals become numbers."""
     import pyarrow

@@ -174,3 +174,33 @@ def test_quantiles_with_hardly_a_row_beyond_them_are_warned_of() -> None:
     with pytest.warns(OverfittingWarning, match="only about 1.5 of 150 rows are beyond the 0.99 quantile"):
         Quantile(0.99).warn_of_few_rows(150)
     Quantile(0.95).warn_of_few_rows(150)
+
+
+def ordered_labels(library: str, labels: np.ndarray, order: list[str]) -> Any:
+    if library == "polars":
+        polars = pytest.importorskip("polars")
+        return polars.Series(labels.tolist(), dtype=polars.Enum(order))
+    pyarrow = pytest.importorskip("pyarrow")
+    codes = pyarrow.array([order.index(each) for each in labels])
+    found = pyarrow.DictionaryArray.from_arrays(codes, pyarrow.array(order), ordered=True)
+    return pd.Series(found, dtype=pd.ArrowDtype(found.type)) if library == "pandas" else found
+
+
+@pytest.mark.parametrize("library", ["polars", "pyarrow", "pandas"])
+def test_labels_keep_the_order_of_categories_of_other_libraries(library: str) -> None:
+    order = ["low", "middle", "high"]
+    labels = np.repeat(order, [14, 13, 13])
+    found = GAMClassifier("~ a", family="ordinal", tolerance=1.0).fit(X, ordered_labels(library, labels, order))
+    assert found.classes_.tolist() == order
+    assert found.score(X, ordered_labels(library, labels, order)) > 0.9
+
+
+@pytest.mark.parametrize("dtype", ["bool", "boolean", "bool[pyarrow]", "category"])
+def test_booleans_remain_booleans_as_labels(dtype: str) -> None:
+    if "pyarrow" in dtype:
+        pytest.importorskip("pyarrow")
+    labels = pd.Series([True, False] * 20).astype(dtype)
+    found = GAMClassifier("~ f(g)", tolerance=1.0).fit(X, labels)
+    assert found.classes_.dtype == bool
+    assert (found.predict(X) == np.array([True, False] * 20)).all()
+    assert found.score(X, labels) == 1.0
