@@ -127,6 +127,15 @@ def numbers_of(values: pd.Series, kind: Kind) -> np.ndarray:
     return values.to_numpy(dtype=np.float64, na_value=np.nan)
 
 
+def has_zone(values: pd.Series) -> bool:
+    """
+    Whether a column holds dates with a time zone.
+
+    :param values: The column.
+    """
+    return isinstance(values.dtype, pd.DatetimeTZDtype)
+
+
 @dataclass(frozen=True)
 class Encoding:
     """How a column is read; ``encode`` gives numbers, NaN where a value is missing."""
@@ -144,9 +153,24 @@ class Encoding:
             )
         return found
 
+    def refuse_other_zone(self, values: pd.Series) -> None:
+        """
+        Raise a TypeError if dates have a time zone and had none when the model was fitted, or the reverse.
+
+        :param values: The column.
+        """
+        had, has = getattr(self, "has_zone", False), has_zone(values)
+        if had != has and types.is_datetime64_any_dtype(values.dtype) and values.notna().any():
+            remedy = ".dt.tz_localize(...) with their zone" if had else ".dt.tz_convert(...).dt.tz_localize(None)"
+            then, now = ("with", "without") if had else ("without", "with")
+            raise TypeError(
+                f"column {self.column!r} held dates {then} a time zone when the model was fitted, but now holds dates "
+                f"{now} one: take X[{self.column!r}]{remedy}"
+            )
+
     def encode(self, values: pd.Series) -> np.ndarray:
         """
-        The column as numbers.
+        The column as numbers; dates without a time zone count as those of UTC.
 
         :param values: The column.
         :raises TypeError: If it holds another kind of values than when the model was fitted.
@@ -170,6 +194,7 @@ class NumberEncoding(Encoding):
     high: float
     num_values: int  # how many distinct ones there are, up to a hundred
     is_drawn_in: bool = False
+    has_zone: bool = False
 
     @classmethod
     def of(cls, values: pd.Series, weights: np.ndarray | None = None, *, draws_in: bool = True) -> NumberEncoding:
@@ -202,7 +227,8 @@ class NumberEncoding(Encoding):
     def _of_range(cls, values: pd.Series, present: np.ndarray, centre: float, scale: float) -> NumberEncoding:
         low, high = float(present.min()), float(present.max())
         num_values = min(len(np.unique(present)), _MOST_COUNTED)
-        return cls(str(values.name), kind_of(values).name, centre, scale, low, high, num_values)
+        kind = kind_of(values).name
+        return cls(str(values.name), kind, centre, scale, low, high, num_values, has_zone=has_zone(values))
 
     @property
     def is_constant(self) -> bool:
@@ -261,6 +287,7 @@ class CycleEncoding(Encoding):
     """The position of a number or a date within a period, from 0 to 1."""
 
     period: float
+    has_zone: bool = False
 
     def encode(self, values: pd.Series) -> np.ndarray:
         """See :meth:`Encoding.encode`."""

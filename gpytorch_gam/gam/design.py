@@ -27,6 +27,7 @@ from .columns import (
     LevelEncoding,
     NumberEncoding,
     are_like_dates,
+    has_zone,
     kind_of,
 )
 from .encoded_terms import EncodedTerms, Key
@@ -115,7 +116,8 @@ class Design(EncodedTerms):
         elif role == "multiplier":
             self.encodings[key] = NumberEncoding.about_zero(values, weights)
         elif role.startswith("cycle"):
-            self.encodings[key] = CycleEncoding(name, kind_of(values).name, float(role.removeprefix("cycle ")))
+            period = float(role.removeprefix("cycle "))
+            self.encodings[key] = CycleEncoding(name, kind_of(values).name, period, has_zone(values))
         elif role == "coordinate":
             self.encodings[key] = replace(NumberEncoding.of(values, weights, draws_in=False), scale=1.0)
         else:
@@ -155,6 +157,7 @@ class Design(EncodedTerms):
         inputs = np.zeros((len(frame), len(self.encodings)))
         for index, ((name, _), encoding) in enumerate(self.encodings.items()):
             if name in names:
+                encoding.refuse_other_zone(frame[name])
                 inputs[:, index] = encoding.encode(frame[name])
         for term in self.all_terms:
             if set(term.columns) <= set(names):
@@ -241,6 +244,7 @@ class Design(EncodedTerms):
         """
         found = {}
         for (name, _), encoding in self.encodings.items():
+            encoding.refuse_other_zone(frame[name])
             if isinstance(encoding, NumberEncoding):
                 found[name] = encoding.outside(frame[name])
             elif isinstance(encoding, LevelEncoding):

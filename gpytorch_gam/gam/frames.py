@@ -200,6 +200,8 @@ def _values_of_polars(column: Any) -> Any:
         return pd.Categorical(column.to_list(), categories=list(categories), ordered=True)
     if type(column.dtype).__name__ in ("String", "Categorical", "Boolean"):
         return column.to_list()
+    if getattr(column.dtype, "time_zone", None) is not None:
+        return pd.DatetimeIndex(column.to_numpy()).tz_localize("UTC")
     if type(column.dtype).__name__ == "Decimal":
         column = column.cast(float)
     return column.to_numpy()

@@ -120,3 +120,20 @@ def test_warnings_point_at_the_line_of_the_fit() -> None:
     with pytest.warns(ColumnKindWarning) as caught:
         GAMRegressor(num_inducing=4, tolerance=5.0).fit(x, np.arange(20.0))
     assert caught[0].filename == __file__
+
+
+def test_dates_with_and_without_a_time_zone_are_not_mixed() -> None:
+    polars = pytest.importorskip("polars")
+    naive = pd.DataFrame({"d": pd.date_range("2020-01-01", periods=40, freq="D")})
+    zoned = naive.assign(d=naive.d.dt.tz_localize("UTC").dt.tz_convert("Europe/Oslo"))
+    of_naive, of_zoned = (GAMRegressor([s("d")], tolerance=5.0).fit(x, np.arange(40.0)) for x in (naive, zoned))
+    expected = of_naive.predict(naive)
+    for x in (zoned, naive.assign(d=naive.d.dt.tz_localize("UTC")), polars.DataFrame({"d": zoned.d})):
+        np.testing.assert_allclose(of_zoned.predict(x), expected)
+        with pytest.raises(TypeError, match=r"without a time zone when .*X\['d'\].dt.tz_convert"):
+            of_naive.predict(x)
+    for method in ("predict", "outside_range"):
+        with pytest.raises(TypeError, match=r"with a time zone when .*X\['d'\].dt.tz_localize"):
+            getattr(of_zoned, method)(naive)
+    of_zoned.plot_term("s(d)", zoned, np.arange(40.0))
+    assert len(of_zoned.effect("s(d)", at=zoned.d[:3])) == 3
