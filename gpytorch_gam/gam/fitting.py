@@ -26,6 +26,7 @@ from gpytorch_gam.warnings import ConvergenceWarning, InducingPointsWarning
 from .design import Design, default_dtype
 from .families import Family, Quantile, Units
 from .fitted import Fitted, alone, reference_rows
+from .freedom import warn_of_repeats
 from .integration import integrated
 from .interactions import Limits, search
 from .prediction import response_moments
@@ -135,6 +136,7 @@ def _fit_design(
         with _said_if_interrupted("the search for interactions was interrupted: the model is fitted without any"):
             fitted, result, screened = search(fitted, result, (x, *more), frame, weights, limits, refit)
         x = fitted.design.inputs(frame)
+    warn_of_repeats(fitted, x, y, weights)
     on = on_device((x, *more), fitted.model.predictor.device)
     fitted = integrated(fitted, on, len(y), result, options.hyperparameters)
     result = None if result is None else replace(result, seconds=time.perf_counter() - started)

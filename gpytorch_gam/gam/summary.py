@@ -21,6 +21,7 @@ from gpytorch_gam.training import FitResult
 
 from .design import INTERCEPT, Part
 from .fitted import Fitted, alone
+from .freedom import degrees_of_freedom
 from .response_scale import name_of_predictor
 from .terms import PERIODS, Factor, Place, RandomCurves, RandomEffect, Smooth
 from .terms import Tensor as TensorTerm
@@ -339,7 +340,7 @@ def _deviation(fitted: Fitted, name: str, variance: float, scale: float) -> tupl
 def _evidence(fitted: Fitted) -> dict[str, list[float]]:
     """Effective degrees of freedom and tail probabilities of all terms."""
     found = [whitened_posterior(fitted.model, part.components) for part in fitted.parts]
-    freedoms = [max(float(len(mean) - covariance.trace()), 0.0) for mean, covariance in found]
+    freedoms = [degrees_of_freedom(covariance) for _, covariance in found]
     probabilities = [
         score_test(mean, covariance) if freedom >= _NO_FREEDOM else 1.0
         for (mean, covariance), freedom in zip(found, freedoms, strict=True)
