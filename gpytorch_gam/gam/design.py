@@ -184,7 +184,10 @@ class Design(EncodedTerms):
                     f"column {name!r} is more than {_FARTHEST:g} of its standard deviations away from the data of the "
                     f"fit in {far} of {len(values)} rows, where effects cannot be computed: correct these values"
                 )
-            self._refuse_missing(term, name, int(np.isnan(values).sum()), len(values))
+            missing = int(np.isnan(values).sum())
+            self._refuse_missing(term, name, missing, len(values))
+            if missing and self.missing_of(term) == "level":
+                _refuse_missing_without_level(term, name, role, missing, len(values))
             if role == "levels" and isinstance(term, Factor | Smooth | Linear | DeviatingCurves):
                 self.encoding(name, role).refuse_unseen(frame[name], term.label, _term_of_other_levels(term))
 
@@ -433,6 +436,20 @@ def _term_of_other_levels(term: Term) -> str:
     if isinstance(term, Smooth):
         return f"fs({term.column}, {term.by})"
     return f"re({term.by}, by={term.column})" if isinstance(term, Linear) else f"re({term.arguments[0]})"
+
+
+def _refuse_missing_without_level(term: Term, name: str, role: str, missing: int, num_rows: int) -> None:
+    """Raise a ValueError where missing values are no level of a column."""
+    where = f"column {name!r} has NaN in {missing} of {num_rows} rows, and {term.label}"
+    if role == "levels":
+        raise ValueError(
+            f"{where} has missing='level', but no value was missing in the fit, so that there is no such level: fill "
+            "them in, or give the term missing='marginal' and fit anew"
+        )
+    raise ValueError(
+        f"{where} needs numbers, which missing='level' does not concern: drop these rows, fill them in, or if they are "
+        "few and missing at random, give the term missing='marginal'"
+    )
 
 
 def _refuse_other_than_numbers(frame: pd.DataFrame, name: str, term: Term) -> None:
