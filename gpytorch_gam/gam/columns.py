@@ -220,8 +220,9 @@ class NumberEncoding(Encoding):
         :param weights: Weights of its rows.
         """
         present, weights = _present(values, weights)
-        scale = math.sqrt(float(np.average(present**2, weights=weights)))
-        return cls._of_range(values, present, 0.0, scale or 1.0)
+        size = float(np.abs(present).max()) or 1.0
+        share = math.sqrt(float(np.average((present / size) ** 2, weights=weights)))
+        return cls._of_range(values, present, 0.0, size * share or 1.0)
 
     @classmethod
     def _of_range(cls, values: pd.Series, present: np.ndarray, centre: float, scale: float) -> NumberEncoding:

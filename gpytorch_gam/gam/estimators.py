@@ -27,6 +27,9 @@ from .prediction import (
 )
 from .streams import in_parts
 
+# Responses beyond this, or all of whom are below its inverse, have squares that are no numbers.
+_LARGEST = 1e150
+
 _CLASSIFICATION = ("auto", "logit", "probit", "softmax", "ordinal")
 
 
@@ -182,6 +185,7 @@ class GAMRegressor(RegressorMixin, FittedGAM):
             values = _numbers_of_objects(values)
         values = values.astype(np.float64)
         _refuse_not_finite(values)
+        _refuse_extreme(values)
         return values, family
 
     def _responses(self, y: Any) -> np.ndarray:
@@ -517,6 +521,16 @@ class GAMClassifier(ClassifierMixin, FittedGAM):
             ends = class_probability_quantiles(fitted, x, arguments, fitted.parts, tails(level))
             return ends.transpose(2, 1, 0)
         return mean_quantiles(fitted, x, arguments, fitted.parts, tails(level)).T
+
+
+def _refuse_extreme(values: np.ndarray) -> None:
+    """Refuse numbers whose squares are none."""
+    most = float(np.abs(values).max(initial=0.0))
+    if most > _LARGEST or 0.0 < most < 1 / _LARGEST:
+        raise ValueError(
+            f"y has absolute values up to {most:.3g}, whose squares {'overflow' if most > 1 else 'are lost'}: "
+            f"{'divide' if most > 1 else 'multiply'} it by a constant"
+        )
 
 
 def _refuse_not_finite(values: np.ndarray) -> None:

@@ -265,7 +265,7 @@ class _Counts(_LogLink):
 
     def deviance(self, y: np.ndarray, mean: np.ndarray) -> np.ndarray:
         """See :meth:`Family.deviance`; that of a Poisson distribution."""
-        return 2 * (xlogy(y, y / mean) - (y - mean))
+        return 2 * (xlogy(y, y / np.where(y > 0, mean, 1.0)) - (y - mean))
 
 
 @dataclass(frozen=True)

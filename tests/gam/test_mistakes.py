@@ -60,6 +60,8 @@ def test_columns_whose_names_are_numbers_are_those_of_their_digits() -> None:
         (X, np.arange(40).astype("timedelta64[ns]"), TypeError, r"y holds timedelta64\[ns\]: give numbers"),
         (X, list(pd.date_range("2020", periods=40)), TypeError, "y holds Timestamp: give numbers"),
         (X, Y.astype(str), TypeError, "y holds text: convert it with pandas.to_numeric"),
+        (X, Y * 1e200, ValueError, r"up to 2e\+200, whose squares overflow: divide it by a constant"),
+        (X, Y * 1e-200, ValueError, "up to 2e-200, whose squares are lost: multiply it by a constant"),
     ],
 )
 def test_data_that_cannot_be_meant(data: Any, response: Any, error: type[Exception], message: str) -> None:
@@ -204,3 +206,17 @@ def test_booleans_remain_booleans_as_labels(dtype: str) -> None:
     assert found.classes_.dtype == bool
     assert (found.predict(X) == np.array([True, False] * 20)).all()
     assert found.score(X, labels) == 1.0
+
+
+def test_missing_values_that_are_no_level_name_their_column() -> None:
+    found = GAMRegressor("~ a + f(g)", missing="level", tolerance=1.0).fit(X, Y)
+    with pytest.raises(ValueError, match=r"column 'g' has NaN in 1 of 40 rows, and f\(g\) .* no value was missing in"):
+        found.predict(X.assign(g=[None, *X.g[1:]]))
+    with pytest.raises(ValueError, match=r"column 'a' has NaN in 1 of 40 rows, and linear\(a\) needs numbers"):
+        found.fit(X.assign(a=[np.nan, *X.a[1:]]), Y)
+
+
+def test_counts_may_all_be_zero() -> None:
+    found = GAMRegressor("~ a", family="poisson", tolerance=1.0).fit(X, np.zeros(40))
+    assert found.deviance_explained_ == 0
+    assert found.predict(X).max() < 0.1
