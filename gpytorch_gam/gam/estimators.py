@@ -65,10 +65,10 @@ class GAMRegressor(RegressorMixin, FittedGAM):
         lengthscales and noise are uncertain (as ``unconditional=TRUE`` in mgcv): ``"integrated"`` over their posterior,
         by models at several values of them, or ``"point"`` estimates, which are faster, and whose bands are too narrow
         on few rows, above all of labels: effects that the data hardly show are estimated as none. ``"auto"``
-        integrates unless that may take longer than the fit (with minibatches, more than 100 of them, or a fit by rows
-        whose number times the square of that of inducing points is above 1e9), hardly more than one of the models has
-        weight, bands are less than 1% wider with it, or the rows are read in parts;
-        :attr:`hyperparameters_` says it.
+        integrates, which takes about as long as the fit by rows and up to some times as long by bins, unless that may
+        take far longer (with minibatches, more than 100 of them, or a fit by rows whose number times the square of that
+        of inducing points is above 1e9), hardly more than one of the models has weight, bands are less than 1% wider
+        with it, or the rows are read in parts; :attr:`hyperparameters_` says it.
     :param method: How the fit sees the data, see :func:`~gpytorch_gam.fit`.
     :param tolerance: Nats that may be open at the end of the fit.
     :param device: ``"auto"``, a GPU if there is one; or the name of a device.
