@@ -11,12 +11,15 @@ from linear_operator.operators.linear_operator_representation_tree import Linear
 from linear_operator.utils.memoize import cached
 from torch import Tensor
 
+from gpytorch_gam.numerics.autocast import full_precision
+
 
 class DeferredLinearOperator(LinearOperator):
     """
     A covariance over many rows of which, as a rule, only the diagonal is ever read: ``rows``, ``(*batch, n)``, if
     ``is_diagonal``, else any tensor of its shape, dtype and device. ``build`` makes the covariance of the rows in a
-    range, ``(*batch, k, k)``, whenever it is needed; ``selection`` is the range of this matrix, by default all.
+    range, ``(*batch, k, k)``, whenever it is needed; ``selection`` is the range of this matrix, by default all. What is
+    computed from its parts, such as differences of matrices, is not touched by automatic mixed precision.
     """
 
     def __init__(
@@ -50,18 +53,21 @@ class DeferredLinearOperator(LinearOperator):
         return self  # the matrix is symmetric
 
     def _matmul(self, rhs: Tensor) -> Tensor:
-        return self.evaluate()._matmul(rhs)
+        with full_precision(self.device):
+            return self.evaluate()._matmul(rhs.to(self.dtype))
 
     def _diagonal(self) -> Tensor:
         return self._rows if self._is_diagonal else self.evaluate()._diagonal()
 
     @cached(name="cholesky")
     def _cholesky(self, upper: bool = False) -> LinearOperator:
-        return self.evaluate()._cholesky(upper=upper)
+        with full_precision(self.device):
+            return self.evaluate()._cholesky(upper=upper)
 
     def to_dense(self) -> Tensor:
         """The dense matrix, ``(*batch, n, n)``."""
-        return self.evaluate().to_dense()
+        with full_precision(self.device):
+            return self.evaluate().to_dense()
 
     def representation(self) -> tuple[Tensor, ...]:
         """The representation of the formed covariance, which is what autograd sees."""

@@ -79,6 +79,16 @@ def test_autocast_does_not_touch_the_posterior() -> None:
         torch.testing.assert_close(model(x).variance, expected, rtol=0, atol=0)
 
 
+def test_autocast_does_not_touch_a_covariance_that_is_formed_later() -> None:
+    model, x = mixed_model().eval(), mixed_inputs()
+    expected = model(x).covariance_matrix
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        posterior = model(x)
+        torch.testing.assert_close(posterior.covariance_matrix, expected, rtol=0, atol=0)
+        root = posterior.lazy_covariance_matrix.root_decomposition().root.to_dense()
+    torch.testing.assert_close(root @ root.mT, expected, rtol=1e-4, atol=1e-4)
+
+
 def test_trace_mode_works_on_many_rows() -> None:
     model, x = mixed_model().eval(), mixed_inputs(60)
     with gpytorch.settings.trace_mode(), torch.no_grad():
