@@ -185,7 +185,8 @@ class FittedGAM(GAMEstimator):
             other effects are zero, with the uncertainty of the intercept. Of more than two classes, the probability of
             each, for which the term counts in the predictors of all classes.
         :return: The columns of the term, ``mean``, ``lower`` and ``upper``, on the link scale ``std``, and for
-            probabilities of several classes ``class``.
+            probabilities of several classes ``class``. A column of the term that has one of these names itself is
+            called such as ``column mean``.
         """
         _check_num(num)
         checks.choice("scale", scale, SCALES)

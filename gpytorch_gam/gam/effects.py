@@ -22,6 +22,13 @@ from .terms import PERIODS, Factor, Linear, RandomCurves, RandomEffect, Smooth
 from .terms import Tensor as TensorTerm
 
 _NUM_DRAWS = 1000
+
+#: The column of tables that names a class.
+CLASS = "class"
+
+# Columns of tables of effects beside those of their terms.
+_OF_TABLES = ("mean", "std", "lower", "upper", "lower_all", "upper_all", CLASS)
+
 _EPOCH = pd.Timestamp("1970-01-01")
 
 
@@ -195,6 +202,15 @@ def inputs_of(fitted: Fitted, part: Part, values: pd.DataFrame) -> Tensor:
     return x
 
 
+def name_in_tables(column: str) -> str:
+    """
+    What a column of the data is called in tables of effects: by its name, unless the table has a column of this name.
+
+    :param column: Its name.
+    """
+    return f"column {column}" if column in _OF_TABLES else column
+
+
 def effect_table(
     fitted: Fitted, part: Part, values: pd.DataFrame, level: float, simultaneous: bool = False
 ) -> pd.DataFrame:
@@ -211,7 +227,8 @@ def effect_table(
     x = inputs_of(fitted, part, values)
     (mean,), (deviation,) = term_moments(fitted, x, [part])
     critical = _critical_value_of_effect(fitted, part, x, level) if simultaneous and part.components else None
-    return pd.concat([values.reset_index(drop=True), pd.DataFrame(_bands(mean, deviation, level, critical))], axis=1)
+    named = values.reset_index(drop=True).rename(columns=name_in_tables)
+    return pd.concat([named, pd.DataFrame(_bands(mean, deviation, level, critical))], axis=1)
 
 
 def _bands(mean: np.ndarray, deviation: np.ndarray, level: float, critical: float | None) -> dict[str, np.ndarray]:
@@ -282,7 +299,7 @@ def difference_table(
         critical = None if draws is None else _critical_value(draws[:, :num] - draws[:, num:], mean, deviation, level)
     scale = fitted.scale_of(part.predictor)
     bands = _bands(scale * mean.numpy(), scale * deviation.numpy(), level, critical)
-    return pd.concat([rest, pd.DataFrame(bands)], axis=1)
+    return pd.concat([rest.rename(columns=name_in_tables), pd.DataFrame(bands)], axis=1)
 
 
 def values_in_data(fitted: Fitted, part: Part, name: str) -> Any:

@@ -19,10 +19,19 @@ from scipy import stats
 from scipy.spatial import cKDTree
 
 from .design import Part
-from .effects import columns_of, difference_table, grid_of, is_curve, period_in_units, values_in_data
+from .effects import (
+    CLASS,
+    columns_of,
+    difference_table,
+    grid_of,
+    is_curve,
+    name_in_tables,
+    period_in_units,
+    values_in_data,
+)
 from .fitted import Fitted
 from .residuals import PartialResiduals
-from .response_scale import CLASS, class_table, has_several_classes, name_on_scale, scaled_effect_table
+from .response_scale import class_table, has_several_classes, name_on_scale, scaled_effect_table
 from .terms import Factor, RandomEffect
 from .terms import Tensor as TensorTerm
 
@@ -131,20 +140,20 @@ def _baseline(ax: Axes, look: Look, draw: Any) -> None:
 
 def _curves(fitted: Fitted, part: Part, ax: Axes, look: Look, residuals: PartialResiduals | None) -> None:
     column = part.term.arguments[0]
-    by = [name for name in grid_of(fitted, part, 2).columns if name != column]
+    shown, by = name_in_tables(column), [name for name in grid_of(fitted, part, 2).columns if name != column]
     grid = grid_of(fitted, part, _num_values(fitted, part))
     _baseline(ax, look, ax.axhline)
     if residuals is not None:
         style: Mapping[str, Any] = {"color": _REST, "markersize": 2, "alpha": 0.6, "zorder": 1}
         ax.plot(residuals.values, residuals.residuals, ".", label=residuals.label, **style)
     if not by and look.shows_classes_of(fitted):
-        _several_curves(ax, class_table(fitted, part, grid, look.level, look.classes), (column, CLASS), look)
+        _several_curves(ax, class_table(fitted, part, grid, look.level, look.classes), (shown, CLASS), look)
     elif not by:
         table = scaled_effect_table(fitted, part, grid, look.level, look.simultaneous, look.scale)
-        _curve(ax, column, table, look.level)
+        _curve(ax, shown, table, look.level)
     else:
         table = scaled_effect_table(fitted, part, grid, look.level, scale=look.scale)
-        _several_curves(ax, table, (column, by[0]), look)
+        _several_curves(ax, table, (shown, name_in_tables(by[0])), look)
     _rug(ax, values_in_data(fitted, part, column))
     _ticks(ax.xaxis, grid[column])
     _period(ax, period_in_units(part))
@@ -237,7 +246,7 @@ def _levels(fitted: Fitted, part: Part, ax: Axes, look: Look) -> None:
         return
     table = scaled_effect_table(fitted, part, grid_of(fitted, part, 2), look.level, scale=look.scale)
     column = part.term.arguments[0]
-    table["label"] = table[column].map(_short)
+    table["label"] = table[name_in_tables(column)].map(_short)
     if isinstance(part.term, RandomEffect):
         table = table.sort_values("mean", ascending=False, ignore_index=True)
     place = np.arange(len(table))
@@ -283,9 +292,9 @@ def _surface(fitted: Fitted, part: Part, ax: Axes, look: Look) -> None:
     names = part.term.arguments[:2]
     grid = grid_of(fitted, part, _NUM_SURFACE)
     table = scaled_effect_table(fitted, part, grid, 0.95, scale=look.scale)
-    first, second = (table[name].unique() for name in names)
+    first, second = (grid[name].unique() for name in names)
     shape = len(first), len(second)
-    mean = np.ma.masked_where(_is_far(fitted, part, table).reshape(shape), table["mean"].to_numpy().reshape(shape))
+    mean = np.ma.masked_where(_is_far(fitted, part, grid).reshape(shape), table["mean"].to_numpy().reshape(shape))
     levels, colours = _contours(mean, look)
     filled = ax.contourf(first, second, mean.T, levels=levels, cmap=colours)
     if np.ptp(mean) > 0:
@@ -296,8 +305,8 @@ def _surface(fitted: Fitted, part: Part, ax: Axes, look: Look) -> None:
     ax.plot(*(values_in_data(fitted, part, name) for name in names), ".", color="black", markersize=1.5, alpha=0.35)
     ax.set_xlabel(names[0])
     ax.set_ylabel(names[1])
-    _ticks(ax.xaxis, table[names[0]])
-    _dates(ax.yaxis, table[names[1]])
+    _ticks(ax.xaxis, grid[names[0]])
+    _dates(ax.yaxis, grid[names[1]])
 
 
 def _contours(mean: np.ma.MaskedArray, look: Look) -> tuple[np.ndarray, str]:
@@ -346,9 +355,9 @@ def plot_difference(
     num = _num_values(fitted, part)
     table = difference_table(fitted, part, ({by: pair[0]}, {by: pair[1]}), num, look.level, look.simultaneous)
     _baseline(ax, look, ax.axhline)
-    _curve(ax, column, table, look.level)
+    _curve(ax, name_in_tables(column), table, look.level)
     _rug(ax, values_in_data(fitted, part, column))
-    _dates(ax.xaxis, table[column])
+    _dates(ax.xaxis, table[name_in_tables(column)])
     ax.set_xlabel(column)
     ax.set_ylabel(name_on_scale(fitted, part, look.response, "link").replace("effect", "difference of effects"))
     ax.set_title(f"{part.label}: {_short(pair[0])} - {_short(pair[1])}", fontsize=10)

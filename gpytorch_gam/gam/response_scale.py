@@ -11,15 +11,12 @@ import pandas as pd
 import torch
 
 from .design import INTERCEPT, Part
-from .effects import effect_table, inputs_of
+from .effects import CLASS, effect_table, inputs_of, name_in_tables
 from .fitted import Fitted
 from .prediction import class_probabilities, class_probability_quantiles
 
 #: The scales on which effects are shown.
 SCALES = ("link", "response")
-
-#: The column of tables that names a class.
-CLASS = "class"
 
 # What an effect adds to, by the link.
 _LINKS = {"log": "log mean", "logit": "log odds", "probit": "probit"}
@@ -98,8 +95,9 @@ def class_table(fitted: Fitted, part: Part, values: pd.DataFrame, level: float, 
     x = inputs_of(fitted, part, values)
     mean = class_probabilities(fitted, x, {}, kept).T  # (K, n)
     lower, upper = class_probability_quantiles(fitted, x, {}, kept, (0.5 - level / 2, 0.5 + level / 2))
+    named = values.reset_index(drop=True).rename(columns=name_in_tables)
     tables = [
-        values.reset_index(drop=True).assign(**{CLASS: name, "mean": mean[k], "lower": lower[k], "upper": upper[k]})
+        named.assign(**{CLASS: name, "mean": mean[k], "lower": lower[k], "upper": upper[k]})
         for k, name in enumerate(classes)
     ]
     return pd.concat(tables, ignore_index=True)

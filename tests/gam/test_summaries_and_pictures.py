@@ -343,3 +343,24 @@ def test_partial_residuals_lie_around_what_is_shown() -> None:
     assert np.abs((points.get_ydata() - 3 * np.sin(data.x[used])) * data.z[used]).max() < 0.5
     dates = gam.plot_term("s(day, period=year)", data).lines[1].get_xdata()
     assert np.ptp(dates) <= np.timedelta64(366, "D")
+
+
+def test_columns_may_have_the_names_of_columns_of_tables() -> None:
+    names = {"age": "mean", "hour": "std", "site": "lower", "treated": "label"}
+    x, y = table(), responses(table())
+    terms = [te("mean", "std", k=3), f("lower"), s("upper", by="lower", k=4), f("label")]
+    other = [te("age", "hour", k=3), f("site"), s("dose", by="site", k=4), f("treated")]
+    x["dose"] = np.linspace(0, 1, len(x))
+    gam = GAMRegressor(terms, tolerance=20.0).fit(x.rename(columns={**names, "dose": "upper"}), y)
+    plain = GAMRegressor(other, tolerance=20.0).fit(x, y)
+    for term, same in zip(gam.terms_, plain.terms_, strict=True):
+        for scale in ("link", "response"):
+            found, expected = gam.effect(term, scale=scale), plain.effect(same, scale=scale)
+            assert found.columns.is_unique
+            pd.testing.assert_frame_equal(found.set_axis(expected.columns, axis=1), expected)
+        lines = [ax.plot_term(name).lines[-1].get_xydata() for ax, name in ((gam, term), (plain, same))]
+        np.testing.assert_array_equal(*lines)
+    assert "column mean" in gam.effect("te(mean, std)")
+    assert next(iter(gam.difference("s(upper, by=lower)", "Oslo", "Voss"))) == "column upper"
+    gam.plot_difference("s(upper, by=lower)", "Oslo", "Voss")
+    gam.plot()
