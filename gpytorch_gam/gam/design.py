@@ -316,7 +316,7 @@ class Design(EncodedTerms):
     def _warn_of_units(self) -> None:
         """Warn of places whose coordinates can hardly have the same unit, and of products with a column like years."""
         for term in dict.fromkeys(self.all_terms):
-            if isinstance(term, Linear) and term.is_through_zero and term.by is not None:
+            if isinstance(term, Linear) and term.is_through_zero and (term.by, "multiplier") in self.encodings:
                 self._warn_of_far_zero(term)
             if not isinstance(term, Place):
                 continue

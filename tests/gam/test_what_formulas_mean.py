@@ -61,6 +61,13 @@ def test_without_an_intercept_a_line_goes_through_zero(family: str, slope: float
     assert gam.intercepts().empty
 
 
+def test_without_an_intercept_slopes_of_levels_go_through_zero() -> None:
+    data = columns().assign(y=lambda each: np.where(each.g == "a", 0.5, 2.0) * each.x + noise())
+    gam = GAMRegressor("y ~ linear(x, by=g) - 1").fit(data)
+    at = pd.DataFrame({"x": [0.0, 1.0, 1.0], "g": ["a", "a", "b"]})
+    np.testing.assert_allclose(gam.predict(at), [0.0, 0.5, 2.0], atol=0.02)
+
+
 def test_a_line_through_zero_has_the_bands_of_least_squares_without_an_intercept() -> None:
     data = pd.DataFrame({"x": np.random.default_rng(0).uniform(5, 6, 200)}).assign(y=3 + noise())
     gam = GAMRegressor("y ~ x - 1").fit(data)
