@@ -18,6 +18,10 @@ from .null_model import NullModel, Responses, heavy_tailed
 from .one_predictor_likelihood import OnePredictorLikelihood
 from .predictor_likelihood import Values, learnt
 
+# The width, in scales, within which nodes for the distribution function have to lie densely, as its singularities are
+# at a distance of the root of the degrees of freedom.
+_CDF_WIDTH = 0.5
+
 
 class StudentTLikelihood(OnePredictorLikelihood):
     r"""
@@ -75,6 +79,10 @@ class StudentTLikelihood(OnePredictorLikelihood):
     def _marginal_rule(self, y: Tensor, mean: Tensor, variance: Tensor, values: Values) -> NormalRule:
         return self._bend_rule(y, mean, variance, values, self._num_marginal_nodes)
 
+    def _marginal_cdf(self, y: Tensor, mean: Tensor, variance: Tensor, values: Values) -> Tensor:
+        scale = values["noise"].sqrt()
+        return self._expected_cdf(_cdf, [y, values["deg_free"], scale], (y, _CDF_WIDTH * scale), mean, variance)
+
     def _conditional(self, f: Tensor, values: Values) -> StudentT:
         degrees, f, scale = torch.broadcast_tensors(values["deg_free"], f, values["noise"].sqrt())
         return StudentT(degrees, f, scale, validate_args=False)
@@ -86,3 +94,12 @@ class StudentTLikelihood(OnePredictorLikelihood):
 def log_normaliser(deg_free: Tensor) -> Tensor:
     """The logarithm of the density of Student's standard distribution at zero."""
     return torch.lgamma(0.5 * (deg_free + 1)) - torch.lgamma(0.5 * deg_free) - 0.5 * (math.pi * deg_free).log()
+
+
+@torch.no_grad()
+def _cdf(f: Tensor, y: Tensor, deg_free: Tensor, scale: Tensor) -> Tensor:
+    """The distribution function given f, without gradients."""
+    from scipy.special import stdtr  # here, because it takes long to import
+
+    degrees, distance = torch.broadcast_tensors(deg_free, (y - f) / scale)
+    return torch.from_numpy(stdtr(degrees.cpu().numpy(), distance.cpu().numpy())).to(distance)

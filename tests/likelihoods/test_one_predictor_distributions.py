@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
+from linear_operator.operators import DiagLinearOperator
+from scipy import stats
 from torch.distributions import Categorical, MixtureSameFamily
 
 from gpytorch_gam.distributions import predictive_quantiles
-from gpytorch_gam.likelihoods import GammaLikelihood, NegativeBinomialLikelihood, PoissonLikelihood
+from gpytorch_gam.distributions.marginal_normal import MarginalNormal
+from gpytorch_gam.likelihoods import (
+    GammaLikelihood,
+    NegativeBinomialLikelihood,
+    PoissonLikelihood,
+    StudentTLikelihood,
+)
 
 from .one_predictor_cases import CASES, NAMES, NUM_ROWS, Case, dense, marginals, normal
 
@@ -133,3 +141,17 @@ def test_distribution_functions_integrate_the_densities(case: Case) -> None:
         density = distribution.log_prob(grid).exp().detach()
         summed = torch.cumulative_trapezoid(density, dx=1e-3, dim=0)
         torch.testing.assert_close(distribution.cdf(grid[1:]).detach(), summed, rtol=0.0, atol=1e-6)
+
+
+@pytest.mark.parametrize("ratio", [0.1, 1.0, 300.0])
+def test_quantiles_of_student_t_responses_are_not_those_of_draws(ratio: float) -> None:
+    likelihood = StudentTLikelihood().double().initialize(deg_free=3.0, noise=0.25)
+    covariance = DiagLinearOperator(torch.full((2,), (0.5 * ratio) ** 2, dtype=torch.float64))
+    response = likelihood(MarginalNormal(torch.ones(2, dtype=torch.float64), covariance))
+    nodes = torch.linspace(-9.0, 9.0, 100001, dtype=torch.float64)
+    weights = (-0.5 * nodes.square()).softmax(0)
+    for probability in (0.001, 0.5, 0.9):
+        first, second = predictive_quantiles(response, probability).tolist()
+        assert first == second
+        given = stats.t.cdf((first - 1.0 - 0.5 * ratio * nodes.numpy()) / 0.5, 3.0)
+        assert (weights.numpy() * given).sum() == pytest.approx(probability, abs=3e-6)
