@@ -70,7 +70,7 @@ class Sizes(NamedTuple):
     small_rows: tuple[int, ...]
 
 
-FULL = Sizes(50, 2000, 20, 500, 10, 1000, 1500, 20, (50, 100, 200))
+FULL = Sizes(200, 2000, 60, 500, 10, 1000, 1500, 20, (50, 100, 200))
 QUICK = Sizes(1, 60, 1, 60, 1, 50, 60, 1, (50,))
 
 Section = Callable[[Sizes, Path], Iterator[Finding]]
