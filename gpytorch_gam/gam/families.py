@@ -33,7 +33,6 @@ from gpytorch_gam.likelihoods import (
     StudentTLocationScaleLikelihood,
     ZeroInflatedPoissonLikelihood,
 )
-from gpytorch_gam.likelihoods.quantile_likelihood import normal_power
 from gpytorch_gam.parameters.positive_constraint import positive
 from gpytorch_gam.warnings import OverfittingWarning
 
@@ -164,7 +163,7 @@ class StudentT(_Standardised):
 class Quantile(_Standardised):
     """
     A quantile of the response, whatever its distribution. The power of its likelihood makes bands right for normal
-    responses around it (:func:`~gpytorch_gam.likelihoods.quantile_likelihood.normal_power`); those of others are rough.
+    responses around it (:meth:`.QuantileLikelihood.normal_power`); those of others are rough.
     Few rows are beyond an extreme quantile, and fewer than five are warned of: :class:`GaussianLocationScale`
     and :class:`StudentTLocationScale` take all rows for all quantiles.
 
@@ -181,7 +180,7 @@ class Quantile(_Standardised):
 
     def likelihood(self) -> Likelihood:
         """See :meth:`Family.likelihood`."""
-        return QuantileLikelihood(self.probability, power=normal_power(self.probability))
+        return QuantileLikelihood(self.probability, power=QuantileLikelihood.normal_power(self.probability))
 
     def warn_of_few_rows(self, num_rows: int) -> None:
         """

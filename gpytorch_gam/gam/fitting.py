@@ -40,6 +40,9 @@ _MOST_COUPLED, _MOST_COUPLED_LATER = 500, 1024
 # The share of the prior variance that is left where data determine everything: bands of millions of rows are narrow.
 JITTER = 1e-8
 
+# The variance of noise, in units of the variance of the responses, below which it hides nothing that can be seen.
+_NOTABLE_NOISE = 1e-4
+
 # The most rows by which the deviance that is explained is estimated.
 _ROWS_OF_DEVIANCE = 20000
 
@@ -91,7 +94,8 @@ def fit_design(
     """
     with _shortfalls_of_last_fit() as messages:
         found = _fit_design(design, family, frame, y, weights, arguments, options, limits)
-        messages += () if found.result is None else found.result.messages
+        if found.result is not None and _has_notable_noise(found.fitted):
+            messages += found.result.messages
     return found
 
 
@@ -149,6 +153,15 @@ def _fit_design(
 def _is_quick(fitted: Fitted, result: FitResult, num_rows: int, options: Options) -> bool:
     """Whether fits with interactions take so little that these are looked for unasked."""
     return result.method == "rows" or (options.method == "auto" and fitted.is_quick(num_rows))
+
+
+def _has_notable_noise(fitted: Fitted) -> bool:
+    """
+    Whether noise can hide what effects smooth away: with that of a simulator, more inducing points promise many nats
+    for changes that are smaller than anyone can see, of which the summary alone speaks.
+    """
+    noise = getattr(getattr(fitted.likelihood, "likelihood", None), "noise", None)
+    return fitted.family.name != "gaussian" or noise is None or noise.item() > _NOTABLE_NOISE
 
 
 @contextmanager

@@ -44,7 +44,7 @@ class QuantileLikelihood(SettingsInState, OnePredictorLikelihood):
     responses 1.6 times as large at :math:`\tau = .5`, 4.5 times at .95 and 14 times at .99. Bands are then too narrow,
     and curves too rough. A ``power`` below one makes expected log-probabilities smaller, and with them what a row
     tells: a power likelihood, or generalised posterior (`Bissiri et al., 2016
-    <https://doi.org/10.1111/rssb.12158>`_). That of :func:`normal_power` makes both variances the same for normal
+    <https://doi.org/10.1111/rssb.12158>`_). That of :meth:`normal_power` makes both variances the same for normal
     responses. With other responses bands have no guaranteed coverage; check them.
 
     Row-wise arguments: ``offset`` and ``weights``.
@@ -108,15 +108,15 @@ class QuantileLikelihood(SettingsInState, OnePredictorLikelihood):
         scale = math.sqrt(NOISE_SHARE) * loss  # the maximum-likelihood estimate is the mean loss
         return NullModel([quantile], [responses.robust_variance(values)], {"scale": scale})
 
+    @staticmethod
+    def normal_power(quantile: float) -> float:
+        r"""
+        The power :math:`\varphi(z_\tau)^2 / (\tau (1 - \tau))` of a likelihood with which, for normal responses around
+        the quantile, the variance of the predictor is that of a sample quantile: with their density
+        :math:`f = \varphi(z_\tau) / \sigma` and the scale :math:`s = \sigma \varphi(z_\tau)` that fits them, the ratio
+        of :math:`s / f` and :math:`\tau (1 - \tau) / f^2`.
 
-def normal_power(quantile: float) -> float:
-    r"""
-    The power :math:`\varphi(z_\tau)^2 / (\tau (1 - \tau))` of a :class:`QuantileLikelihood` with which, for normal
-    responses around the quantile, the variance of the predictor is that of a sample quantile: with their density
-    :math:`f = \varphi(z_\tau) / \sigma` and the scale :math:`s = \sigma \varphi(z_\tau)` that fits them, the ratio of
-    :math:`s / f` and :math:`\tau (1 - \tau) / f^2`.
-
-    :param quantile: The probability :math:`\tau`, between zero and one.
-    """
-    density = math.exp(-0.5 * NormalDist().inv_cdf(quantile) ** 2) / math.sqrt(2 * math.pi)
-    return density**2 / (quantile * (1 - quantile))
+        :param quantile: The probability :math:`\tau`, between zero and one.
+        """
+        density = math.exp(-0.5 * NormalDist().inv_cdf(quantile) ** 2) / math.sqrt(2 * math.pi)
+        return density**2 / (quantile * (1 - quantile))

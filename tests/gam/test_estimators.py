@@ -16,7 +16,7 @@ from sklearn.preprocessing import FunctionTransformer
 
 from gpytorch_gam.gam import GAMClassifier, GAMRegressor, f, linear, re, s, te
 from gpytorch_gam.gam.families import REGRESSION, Quantile
-from gpytorch_gam.warnings import ConstantColumnWarning, MissingInputsWarning
+from gpytorch_gam.warnings import ConstantColumnWarning, InducingPointsWarning, MissingInputsWarning
 
 from .data import effects, fitted, responses, table
 
@@ -374,3 +374,14 @@ def test_quantile_residuals_of_counts_reach_far_into_the_tails(family: str) -> N
     assert 0.85 < gam.quantile_residuals(x, counts).std() < 1.15
     far = gam.quantile_residuals(x.head(2), np.array([0, 300]))
     assert far[0] < -4.5 and far[1] > 4.5
+
+
+def test_simulators_without_noise_are_not_told_to_add_inducing_points() -> None:
+    x = np.random.default_rng(0).uniform(0, 6, 80)
+    table = pd.DataFrame({"x": x, "y": np.sin(x) + 0.3 * np.sin(5 * x)})
+    options = {"hyperparameters": "point", "kernel": "matern32"}
+    gam = GAMRegressor("y ~ s(x, k=20)", **options).fit(table)
+    assert "more inducing points" in str(gam.summary())
+    noise = 0.2 * np.random.default_rng(1).normal(size=80)
+    with pytest.warns(InducingPointsWarning, match="more inducing points"):
+        GAMRegressor("y ~ s(x, k=5)", **options).fit(table.assign(y=table.y + noise))

@@ -22,7 +22,6 @@ from gpytorch_gam.likelihoods import (
     QuantileLikelihood,
     StudentTLikelihood,
 )
-from gpytorch_gam.likelihoods.quantile_likelihood import normal_power
 from gpytorch_gam.terms import constant
 
 from .one_predictor_cases import CASES, NAMES, NUM_ROWS, Case, dense, marginals, normal
@@ -279,7 +278,7 @@ def test_quantile_likelihood_of_known_predictor_is_maximal_at_the_sample_quantil
 def test_the_normal_power_gives_the_variance_of_a_sample_quantile(level: float) -> None:
     y = torch.distributions.Normal(0.0, 1.0).icdf((torch.arange(4000, dtype=torch.float64) + 0.5) / 4000)
     model = AdditiveGP(AdditivePredictor(constant()), "coupled").double()
-    likelihood = QuantileLikelihood(level, power=normal_power(level)).double()
+    likelihood = QuantileLikelihood(level, power=QuantileLikelihood.normal_power(level)).double()
     fit(model, likelihood, (torch.zeros(4000, 1, dtype=torch.float64), y), method="rows")
     found = model(torch.zeros(1, 1, dtype=torch.float64))
     place = torch.distributions.Normal(0.0, 1.0).icdf(torch.tensor(level, dtype=torch.float64))
