@@ -92,24 +92,6 @@ def fit_design(
     :param options: How.
     :param limits: Which interactions are added; None for none.
     """
-    with _shortfalls_of_last_fit() as messages:
-        found = _fit_design(design, family, frame, y, weights, arguments, options, limits)
-        if found.result is not None and _has_notable_noise(found.fitted):
-            messages += found.result.messages
-    return found
-
-
-def _fit_design(
-    design: Design,
-    family: Family,
-    frame: pd.DataFrame,
-    y: np.ndarray,
-    weights: np.ndarray,
-    arguments: Mapping[str, np.ndarray],
-    options: Options,
-    limits: Limits | None,
-) -> FitOfDesign:
-    """See :func:`fit_design`, with the warnings of all fits."""
     started = time.perf_counter()
     if isinstance(family, Quantile):
         family.warn_of_few_rows(len(y))
@@ -127,19 +109,22 @@ def _fit_design(
         found = _prepared(other, family, units, inputs, (inputs, *more), own, start)
         return found, _climb(found, (inputs, *more), own, is_warm=True, explore=explore)
 
-    fitted, result = fit_to_data(design, family, units, x, (x, *more), options)
     screened = None
-    if result is not None and options.chooses_kernel:
-        with _said_if_interrupted("the comparison of kernels was interrupted: the model has the first one"):
-            fitted, result = with_best_kernel(fitted, result, len(y), refit)
-    if (
-        result is not None
-        and limits is not None
-        and (not limits.is_unasked or _is_quick(fitted, result, len(y), options))
-    ):
-        with _said_if_interrupted("the search for interactions was interrupted: the model is fitted without any"):
-            fitted, result, screened = search(fitted, result, (x, *more), frame, weights, limits, refit)
-        x = fitted.design.inputs(frame)
+    with _shortfalls_of_last_fit() as messages:
+        fitted, result = fit_to_data(design, family, units, x, (x, *more), options)
+        if result is not None and options.chooses_kernel:
+            with _said_if_interrupted("the comparison of kernels was interrupted: the model has the first one"):
+                fitted, result = with_best_kernel(fitted, result, len(y), refit)
+        if (
+            result is not None
+            and limits is not None
+            and (not limits.is_unasked or _is_quick(fitted, result, len(y), options))
+        ):
+            with _said_if_interrupted("the search for interactions was interrupted: the model is fitted without any"):
+                fitted, result, screened = search(fitted, result, (x, *more), frame, weights, limits, refit)
+            x = fitted.design.inputs(frame)
+        if result is not None and _has_notable_noise(fitted):
+            messages += result.messages
     warn_of_repeats(fitted, x, y, weights)
     on = on_device((x, *more), fitted.model.predictor.device)
     fitted = integrated(fitted, on, len(y), result, options.hyperparameters)
