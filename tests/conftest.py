@@ -19,6 +19,15 @@ def fixed_seed() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture
+def double_precision() -> Iterator[None]:
+    """Tensors and modules are made in float64."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)
+
+
 @pytest.fixture(scope="session")
 def together(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Together]:
     """Two processes, which start where they are used first: in tests with the mark ``xdist_group("distributed")``."""

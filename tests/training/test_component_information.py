@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from gpytorch.likelihoods import GaussianLikelihood, Likelihood
@@ -21,15 +19,9 @@ from gpytorch_gam.training._hyperparameters import hyperparameters_of
 from gpytorch_gam.training._quasi_newton import Known, QuasiNewton
 from gpytorch_gam.training._row_bound import RowBound
 
+pytestmark = pytest.mark.usefixtures("double_precision")
+
 N = 25
-
-
-@pytest.fixture(autouse=True)
-def double() -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
 
 
 def problem(likelihood: Likelihood) -> tuple[AdditiveGP, RowBound, list[Tensor], Coordinates]:

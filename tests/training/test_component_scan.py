@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
 from gpytorch_gam.training._component_scan import ComponentScan, Place, SiteView, SumsAtRows, Trial
+
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 N = 30
 
@@ -57,14 +57,6 @@ def changed(view: SiteView, place: Place, source: Trial, ratio: float) -> SiteVi
 
 def scan_of(view: SiteView, places: list[Place], trials: list[Trial]) -> ComponentScan[Trial]:
     return ComponentScan(SumsAtRows(view, places), Trial(view.features, view.variances), trials, places)
-
-
-@pytest.fixture(autouse=True)
-def double() -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
 
 
 @pytest.mark.parametrize("num_predictors", [1, 2])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from gpytorch.likelihoods import GaussianLikelihood, Likelihood
@@ -14,6 +12,8 @@ from gpytorch_gam.likelihoods import GaussianLocationScaleLikelihood, PoissonLik
 from gpytorch_gam.terms import constant, interaction, linear, smooth, tensor
 from gpytorch_gam.training import component_gains
 from gpytorch_gam.training.optimal_bound import OptimalBound
+
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 NUM_ROWS = 150
 
@@ -32,14 +32,6 @@ def mains(x: Tensor) -> list[ComponentGroup]:
 
 def pairs(x: Tensor) -> ComponentGroup:
     return tensor([(0, 1), (0, 2), (1, 2)], x, num_inducing=4)
-
-
-@pytest.fixture(autouse=True)
-def in_double_precision() -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
 
 
 def fitted(groups: list[ComponentGroup], likelihood: Likelihood, x: Tensor, y: Tensor) -> AdditiveGP:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import gpytorch
@@ -28,15 +27,9 @@ from gpytorch_gam.training._hyperparameters import hyperparameters_of
 from gpytorch_gam.training._model_at_rows import ModelAtRows
 from gpytorch_gam.training._row_bound import RowBound
 
+pytestmark = pytest.mark.usefixtures("double_precision")
+
 N = 40
-
-
-@pytest.fixture(autouse=True)
-def double() -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
 
 
 def inputs() -> Tensor:
