@@ -89,6 +89,13 @@ class Coordinates:
         for coordinate, position in zip(self._all, positions, strict=True):
             coordinate.parameter.copy_(coordinate.raw(position))
 
+    def write_moved(self, positions: Sequence[Tensor], entries: Sequence[int], step: float) -> None:
+        """Move all parameters to these positions, and some of their entries, counted over all, by a step from there."""
+        flat = torch.cat([position.flatten() for position in positions])
+        flat[list(entries)] += step
+        parts = flat.split([position.numel() for position in positions])
+        self.write([part.view_as(position) for part, position in zip(parts, positions, strict=True)])
+
     def gradients(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         """Gradients with respect to the positions, from those with respect to the raw parameters."""
         return [c.gradient(c.parameter.detach(), g) for c, g in zip(self._all, gradients, strict=True)]

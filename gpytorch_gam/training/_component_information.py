@@ -90,10 +90,7 @@ class ComponentInformation:
 
     def _derivative(self, features: Tensor, here: Sequence[Tensor], moves: dict[int, int]) -> Tensor:
         """The derivatives of all components' features, each in a coordinate of its own."""
-        flat = torch.cat([position.flatten() for position in here])
-        flat[list(moves.values())] += _STEP
-        parts = flat.split([position.numel() for position in here])
-        self._coordinates.write([part.view_as(position) for part, position in zip(parts, here, strict=True)])
+        self._coordinates.write_moved(here, list(moves.values()), _STEP)
         return (self._objective.trial().features - features) / _STEP
 
 

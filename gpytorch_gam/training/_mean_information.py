@@ -60,10 +60,7 @@ class MeanInformation:
         present, moved = self._objective.means(), []
         try:
             for entry in self._entries:
-                flat = torch.cat([position.flatten() for position in here])
-                flat[entry] += _STEP
-                parts = flat.split([position.numel() for position in here])
-                self._coordinates.write([part.view_as(like) for part, like in zip(parts, here, strict=True)])
+                self._coordinates.write_moved(here, [entry], _STEP)
                 moved.append(self._objective.means())
         finally:
             for parameter, value in zip(self._parameters, origin, strict=True):
