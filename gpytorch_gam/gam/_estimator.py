@@ -20,13 +20,14 @@ from gpytorch_gam._caught_warnings import warnings_at_caller
 from gpytorch_gam.training import FitResult
 
 from . import files
-from .design import Design, Part, columns_of_parts
+from .design import Design
 from .families import Family
 from .fitted import Fitted
 from .fitting import FitOfDesign, Options, fit_arguments, fit_design
 from .frames import as_frame, as_rows, drop_columns, refuse_response, take_columns
 from .integration import HYPERPARAMETERS
 from .interactions import Limits, interactions_of_description
+from .parts import Part, columns_of_parts
 from .row_arguments import (
     named_arguments,
     refuse_counted_twice,
@@ -39,7 +40,9 @@ from .specification import columns_of_terms, read_specification
 from .stream_fit import Rows, fit_stream, with_weight
 from .streams import Stream, stream_of
 from .survey import survey
+from .term_warnings import warn_of_multipliers
 from .terms import KERNELS, MISSING
+from .value_checks import warn_of_missing
 
 
 class GAMEstimator(BaseEstimator):
@@ -144,7 +147,7 @@ class GAMEstimator(BaseEstimator):
         design = self._design(family, rows.frame)
         refuse_response(response, frame, design.columns)
         numbers = {name: int(rows.frame[name].isna().sum()) for name in design.columns}
-        design.warn_of_missing(numbers, len(rows.frame))
+        warn_of_missing(design, numbers, len(rows.frame))
         return fit_design(design, family, *rows, self._options(), self._limits(family))
 
     def _fit_stream(
@@ -209,7 +212,7 @@ class GAMEstimator(BaseEstimator):
         )
         self._needed = None if specification.is_automatic else design.columns
         if not specification.is_automatic:
-            design.warn_of_multipliers(frame)
+            warn_of_multipliers(design, frame)
         return design
 
     def _check_options(self) -> None:

@@ -17,7 +17,6 @@ from gpytorch_gam.diagnostics import LeaveOneOut
 from . import pictures
 from ._estimator import GAMEstimator
 from .columns import kind_of, numbers_of
-from .design import Part
 from .draws import FunctionDraws, draw_functions
 from .effects import (
     columns_of,
@@ -31,6 +30,7 @@ from .effects import (
 )
 from .interactions import candidate_terms
 from .missing_interactions import assumed_additive, left_out_by_limit
+from .parts import Part
 from .prediction import predictor_moments, term_moments, term_table
 from .residuals import PartialResiduals, quantile_residuals, working_residuals
 from .response_scale import (

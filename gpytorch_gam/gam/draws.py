@@ -19,8 +19,8 @@ from gpytorch_gam.effects.prior_functions import PriorFeatures
 from gpytorch_gam.numerics.blocks import split_groups
 from gpytorch_gam.numerics.triangular import solve_in_blocks
 
-from .design import INTERCEPT, Part
 from .fitted import KERNELS, Fitted
+from .parts import INTERCEPT, Part
 from .terms import RandomCurves, RandomEffect
 
 _ROWS_AT_A_TIME = 1024

@@ -14,12 +14,13 @@ from gpytorch_gam._checks import shown
 from gpytorch_gam.effects import ComponentPosterior
 
 from .columns import CycleEncoding, Encoding, LevelEncoding, NumberEncoding, kind_of, numbers_of
-from .design import Part
 from .fitted import Fitted
 from .frames import frame_of
+from .parts import Part
 from .prediction import term_moments
 from .terms import PERIODS, Factor, Linear, RandomCurves, RandomEffect, Smooth
 from .terms import Tensor as TensorTerm
+from .value_checks import check_values
 
 _NUM_DRAWS = 1000
 
@@ -147,7 +148,7 @@ def values_at(fitted: Fitted, part: Part, at: Any, num: int) -> pd.DataFrame:
     """
     given = _given_columns(fitted, part, at)
     found = given.merge(grid_of(fitted, part, num, list(given.columns)), how="cross")
-    fitted.design.check_values(part.term, found, inputs_of(fitted, part, found).numpy())
+    check_values(fitted.design, part.term, found, inputs_of(fitted, part, found).numpy())
     return found
 
 

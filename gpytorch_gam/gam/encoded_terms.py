@@ -60,6 +60,19 @@ class EncodedTerms:
         """
         return self.missing if term.missing is None else term.missing
 
+    def keys_of(self, term: Term) -> list[Key]:
+        """
+        The columns that a term reads, once they are encoded, and how.
+
+        :param term: The term.
+        """
+        every = [*self.encodings, *self.aliases]
+        roles = {name: [role for column, role in every if column == name] for name in term.columns}
+        wanted = {
+            name: ("levels", "multiplier") if name == term.multiplier else term.roles(name) for name in term.columns
+        }
+        return [(name, role) for name in term.columns for role in roles[name] if role in wanted[name]]
+
     def position(self, name: str, role: str) -> int:
         """
         The column of the inputs that holds a column of the data frame.

@@ -16,9 +16,10 @@ from gpytorch_gam.diagnostics import ModelMixture
 from gpytorch_gam.effects import ComponentPosterior, Prediction, SumPrediction
 from gpytorch_gam.models import AdditiveGP
 
-from .design import INTERCEPT, Design, Part
+from .design import Design
 from .families import Family, Units
 from .labels import known_label
+from .parts import INTERCEPT, Part
 
 # GPyTorch's kernels change themselves while they are called, so that one thread at a time may do it.
 KERNELS = threading.RLock()

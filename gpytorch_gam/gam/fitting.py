@@ -19,11 +19,12 @@ from scipy.special import xlogy
 
 from gpytorch_gam.components import AdditivePredictor
 from gpytorch_gam.models import AdditiveGP
+from gpytorch_gam.numerics.dtypes import default_dtype
 from gpytorch_gam.training import FitResult, fit
 from gpytorch_gam.training.fitting import method_of_fit
 from gpytorch_gam.warnings import ConvergenceWarning, InducingPointsWarning
 
-from .design import Design, default_dtype
+from .design import Design
 from .families import Family, Quantile, Units
 from .fitted import Fitted, alone, reference_rows
 from .freedom import warn_of_repeats

@@ -13,10 +13,11 @@ import torch
 
 from gpytorch_gam.components import ComponentGroup
 from gpytorch_gam.diagnostics import component_evidence
+from gpytorch_gam.numerics.dtypes import default_dtype
 from gpytorch_gam.training import FitResult, component_gains
 
-from .design import Part, default_dtype
 from .fitted import Fitted
+from .parts import Part
 from .starts import Refit, Start
 from .term_groups import TermGroups
 from .terms import DeviatingCurves, Factor, Linear, Smooth, Term

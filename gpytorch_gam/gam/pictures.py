@@ -18,7 +18,6 @@ from matplotlib.ticker import MaxNLocator, MultipleLocator
 from scipy import stats
 from scipy.spatial import cKDTree
 
-from .design import Part
 from .effects import (
     CLASS,
     columns_of,
@@ -30,6 +29,7 @@ from .effects import (
     values_in_data,
 )
 from .fitted import Fitted
+from .parts import Part
 from .residuals import PartialResiduals
 from .response_scale import class_table, has_several_classes, name_on_scale, scaled_effect_table
 from .terms import Factor, RandomEffect

@@ -17,8 +17,8 @@ from gpytorch_gam.effects import Prediction, mixed_prediction
 from gpytorch_gam.numerics.distinct_rows import distinct_rows
 from gpytorch_gam.numerics.triangular import safe_cholesky
 
-from .design import Part
 from .fitted import Fitted
+from .parts import Part
 
 # Rows whose predictive distributions are in memory at a time, and those whose terms are.
 _ROWS_AT_A_TIME, _ROWS_OF_TERMS = 2**14, 2**16

@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 import torch
 
-from .design import INTERCEPT, Part
 from .effects import CLASS, effect_table, inputs_of, name_in_tables
 from .fitted import Fitted
+from .parts import INTERCEPT, Part
 from .prediction import class_probabilities, class_probability_quantiles
 
 #: The scales on which effects are shown.

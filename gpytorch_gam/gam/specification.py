@@ -11,8 +11,8 @@ import pandas as pd
 from gpytorch_gam import _checks as checks
 
 from .automatic_terms import automatic_terms
+from .column_roles import check_columns
 from .columns import kind_of
-from .design import check_columns
 from .families import Family, GaussianLocationScale, StudentTLocationScale
 from .formula import Formula, FormulaError, parse, place_of
 from .terms import Factor, Linear, Term, check_terms

@@ -26,6 +26,7 @@ from .fitting import (
 from .frames import as_rows
 from .streams import Piece, Stream, read
 from .survey import Survey
+from .value_checks import refuse_missing, warn_of_missing
 
 # Rows of a minibatch, and of a batch where all rows are read in their order.
 _BATCH_SIZE, _ROWS_OF_PASSES = 1000, 2**16
@@ -83,8 +84,8 @@ def fit_stream(
     :param options: How.
     """
     some = reader(found.sample)
-    design.refuse_missing(found.missing, found.num_rows)
-    design.warn_of_missing(found.missing, found.num_rows)
+    refuse_missing(design, found.missing, found.num_rows)
+    warn_of_missing(design, found.missing, found.num_rows)
     design.learn_columns(found.frame, found.weights(np.ones(len(found.sample))))
     units = units_of(family, some.y, some.weights, some.arguments, design.has_intercepts[0])
     batches = EncodedBatches(design, family, units, stream, columns, found.num_rows, reader, some, options)

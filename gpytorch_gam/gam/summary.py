@@ -19,9 +19,9 @@ from gpytorch_gam.diagnostics import concurvity, score_test
 from gpytorch_gam.diagnostics.evidence_of_components import whitened_posterior
 from gpytorch_gam.training import FitResult
 
-from .design import INTERCEPT, Part
 from .fitted import Fitted, alone
 from .freedom import degrees_of_freedom
+from .parts import INTERCEPT, Part
 from .response_scale import name_of_predictor
 from .terms import PERIODS, Factor, Place, RandomCurves, RandomEffect, Smooth
 from .terms import Tensor as TensorTerm

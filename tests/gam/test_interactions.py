@@ -11,8 +11,8 @@ import pytest
 
 from gpytorch_gam.diagnostics import component_evidence
 from gpytorch_gam.gam import GAMClassifier, GAMRegressor, f, s, sz, te
-from gpytorch_gam.gam.design import Part
 from gpytorch_gam.gam.interactions import Limits, candidate_terms
+from gpytorch_gam.gam.parts import Part
 from gpytorch_gam.warnings import ConvergenceWarning, InducingPointsWarning, MissingInteractionsWarning
 
 

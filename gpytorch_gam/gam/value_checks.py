@@ -1,0 +1,116 @@
+"""Values of columns of which terms have no effect: missing, infinite, too far away, and unseen levels."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+
+from gpytorch_gam.warnings import MissingInputsWarning
+
+from .encoded_terms import EncodedTerms
+from .terms import DeviatingCurves, Factor, Linear, Smooth, Term
+
+# The share of rows with an unknown effect above which the noise that they add matters.
+_MOST_MISSING = 0.1
+
+# Inputs beyond this overflow in the variances of products of lines.
+_FARTHEST = 1e50
+
+
+def check_values(encoded: EncodedTerms, term: Term, frame: pd.DataFrame, inputs: np.ndarray) -> None:
+    """
+    Refuse values of the columns of a term of which it has no effect.
+
+    :param encoded: The terms of the model.
+    :param term: One of them.
+    :param frame: A data frame with its columns.
+    :param inputs: The rows as inputs of the model ``(n, D)``.
+    :raises ValueError: If values are missing or infinite, or levels unseen, where the term does not allow it.
+    """
+    for name, role in encoded.keys_of(term):
+        values = inputs[:, encoded.position(name, role)]
+        infinite = int(np.isinf(values).sum())
+        if infinite:
+            raise ValueError(f"column {name!r} has infinity (inf) in {infinite} of {len(values)} rows")
+        far = int((np.abs(values) > _FARTHEST).sum())
+        if far:
+            raise ValueError(
+                f"column {name!r} is more than {_FARTHEST:g} of its standard deviations away from the data of the "
+                f"fit in {far} of {len(values)} rows, where effects cannot be computed: correct these values"
+            )
+        missing = int(np.isnan(values).sum())
+        _refuse_missing(encoded, term, name, missing, len(values))
+        if missing and encoded.missing_of(term) == "level":
+            _refuse_missing_without_level(term, name, role, missing, len(values))
+        if role == "levels" and isinstance(term, Factor | Smooth | Linear | DeviatingCurves):
+            encoded.encoding(name, role).refuse_unseen(frame[name], term.label, _term_of_other_levels(term))
+
+
+def refuse_missing(encoded: EncodedTerms, numbers: Mapping[str, int], num_rows: int) -> None:
+    """
+    Raise a ValueError if values are missing where a term does not allow it.
+
+    :param encoded: The terms of the model.
+    :param numbers: How many are missing in each column.
+    :param num_rows: The number of rows.
+    """
+    for term in encoded.all_terms:
+        for name in term.columns:
+            _refuse_missing(encoded, term, name, numbers[name], num_rows)
+
+
+def warn_of_missing(encoded: EncodedTerms, numbers: Mapping[str, int], num_rows: int) -> None:
+    """
+    Warn where effects are unknown in so many rows of a fit that what they do there, which it takes for noise,
+    matters.
+
+    :param encoded: The terms of the model.
+    :param numbers: How many values are missing in each column.
+    :param num_rows: The number of rows.
+    """
+    for term in encoded.all_terms:
+        for name in term.columns:
+            if encoded.missing_of(term) == "marginal" and numbers[name] > _MOST_MISSING * num_rows:
+                warnings.warn(
+                    f"column {name!r} has NaN in {numbers[name]} of {num_rows} rows, where the fit takes what "
+                    f"{term.label} does for noise. With that many, noise and bands are too wide, and with a link "
+                    "that is not linear the intercept is biased: fit to the rows that are complete, "
+                    f"X.dropna(subset=[{name!r}]), and predict the others all the same",
+                    MissingInputsWarning,
+                    stacklevel=2,
+                )
+
+
+def _refuse_missing(encoded: EncodedTerms, term: Term, name: str, missing: int, num_rows: int) -> None:
+    if missing and encoded.missing_of(term) == "error":
+        raise ValueError(
+            f"column {name!r} has NaN in {missing} of {num_rows} rows: drop them, fill them in, or if they are few "
+            f"and missing at random, give missing='marginal' to {term.label} or the estimator: then the effect is "
+            "unknown in these rows, and counts as noise in the fit"
+        )
+
+
+def _term_of_other_levels(term: Term) -> str:
+    """The term that is alike and has an effect of levels that the fit has not seen."""
+    if isinstance(term, DeviatingCurves):
+        return f"fs({term.column}, {term.levels})"
+    if isinstance(term, Smooth):
+        return f"fs({term.column}, {term.by})"
+    return f"re({term.by}, by={term.column})" if isinstance(term, Linear) else f"re({term.arguments[0]})"
+
+
+def _refuse_missing_without_level(term: Term, name: str, role: str, missing: int, num_rows: int) -> None:
+    """Raise a ValueError where missing values are no level of a column."""
+    where = f"column {name!r} has NaN in {missing} of {num_rows} rows, and {term.label}"
+    if role == "levels":
+        raise ValueError(
+            f"{where} has missing='level', but no value was missing in the fit, so that there is no such level: fill "
+            "them in, or give the term missing='marginal' and fit anew"
+        )
+    raise ValueError(
+        f"{where} needs numbers, which missing='level' does not concern: drop these rows, fill them in, or if they are "
+        "few and missing at random, give the term missing='marginal'"
+    )
