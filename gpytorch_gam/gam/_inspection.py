@@ -30,6 +30,7 @@ from .effects import (
 )
 from .interactions import candidate_terms
 from .missing_interactions import assumed_additive, left_out_by_limit
+from .parameter_tables import intercept_table
 from .parts import Part
 from .prediction import predictor_moments, term_moments, term_table
 from .residuals import PartialResiduals, quantile_residuals, working_residuals
@@ -44,7 +45,8 @@ from .response_scale import (
 from .scores import Seen, left_out, log_densities
 from .sensitivity import Choices, sobol_table, warn_of_extrapolation
 from .streams import in_parts
-from .summary import Summary, intercept_table, summarise
+from .summarising import summarise
+from .summary import Summary
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

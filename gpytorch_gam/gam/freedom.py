@@ -13,6 +13,12 @@ from gpytorch_gam.warnings import OverfittingWarning
 
 from .fitted import Fitted
 
+#: Effective degrees of freedom below which nothing is left of a term.
+NO_FREEDOM = 0.01
+
+# Degrees of freedom of all effects for each row, beyond which noise is hardly told from them.
+_MOST_FREEDOM = 0.75
+
 # The degrees of freedom, as a share of the distinct rows, and the weight of all rows, as a multiple of their number,
 # from which on repeats are taken for what fits interpolate; and the most rows that are looked at.
 _MUCH_FREEDOM, _MUCH_WEIGHT, _MOST_ROWS = 0.5, 1.1, 20000
@@ -53,3 +59,18 @@ def warn_of_repeats(fitted: Fitted, x: Tensor, y: np.ndarray, weights: np.ndarra
             OverfittingWarning,
             stacklevel=2,
         )
+
+
+def warnings_of_freedom(freedom: float, num_rows: int) -> list[str]:
+    """
+    A sentence if effects leave hardly anything of the rows to the noise.
+
+    :param freedom: The degrees of freedom of all effects.
+    :param num_rows: The number of rows.
+    """
+    if freedom <= _MOST_FREEDOM * num_rows:
+        return []
+    return [
+        f"effects have {freedom:.0f} degrees of freedom for {num_rows} rows, so that they take noise for effects: "
+        "bands are too narrow and p too small; give fewer terms, or more rows"
+    ]

@@ -14,8 +14,10 @@ import torch
 from scipy import optimize, stats
 
 from gpytorch_gam.gam import GAMClassifier, GAMRegressor, f, fs, linear, re, s, te, ti
+from gpytorch_gam.gam.freedom import warnings_of_freedom
 from gpytorch_gam.gam.pictures import _against
-from gpytorch_gam.gam.summary import _named_pairs, _shown_table, _warnings_of_freedom
+from gpytorch_gam.gam.summary import _shown_table
+from gpytorch_gam.gam.term_concurvity import _named_pairs
 
 from .data import NUM_ROWS, fitted, responses, table
 
@@ -85,8 +87,8 @@ def test_shares_that_do_not_add_up_name_the_pair(slope: float, how: str) -> None
 
 
 def test_effects_that_leave_nothing_to_the_noise_are_warned_of() -> None:
-    assert not _warnings_of_freedom(70.0, 100)
-    assert "38 degrees of freedom for 40 rows" in _warnings_of_freedom(38.0, 40)[0]
+    assert not warnings_of_freedom(70.0, 100)
+    assert "38 degrees of freedom for 40 rows" in warnings_of_freedom(38.0, 40)[0]
 
 
 def test_lengthscales_of_dates_are_printed_with_their_units() -> None:

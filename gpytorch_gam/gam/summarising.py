@@ -1,0 +1,106 @@
+"""The summary of a fitted model, put together from its parts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from gpytorch_gam.training import FitResult
+
+from .fitted import Fitted
+from .freedom import warnings_of_freedom
+from .parameter_tables import intercept_table, likelihood_table, random_effect_table
+from .response_scale import name_of_predictor
+from .summary import Summary
+from .term_concurvity import warnings_of_concurvity
+from .term_evidence import evidence_of_terms
+from .term_scales import is_in_days, scales_of_terms
+from .term_shares import effects_at_estimates, shares_of_terms, warnings_of_overlap
+
+# The most rows over which variances are taken.
+_NUM_ROWS = 400
+
+
+def summarise(
+    fitted: Fitted,
+    result: FitResult | None,
+    num_rows: int,
+    deviance_explained: float,
+    bound: float,
+    response: str,
+) -> Summary:
+    """
+    Summarise a fitted model.
+
+    :param fitted: The fitted model.
+    :param result: What the fit has found; None if it was interrupted.
+    :param num_rows: The number of rows of the fit.
+    :param deviance_explained: The share of the deviance that is explained.
+    :param bound: The evidence lower bound of responses in their units.
+    :param response: What the response is called.
+    """
+    with torch.no_grad():
+        rows = _complete(fitted.reference)
+        rows = rows[torch.linspace(0, len(rows) - 1, min(len(rows), _NUM_ROWS)).round().long()]
+        evidence = evidence_of_terms(fitted)
+        effects = effects_at_estimates(fitted, rows, evidence["edf"])
+        shares = shares_of_terms(fitted, rows, effects)
+        tables: list[dict[str, Any]] = [evidence, shares, scales_of_terms(fitted)]
+        terms = pd.DataFrame({name: values for table in tables for name, values in table.items()})
+        terms.index = pd.Index([part.label for part in fitted.parts], name="term")
+        order = ["edf", "prior_sd", "lengthscale", "share", "share_lower", "share_upper", "p"]
+        messages = () if result is None else result.messages
+        warnings = (
+            *messages,
+            *warnings_of_freedom(float(terms["edf"].sum()), num_rows),
+            *warnings_of_concurvity(fitted, rows),
+            *warnings_of_overlap(fitted, effects, shares["share"]),
+        )
+        intercepts, random, likelihood = (
+            intercept_table(fitted),
+            random_effect_table(fitted),
+            likelihood_table(fitted, result),
+        )
+    facts = _facts(fitted, likelihood, result, num_rows, deviance_explained, bound, response)
+    in_days = tuple(part.label for part in fitted.parts if is_in_days(fitted, part))
+    return Summary(terms[order], intercepts, random, likelihood, facts, warnings, in_days)
+
+
+def _complete(x: Tensor) -> Tensor:
+    """Rows without missing values; all rows, with zeros for missing values, if there is none."""
+    is_complete = x.isfinite().all(-1)
+    return x[is_complete] if int(is_complete.sum()) > 1 else x.nan_to_num()
+
+
+def _facts(
+    fitted: Fitted,
+    likelihood: pd.DataFrame,
+    result: FitResult | None,
+    num_rows: int,
+    deviance_explained: float,
+    bound: float,
+    response: str,
+) -> dict[str, Any]:
+    facts: dict[str, Any] = {"family": fitted.family.name, "link": fitted.family.link}
+    if fitted.family.name == "binomial":
+        facts["predictor"] = name_of_predictor(fitted, response)
+    facts["rows"] = num_rows
+    facts |= likelihood["estimate"].to_dict()
+    if fitted.design.reads_kernel():
+        facts["kernel"] = fitted.design.kernel
+    facts["hyperparameters"] = fitted.hyperparameters
+    facts["deviance explained"] = deviance_explained
+    if result is None:
+        return {**facts, "converged": "no, interrupted"}
+    converged = "yes" if result.converged else f"NO: {result.stopped}"
+    return {
+        **facts,
+        "bound": bound,
+        "nats open": result.open,
+        "converged": converged,
+        "method": result.method,
+        "seconds": result.seconds,
+    }

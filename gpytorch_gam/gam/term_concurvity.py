@@ -1,0 +1,57 @@
+"""Terms that can stand for each other at the rows of the data."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from gpytorch_gam.diagnostics import concurvity
+
+from .fitted import Fitted
+
+# Terms of which one could take this much of another's part are named.
+_HIGH_CONCURVITY = 0.8
+
+
+def warnings_of_concurvity(fitted: Fitted, rows: Tensor) -> list[str]:
+    """
+    A sentence for each pair of terms of which one could stand for the other, or for all pairs of a term.
+
+    :param fitted: The fitted model.
+    :param rows: Rows of the data ``(n, D)``.
+    """
+    owners = {name: part.label for part in fitted.parts for name in part.components}
+    if len(set(owners.values())) < 2:
+        return []
+    found = concurvity(fitted.model, rows)
+    named: dict[tuple[str, str], float] = {}
+    for row, first in enumerate(found.names):
+        for column, second in enumerate(found.names):
+            labels = owners.get(first), owners.get(second)
+            value = found.pairwise_estimate[row, column].item()
+            if None not in labels and labels[0] != labels[1] and value > _HIGH_CONCURVITY:
+                pair = tuple(sorted(map(str, labels)))
+                named[pair[0], pair[1]] = max(value, named.get((pair[0], pair[1]), 0.0))
+    return _named_pairs(named)
+
+
+def _named_pairs(values: Mapping[tuple[str, str], float]) -> list[str]:
+    """A sentence for each pair of terms, or for all pairs of a term that is in several."""
+    left, found = dict(sorted(values.items())), []
+    while left:
+        most = Counter(label for pair in left for label in pair)
+        label = max(most, key=lambda each: (most[each], each))
+        own = {pair: left.pop(pair) for pair in list(left) if label in pair}
+        if len(own) == 1:
+            ((first, second),), (value,) = own, own.values()
+            found.append(f"{first} and {second} can stand for each other in these data (concurvity {value:.2f})")
+        else:
+            others = ", ".join(second if first == label else first for first, second in own)
+            low, high = min(own.values()), max(own.values())
+            found.append(
+                f"{label} and each of {others} can stand for each other in these data (concurvity {low:.2f} to "
+                f"{high:.2f})"
+            )
+    return [f"{each}: read their sum" for each in found]
