@@ -23,10 +23,11 @@ from . import files
 from .design import Design
 from .families import Family
 from .fitted import Fitted
-from .fitting import FitOfDesign, Options, fit_arguments, fit_design
+from .fitting import FitOfDesign, fit_design
 from .frames import as_frame, as_rows, drop_columns, refuse_response, take_columns
 from .integration import HYPERPARAMETERS
 from .interactions import Limits, interactions_of_description
+from .options import Options
 from .parts import Part, columns_of_parts
 from .row_arguments import (
     named_arguments,
@@ -42,6 +43,7 @@ from .streams import Stream, stream_of
 from .survey import survey
 from .term_warnings import warn_of_multipliers
 from .terms import KERNELS, MISSING
+from .units_of_fit import fit_arguments
 from .value_checks import warn_of_missing
 
 

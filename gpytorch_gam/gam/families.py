@@ -62,12 +62,14 @@ class Family:
     :cvar parameters: The names of the parameters that have a predictor; the first determines the mean.
     :cvar link: How the first predictor is linked to the mean: ``"identity"``, ``"log"``, ``"logit"`` or ``"probit"``.
     :cvar arguments: Row-wise arguments beside weights and offset.
+    :cvar has_deviance: Whether :meth:`deviance` means anything.
     """
 
     name: ClassVar[str] = ""
     parameters: ClassVar[tuple[str, ...]] = ("mean",)
     link: ClassVar[str] = "identity"
     arguments: ClassVar[tuple[str, ...]] = ()
+    has_deviance: ClassVar[bool] = True
 
     def likelihood(self) -> Likelihood:
         """A new likelihood."""
@@ -110,12 +112,20 @@ class Family:
         """
         return predictor
 
-    def deviance(self, y: np.ndarray, mean: np.ndarray) -> np.ndarray:
+    def warn_of_few_rows(self, num_rows: int) -> None:
+        """
+        Warn where rows are too few for what is asked of them; by default they never are.
+
+        :param num_rows: The number of rows.
+        """
+
+    def deviance(self, y: np.ndarray, mean: np.ndarray, size: np.ndarray) -> np.ndarray:
         """
         The deviance of each row; by default the squared error.
 
         :param y: The responses.
         :param mean: Their predicted means.
+        :param size: The exposure or the number of trials of each.
         """
         return (y - mean) ** 2
 
@@ -172,6 +182,7 @@ class Quantile(_Standardised):
 
     name: ClassVar[str] = "quantile"
     parameters: ClassVar[tuple[str, ...]] = ("quantile",)
+    has_deviance: ClassVar[bool] = False
 
     probability: float = 0.5
 
@@ -183,11 +194,7 @@ class Quantile(_Standardised):
         return QuantileLikelihood(self.probability, power=QuantileLikelihood.normal_power(self.probability))
 
     def warn_of_few_rows(self, num_rows: int) -> None:
-        """
-        Warn where hardly any response is beyond the quantile.
-
-        :param num_rows: The number of rows.
-        """
+        """See :meth:`Family.warn_of_few_rows`; hardly any response may be beyond the quantile."""
         beyond = num_rows * min(self.probability, 1 - self.probability)
         if beyond < _FEW:
             warnings.warn(
@@ -249,7 +256,7 @@ class Gamma(_LogLink):
         """See :meth:`Family.check`."""
         _refuse(y <= 0, self.name, "values that are not positive", "it takes positive numbers")
 
-    def deviance(self, y: np.ndarray, mean: np.ndarray) -> np.ndarray:
+    def deviance(self, y: np.ndarray, mean: np.ndarray, size: np.ndarray) -> np.ndarray:
         """See :meth:`Family.deviance`."""
         return 2 * ((y - mean) / mean - np.log(y / mean))
 
@@ -262,7 +269,7 @@ class _Counts(_LogLink):
     def check(self, y: np.ndarray, trials: np.ndarray | None) -> None:
         _refuse_non_counts(y, self.name)
 
-    def deviance(self, y: np.ndarray, mean: np.ndarray) -> np.ndarray:
+    def deviance(self, y: np.ndarray, mean: np.ndarray, size: np.ndarray) -> np.ndarray:
         """See :meth:`Family.deviance`; that of a Poisson distribution."""
         return 2 * (xlogy(y, y / np.where(y > 0, mean, 1.0)) - (y - mean))
 
@@ -349,6 +356,11 @@ class Binomial(Family):
         share = predictor.sigmoid() if self.link == "logit" else torch.special.ndtr(predictor)
         return share * arguments.get("trials", torch.ones_like(share))
 
+    def deviance(self, y: np.ndarray, mean: np.ndarray, size: np.ndarray) -> np.ndarray:
+        """See :meth:`Family.deviance`."""
+        mean = np.clip(mean, 1e-12 * size, (1 - 1e-12) * size)
+        return 2 * (xlogy(y, y / mean) + xlogy(size - y, (size - y) / (size - mean)))
+
 
 @dataclass(frozen=True)
 class Ordinal(Family):
@@ -360,6 +372,7 @@ class Ordinal(Family):
 
     name: ClassVar[str] = "ordinal"
     parameters: ClassVar[tuple[str, ...]] = ("latent",)
+    has_deviance: ClassVar[bool] = False
 
     num_classes: int = 2
 
@@ -377,6 +390,7 @@ class Softmax(Family):
     """
 
     name: ClassVar[str] = "softmax"
+    has_deviance: ClassVar[bool] = False
 
     classes: tuple[str, ...] = ("0", "1")
 

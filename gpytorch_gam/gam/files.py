@@ -34,8 +34,9 @@ from .design import Design
 from .encoded_terms import described_encodings, encodings_of_description
 from .families import Family, Units, described_family, family_of_description, regression_family
 from .fitted import Fitted, alone
-from .fitting import JITTER, Options, make
 from .interactions import described_interactions
+from .model_making import JITTER, make
+from .options import Options
 from .terms import Term, described, from_description
 
 # The version of the format; files of a higher one are refused.

@@ -27,10 +27,6 @@ KERNELS = threading.RLock()
 # The most rows of the data that are kept with the model, for summaries and ranges.
 MOST_REFERENCE_ROWS = 1000
 
-# The work for one step of a fit up to which others are made unasked to compare them: with more, that takes many
-# seconds.
-_MOST_QUICK_WORK = 3e8
-
 
 @dataclass
 class Fitted:
@@ -130,22 +126,6 @@ class Fitted:
         if self.has_identity_link:
             return self.units.centre if predictor == 0 else log_scale
         return log_scale if self.family.name == "gamma" else 0.0
-
-    def is_quick(self, num_rows: int) -> bool:
-        """
-        Whether fits of models alike take so little that some are made unasked.
-
-        :param num_rows: The number of rows of the fit.
-        """
-        return self.work(num_rows) <= _MOST_QUICK_WORK
-
-    def work(self, num_rows: int) -> float:
-        """
-        The work for one step of a fit by rows: their number times the square of that of inducing variables.
-
-        :param num_rows: The number of rows of the fit.
-        """
-        return float(num_rows) * self.model.predictor.num_inducing_total**2
 
     def chosen(self, only: Sequence[str] | str | None, exclude: Sequence[str] | str | None) -> list[Part]:
         """

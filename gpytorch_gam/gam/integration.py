@@ -20,6 +20,7 @@ from gpytorch_gam.warnings import ConvergenceWarning
 
 from .fitted import Fitted
 from .priors import has_curves, take_logarithms
+from .work import MOST_OF_INTEGRATED_FITS, work_of_step
 
 #: How an estimator treats its hyperparameters.
 HYPERPARAMETERS = ("auto", "integrated", "point")
@@ -37,9 +38,6 @@ _TOLERANCE = 0.5
 
 # Hyperparameters for which derivatives of the bound are taken unasked: each takes as long as a step of the fit.
 _MOST_UNASKED = 100
-
-# The work for a step of a fit by rows above which that takes longer than the fit unasked.
-_MOST_UNASKED_WORK = 1e9
 
 
 def integrated(fitted: Fitted, data: Any, num_data: int, result: FitResult | None, wanted: str) -> Fitted:
@@ -139,7 +137,7 @@ def _reason_against(fitted: Fitted, num_data: int, result: FitResult | None, wan
     number = len(FreeHyperparameters(fitted.model, fitted.likelihood).names)
     if number > _MOST_UNASKED:
         return f"{number} hyperparameters, and the uncertainty of each takes a step of the fit"
-    if result.method == "rows" and fitted.work(num_data) > _MOST_UNASKED_WORK:
+    if result.method == "rows" and work_of_step(fitted.model, num_data) > MOST_OF_INTEGRATED_FITS:
         points = fitted.model.predictor.num_inducing_total
         return (
             f"{num_data} rows of {points} features, and the uncertainty of each hyperparameter takes a pass over them"

@@ -11,6 +11,7 @@ from gpytorch_gam.training.shortfall import notably_short
 
 from .fitted import Fitted
 from .starts import Refit, Start
+from .work import is_quick
 
 #: The kernel that others are compared with, and that fits which compare none take.
 DEFAULT_KERNEL = "matern52"
@@ -32,7 +33,7 @@ def with_best_kernel(fitted: Fitted, result: FitResult, num_rows: int, refit: Re
     :param num_rows: The number of rows.
     :param refit: Fits the design with another kernel.
     """
-    if result.method != "rows" or not fitted.is_quick(num_rows) or not fitted.design.reads_kernel():
+    if result.method != "rows" or not is_quick(fitted.model, num_rows) or not fitted.design.reads_kernel():
         return fitted, result
     least = _value(fitted, result) + _WORTH
     for kernel in reversed(_OTHERS) if _has_grown(fitted) else _OTHERS:

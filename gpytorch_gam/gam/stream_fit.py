@@ -12,20 +12,16 @@ import torch
 
 from gpytorch_gam.data.streamed_batches import Settings, StreamedBatches
 
+from .data_fit import fit_to_data
 from .design import Design
+from .deviance import deviance_explained
 from .families import Family, Units
-from .fitting import (
-    FitOfDesign,
-    Options,
-    deviance_explained,
-    device_of,
-    fit_arguments,
-    fit_to_data,
-    units_of,
-)
+from .fitting import FitOfDesign
 from .frames import as_rows
+from .options import Options, device_of
 from .streams import Piece, Stream, read
 from .survey import Survey
+from .units_of_fit import fit_arguments, units_of
 from .value_checks import refuse_missing, warn_of_missing
 
 # Rows of a minibatch, and of a batch where all rows are read in their order.

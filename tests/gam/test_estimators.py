@@ -314,7 +314,7 @@ def test_an_interrupted_fit_leaves_a_usable_model(monkeypatch: pytest.MonkeyPatc
     def interrupted(*args: object, **kwargs: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("gpytorch_gam.gam.fitting.fit", interrupted)
+    monkeypatch.setattr("gpytorch_gam.gam.data_fit.fit", interrupted)
     x, y = table()[["age"]], responses(table())
     with pytest.warns(UserWarning, match="the fit was interrupted"):
         gam = GAMRegressor(num_inducing=4).fit(x, y)

@@ -163,7 +163,7 @@ def test_widening_is_that_of_predictors_and_effects() -> None:
 
 
 def test_integration_is_left_out_unasked_where_a_pass_over_the_rows_is_dear(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpytorch_gam.gam.integration._MOST_UNASKED_WORK", 1000)
+    monkeypatch.setattr("gpytorch_gam.gam.integration.MOST_OF_INTEGRATED_FITS", 1000)
     gam = GAMRegressor([s("age", k=4)], tolerance=1.0).fit(table(), responses(table()))
     assert gam.hyperparameters_.startswith("point estimates: 120 rows of 6 features, and the uncertainty of each")
     gam.set_params(hyperparameters="integrated").fit(table(), responses(table()))

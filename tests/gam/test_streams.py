@@ -16,7 +16,7 @@ from gpytorch_gam.gam import streams as module
 from gpytorch_gam.gam.columns import LevelEncoding, NumberEncoding
 from gpytorch_gam.gam.design import Design
 from gpytorch_gam.gam.families import Units
-from gpytorch_gam.gam.fitting import Options
+from gpytorch_gam.gam.options import Options
 from gpytorch_gam.gam.stream_fit import EncodedBatches, Rows
 from gpytorch_gam.gam.streams import stream_of
 from gpytorch_gam.gam.survey import survey
