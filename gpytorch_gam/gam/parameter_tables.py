@@ -59,7 +59,7 @@ def likelihood_table(fitted: Fitted, result: FitResult | None) -> pd.DataFrame:
 
 def random_effect_table(fitted: Fitted) -> pd.DataFrame:
     """
-    The standard deviations of random effects and of the noise, with intervals.
+    The standard deviations of random effects (of slopes for each unit of the column) and of the noise, with intervals.
 
     :param fitted: The fitted model.
     """
@@ -71,7 +71,9 @@ def random_effect_table(fitted: Fitted) -> pd.DataFrame:
             entry = group.names.index(part.components[0])
             name = f"model.variational_strategy.predictor.groups.{groups.index(group)}.kernel.raw_outputscale[{entry}]"
             variance, scale = prior_variance(group, part.components[0]), fitted.scale_of(part.predictor)
-            found[part.label] = _deviation(fitted, name, variance, scale)
+            by = part.term.multiplier
+            unit = 1.0 if by is None else fitted.design.encoding(by, "multiplier").scale
+            found[part.label] = _deviation(fitted, name, variance, scale / unit)
     noise = _noise(fitted)
     if found and noise is not None:
         found["noise"] = _deviation(fitted, *noise, fitted.units.scale)

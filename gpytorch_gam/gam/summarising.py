@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
 
 from gpytorch_gam.training import FitResult
 
+from .component_table import component_table
 from .fitted import Fitted
 from .freedom import warnings_of_freedom
 from .parameter_tables import intercept_table, likelihood_table, random_effect_table
 from .response_scale import name_of_predictor
 from .summary import Summary
 from .term_concurvity import warnings_of_concurvity
-from .term_evidence import evidence_of_terms
-from .term_scales import is_in_days, scales_of_terms
+from .term_evidence import Evidence, evidence_of
+from .term_scales import is_in_days, lengthscale, prior_deviation
 from .term_shares import effects_at_estimates, shares_of_terms, warnings_of_overlap
 
 # The most rows over which variances are taken.
@@ -45,13 +48,13 @@ def summarise(
     with torch.no_grad():
         rows = _complete(fitted.reference)
         rows = rows[torch.linspace(0, len(rows) - 1, min(len(rows), _NUM_ROWS)).round().long()]
-        evidence = evidence_of_terms(fitted)
-        effects = effects_at_estimates(fitted, rows, evidence["edf"])
+        evidence = evidence_of(fitted, [part.components for part in fitted.parts])
+        names = fitted.model.predictor.names
+        of_components = dict(zip(names, evidence_of(fitted, [[name] for name in names]), strict=True))
+        effects = effects_at_estimates(fitted, rows, [each.freedom for each in evidence])
         shares = shares_of_terms(fitted, rows, effects)
-        tables: list[dict[str, Any]] = [evidence, shares, scales_of_terms(fitted)]
-        terms = pd.DataFrame({name: values for table in tables for name, values in table.items()})
-        terms.index = pd.Index([part.label for part in fitted.parts], name="term")
-        order = ["edf", "prior_sd", "lengthscale", "share", "share_lower", "share_upper", "p"]
+        components = component_table(fitted, of_components)
+        terms = _term_table(fitted, evidence, of_components, shares)
         messages = () if result is None else result.messages
         warnings = (
             *messages,
@@ -66,7 +69,25 @@ def summarise(
         )
     facts = _facts(fitted, likelihood, result, num_rows, deviance_explained, bound, response)
     in_days = tuple(part.label for part in fitted.parts if is_in_days(fitted, part))
-    return Summary(terms[order], intercepts, random, likelihood, facts, warnings, in_days)
+    with_levels = tuple(part.label for part in fitted.parts if len(part.levels) > 1)
+    return Summary(terms, components, intercepts, random, likelihood, facts, warnings, in_days, with_levels)
+
+
+def _term_table(
+    fitted: Fitted,
+    evidence: Sequence[Evidence],
+    of_components: Mapping[str, Evidence],
+    shares: Mapping[str, np.ndarray],
+) -> pd.DataFrame:
+    on = [[name for name in each.leading_components if of_components[name].is_on] for each in fitted.parts]
+    columns: dict[str, Any] = {
+        "edf": [each.freedom for each in evidence],
+        "prior_sd": [prior_deviation(fitted, part, part.components) for part in fitted.parts],
+        "lengthscale": [lengthscale(fitted, part, own) for part, own in zip(fitted.parts, on, strict=True)],
+        **shares,
+        "p": [each.probability for each in evidence],
+    }
+    return pd.DataFrame(columns, index=pd.Index([part.label for part in fitted.parts], name="term"))
 
 
 def _complete(x: Tensor) -> Tensor:

@@ -31,9 +31,15 @@ class Summary:
 
     - ``edf``: effective degrees of freedom, the number of directions of the effect that the data determine:
       :math:`\mathrm{tr}(I - S)` for the posterior covariance S of its whitened variables.
-    - ``prior_sd``: the standard deviation of the effect under its prior, as the fit has chosen it; ``lengthscale``: the
-      distance over which it changes, in units of the column (that of a periodic effect, too: longer than the period,
-      it is a sine wave); both of its smooth part. That of the levels of ``f`` is fixed.
+    - ``prior_sd``: the standard deviation of the whole effect under its prior, as the fit has chosen it, over the rows
+      of the data, and with a numeric ``by`` where that has its root mean square. That of the levels of ``f`` is fixed
+      and left out, unless they are ordered.
+    - ``lengthscale``: the distance over which the curve of an effect changes, in units of its column, printed days or
+      years of dates, and levels of an ordered ``f``. Of a column with a long tail it is that where most values are; of
+      a periodic effect that is longer than the period, the effect is a sine wave. Of ``te`` and ``ti`` it is that of
+      the interaction along each column; of curves by levels the smallest to the largest, as each level has its own
+      (those of ``fs`` and ``sz`` have one together). It is missing where there is no curve, or the fit has switched it
+      off and left a line.
     - ``share``: the variance of the effect over the data as a share of that of the predictor. It is the posterior
       median at the estimates of the hyperparameters, where ``edf`` and ``p`` are taken, too: a term that the fit has
       switched off has 0. Draws of the effect are taken whole, so that its own uncertainty counts as variance. Shares of
@@ -46,18 +52,21 @@ class Summary:
       the size of an effect, which ``share`` does. A term that the fit has switched off has 1.
 
     The line of curves by levels, ``s(x, by=g)``, has the sum of ``edf`` over the levels, the root of the mean of their
-    prior variances, the ``lengthscale`` of the first level, and ``p`` for any effect in any level: a difference between
-    levels is what :func:`~gpytorch_gam.gam.compare` and ``plot_difference`` are for.
+    prior variances, and ``p`` for any effect in any level: a difference between levels is what
+    :func:`~gpytorch_gam.gam.compare` and ``plot_difference`` are for.
 
     Deviances of different families are on different scales, and so is the share that is explained: compare families by
     their bounds.
 
     :ivar terms: One row a term.
+    :ivar components: ``edf``, ``prior_sd``, ``lengthscale`` and ``p`` of each component of the terms that have several:
+        the curves of levels, which are printed, too; the ``line`` of a smooth effect and its ``curve``, by which it
+        deviates from the line; and the effects of the columns of ``te`` and their ``interaction``.
     :ivar intercepts: Posterior ``mean`` and standard deviation ``std`` of the intercept of each predictor that has one.
     :ivar random_effects: The standard deviation ``sd`` of each random effect (``re``, ``fs``, ``sz``), in units of the
-        predictor, and of the noise, with the ends ``lower`` and ``upper`` of 95% intervals from the curvature of the
-        bound in their logarithms. Ends are missing where hyperparameters count as known (``hyperparameters="point"``),
-        or the fit has switched the effect off.
+        predictor (of slopes, ``re(g, by=x)``, for each unit of ``x``), and of the noise, with the ends ``lower`` and
+        ``upper`` of 95% intervals from the curvature of the bound in their logarithms. Ends are missing where
+        hyperparameters count as known (``hyperparameters="point"``), or the fit has switched the effect off.
     :ivar likelihood: The parameters of the distribution of the response that have no predictor, in units of the
         response: ``estimate`` and the ends ``lower`` and ``upper`` of 95% intervals, as for random effects. They are
         the ``noise sd`` of normal responses; ``scale`` and degrees of freedom ``deg_free`` of Student's t; the
@@ -68,15 +77,18 @@ class Summary:
     :ivar facts: The fit as a whole.
     :ivar warnings: What to look at.
     :ivar in_days: The terms of dates, whose lengthscales are in days.
+    :ivar with_levels: The terms that have a curve for each level.
     """
 
     terms: pd.DataFrame
+    components: pd.DataFrame
     intercepts: pd.DataFrame
     random_effects: pd.DataFrame
     likelihood: pd.DataFrame
     facts: dict[str, Any]
     warnings: tuple[str, ...]
     in_days: tuple[str, ...] = ()
+    with_levels: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """The facts, the tables and the warnings."""
@@ -85,7 +97,10 @@ class Summary:
             of = f" of {name}" if len(self.intercepts) > 1 or str(name).startswith("log_") else ""
             lines.append(f"intercept{of}: {_shown(row['mean'])} (standard error {row['std']:.3g})")
         if len(self.terms):
-            lines += ["", _shown_table(self._with_units())]
+            lines += ["", _shown_table(self._with_units(self.terms))]
+        for label in self.with_levels:
+            curves = self._with_units(self.components.loc[[label]]).loc[label]
+            lines += ["", f"levels of {label}", _shown_table(curves)]
         if len(self.random_effects):
             lines += ["", _shown_table(self.random_effects)]
         return "\n".join([*lines, *(f"warning: {each}" for each in self.warnings)])
@@ -102,13 +117,13 @@ class Summary:
             return _NO_NOISE
         return "" if row.isna().any() else f" (95% interval {row['lower']:.3g} to {row['upper']:.3g})"
 
-    def _with_units(self) -> pd.DataFrame:
-        """The terms with the units of times."""
+    def _with_units(self, table: pd.DataFrame) -> pd.DataFrame:
+        """A table of terms, or of their components, with the units of times."""
         scales = [
             shown_days(value) if label in self.in_days and isinstance(value, float) and value == value else value
-            for label, value in self.terms["lengthscale"].items()
+            for label, value in zip(table.index.get_level_values("term"), table["lengthscale"], strict=True)
         ]
-        return self.terms.assign(lengthscale=pd.Series(scales, self.terms.index, dtype=object))
+        return table.assign(lengthscale=pd.Series(scales, table.index, dtype=object))
 
 
 def shown_days(days: float) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection
 from typing import Any
 
 from gpytorch.kernels import Kernel, PeriodicKernel
@@ -17,30 +17,20 @@ from .terms import PERIODS, Factor, Place, RandomCurves, Smooth
 from .terms import Tensor as TensorTerm
 
 
-def scales_of_terms(fitted: Fitted) -> dict[str, list[Any]]:
+def prior_deviation(fitted: Fitted, part: Part, names: Collection[str]) -> float:
     """
-    The columns ``prior_sd`` and ``lengthscale`` of a summary.
+    The standard deviation of an effect under its prior, over the rows of the data, in units of its predictor; NaN if it
+    is fixed. Components of levels stand for different rows, and count alike.
 
     :param fitted: The fitted model.
+    :param part: The term.
+    :param names: Some of its components.
     """
-    deviations: list[float] = []
-    lengthscales: list[Any] = []
-    for part in fitted.parts:
-        if not part.components or isinstance(part.term, Factor):
-            deviations.append(math.nan if part.components else 0.0)
-            lengthscales.append(None)
-            continue
-        groups = [(fitted.model.predictor.group_of(name), name) for name in part.components]
-        variances = [prior_variance(group, name) for group, name in groups]
-        deviations.append(fitted.scale_of(part.predictor) * math.sqrt(sum(variances) / _num_parts(part)))
-        lengthscales.append(_lengthscale(fitted, part, groups))
-    return {"prior_sd": deviations, "lengthscale": lengthscales}
-
-
-def _num_parts(part: Part) -> int:
-    """Components of a by-term stand for different rows."""
-    names = [name for name in part.components if name.startswith(f"{part.label}=")]
-    return len(names) or 1
+    groups = [(fitted.model.predictor.group_of(name), name) for name in names]
+    if isinstance(part.term, Factor) and not any(group.kernel.raw_outputscale.requires_grad for group, _ in groups):
+        return math.nan if names else 0.0
+    variance = sum(prior_variance(group, name) for group, name in groups)
+    return fitted.scale_of(part.predictor) * math.sqrt(variance / max(1, len(part.levels.keys() & set(names))))
 
 
 def prior_variance(group: ComponentGroup, name: str) -> float:
@@ -53,32 +43,61 @@ def prior_variance(group: ComponentGroup, name: str) -> float:
     return group.mean_prior_variance().expand(group.num_components)[group.names.index(name)].item()
 
 
-def _lengthscale(fitted: Fitted, part: Part, groups: Sequence[tuple[ComponentGroup, str]]) -> Any:
-    """The lengthscale of a term of one smooth component, in units of its column; that of dates in days."""
-    if not isinstance(part.term, Smooth | RandomCurves | TensorTerm):
+def lengthscale(fitted: Fitted, part: Part, names: Collection[str]) -> Any:
+    """
+    The distance over which an effect changes, in units of its columns, and days of dates: a number, or text of several,
+    one for each column of an interaction, or the range of those of levels. None if nothing of it is curved.
+
+    :param fitted: The fitted model.
+    :param part: The term.
+    :param names: A component of the term, or those of its levels, that the fit has not switched off.
+    """
+    found = [each for each in (_lengthscales(fitted, part, name) for name in names) if each]
+    if not found:
         return None
-    own = groups if isinstance(part.term, TensorTerm) else [groups[0]]
-    found = []
-    for group, name in own:
-        for kernel in _smooth_kernels(group.kernel):
-            value = kernel.lengthscale.detach().flatten()[group.names.index(name)].item()
-            if isinstance(kernel, PeriodicKernel):
-                found.append(math.sqrt(value) / (2 * math.pi) * _period(part.term))
-            else:
-                found.append(value)
-    if isinstance(part.term, Place):
-        return found[0]
-    if isinstance(part.term, TensorTerm):
-        units = [fitted.design.encoding(name, "number") for name in part.term.names]
-        last = found[-len(units) :]
-        values = [value * unit.scale for value, unit in zip(last, units, strict=True)]
-        return ", ".join(
-            shown_days(value) if unit.kind == "date" else f"{value:.3g}"
-            for value, unit in zip(values, units, strict=True)
-        )
-    if isinstance(part.term, Smooth) and part.term.period is not None:
-        return found[0]
-    return found[0] * fitted.design.encoding(part.term.column, "number").scale
+    if part.levels:
+        return _shown_range(fitted, part, [value for ((value, _),) in found])
+    (own,) = found
+    is_text = len(own) > 1 or (isinstance(part.term, TensorTerm) and own[0][1])
+    return ", ".join(_shown(*each) for each in own) if is_text else own[0][0]
+
+
+def _shown(value: float, is_date: bool) -> str:
+    return shown_days(value) if is_date else f"{value:.3g}"
+
+
+def _shown_range(fitted: Fitted, part: Part, values: list[float]) -> float | str:
+    """A number if there is one, or hardly more, and else the smallest and the largest."""
+    low, high = (_shown(value, is_in_days(fitted, part)) for value in (min(values), max(values)))
+    return values[0] if low == high else f"{low} to {high}"
+
+
+def _lengthscales(fitted: Fitted, part: Part, name: str) -> list[tuple[float, bool]]:
+    """The lengthscales of a component along its columns, in their units, and whether these are dates."""
+    group = fitted.model.predictor.group_of(name)
+    kernels = [each for each in group.kernel.modules() if getattr(each, "has_lengthscale", False)]
+    values = [_of_component(kernel, group.names.index(name)) for kernel in kernels]
+    if not values:
+        return []
+    term = part.term
+    if isinstance(term, Smooth) and term.period is not None:
+        return [(values[0] * _period(term), is_in_days(fitted, part))]
+    if isinstance(term, Place | Factor):
+        return [(values[0], False)]
+    columns = term.names if isinstance(term, TensorTerm) else term.arguments[:1]
+    columns = columns if len(values) == len(columns) else (part.component(name),)  # the effect of one column of te
+    units = [fitted.design.encoding(column, "number") for column in columns]
+    return [(value * unit.scale, unit.kind == "date") for value, unit in zip(values, units, strict=True)]
+
+
+def _of_component(kernel: Kernel, index: int) -> float:
+    """The lengthscale of a component of a group, that of a periodic kernel in periods."""
+    value: float = kernel.lengthscale.detach().flatten()[index].item()
+    return math.sqrt(value) / (2 * math.pi) if isinstance(kernel, PeriodicKernel) else value
+
+
+def _period(term: Smooth) -> float:
+    return PERIODS[term.period] if isinstance(term.period, str) else float(term.period or math.nan)
 
 
 def is_in_days(fitted: Fitted, part: Part) -> bool:
@@ -92,11 +111,3 @@ def is_in_days(fitted: Fitted, part: Part) -> bool:
         return False
     kinds = (encoding.kind for (name, _), encoding in fitted.design.encodings.items() if name == part.term.column)
     return "date" in kinds
-
-
-def _smooth_kernels(kernel: Kernel) -> list[Kernel]:
-    return [each for each in kernel.modules() if getattr(each, "has_lengthscale", False)]
-
-
-def _period(term: Any) -> float:
-    return PERIODS[term.period] if isinstance(term.period, str) else float(term.period)

@@ -100,6 +100,65 @@ def test_lengthscales_of_dates_are_printed_with_their_units() -> None:
     assert summary.in_days == ("s(day)",)
 
 
+def test_summaries_show_each_level_and_each_part_of_a_term_in_units_of_the_data() -> None:
+    random = np.random.default_rng(0)
+    x = pd.DataFrame({"x": random.uniform(0, 10, 300), "g": random.choice(["a", "b", "c"], 300)})
+    x["day"] = pd.Timestamp("2020-01-01") + pd.to_timedelta(40 * x.x, unit="D")
+    y = np.where(x.g == "a", np.sin(3 * x.x), np.where(x.g == "b", np.sin(x.x), 0.0)) + 0.1 * random.normal(size=300)
+    options = {"hyperparameters": "point", "tolerance": 1.0}
+    by_number = GAMRegressor("s(x, by=g) + f(g)", **options).fit(x, y).summary()
+    curves = by_number.components.loc["s(x, by=g)"]
+    assert curves.index.tolist() == ["a", "b", "c"]
+    assert curves.edf.sum() == pytest.approx(by_number.terms.edf["s(x, by=g)"])
+    assert curves.p["a"] < 1e-6 and curves.p["b"] < 1e-6 and curves.p["c"] > 0.01 and curves.lengthscale.isna()["c"]
+    assert by_number.terms.lengthscale["s(x, by=g)"] == f"{curves.lengthscale.a:.3g} to {curves.lengthscale.b:.3g}"
+    assert curves.lengthscale.b > 2 * curves.lengthscale.a and "levels of s(x, by=g)\n" in str(by_number)
+    by_date = GAMRegressor("s(day, by=g) + f(g)", **options).fit(x, y).summary()
+    in_days = by_date.components.loc["s(day, by=g)"].lengthscale
+    np.testing.assert_allclose(in_days[["a", "b"]].astype(float), 40 * curves.lengthscale[["a", "b"]], rtol=0.05)
+    assert by_date.terms.lengthscale["s(day, by=g)"] == f"{in_days.a:.3g} days to {in_days.b:.3g} days"
+
+
+def test_parts_of_te_have_lengthscales_of_their_own() -> None:
+    random = np.random.default_rng(1)
+    x = pd.DataFrame(random.uniform(0, 10, (100, 2)), columns=["x", "z"])
+    y = np.sin(x.x) * (1 + x.z / 10)
+    gam = GAMRegressor("te(x, z)", hyperparameters="point", tolerance=10.0, num_inducing=8).fit(x, y)
+    summary = gam.summary()
+    parts = summary.components.loc["te(x, z)"]
+    assert parts.index.tolist() == ["x", "x.line", "z", "z.line", "interaction"]
+    joint = gam.model_.predictor.group_of("te(x, z)").kernel
+    own = [kernel.lengthscale.item() for kernel in joint.modules() if getattr(kernel, "has_lengthscale", False)]
+    scales = [gam._fitted.design.encoding(name, "number").scale for name in ("x", "z")]
+    shown = ", ".join(f"{length * scale:.3g}" for length, scale in zip(own, scales, strict=True))
+    assert summary.terms.lengthscale["te(x, z)"] == parts.lengthscale["interaction"] == shown
+    assert isinstance(parts.lengthscale["x"], float)
+
+
+def test_deviations_of_random_slopes_are_for_each_unit_of_their_column() -> None:
+    random = np.random.default_rng(2)
+    x = pd.DataFrame({"day": random.uniform(0, 100, 600), "subject": np.repeat(range(30), 20)})
+    slopes = random.normal(0, 0.3, 30)
+    y = slopes[x.subject] * x.day + random.normal(size=600)
+    options = {"hyperparameters": "point", "tolerance": 1.0}
+    deviations = [
+        GAMRegressor("re(subject, by=day)", **options).fit(x.assign(day=unit * x.day), y).summary().random_effects
+        for unit in (1.0, 24.0)
+    ]
+    assert deviations[0].sd.iloc[0] == pytest.approx(slopes.std(), rel=0.15)
+    assert deviations[0].sd.iloc[0] == pytest.approx(24 * deviations[1].sd.iloc[0], rel=0.01)
+
+
+def test_ordered_levels_have_a_trained_deviation_and_a_distance() -> None:
+    random = np.random.default_rng(3)
+    grade = pd.Categorical.from_codes(random.integers(0, 8, 300), list("abcdefgh"), ordered=True)
+    x = pd.DataFrame({"grade": grade, "other": random.choice(["p", "q"], 300)})
+    y = np.sin(grade.codes / 3) + 0.1 * random.normal(size=300)
+    terms = GAMRegressor("f(grade) + f(other)", hyperparameters="point", tolerance=1.0).fit(x, y).summary().terms
+    assert 0.1 < terms.prior_sd["f(grade)"] < 1.0 and 1.0 < terms.lengthscale["f(grade)"] < 80.0
+    assert np.isnan(terms.prior_sd["f(other)"]) and terms.lengthscale["f(other)"] is None
+
+
 def test_effects_on_grids_hold_what_predictions_say() -> None:
     gam = fitted()
     table_ = gam.effect("s(age)", num=30, simultaneous=True)
