@@ -442,7 +442,7 @@ class FittedGAM(GAMEstimator):
         fitted, x, scaled, _, rows = self._observed(X, y, None, arguments)
         (effect,), _ = term_moments(fitted, x, [part])
         frame, by = self._read(X, {})[1], part.term.multiplier
-        values = within_period(part, frame[part.term.arguments[0]])
+        values = within_period(fitted, part, frame[part.term.arguments[0]])
         observed = fitted.units.centre + fitted.units.scale * scaled
         found = PartialResiduals(values, effect + working_residuals(fitted, x, observed, rows))
         if by is None or level_column(fitted, part) is not None:

@@ -9,7 +9,7 @@ import pandas as pd
 
 from gpytorch_gam.warnings import ColumnKindWarning
 
-from .columns import Kind, are_like_dates, kind_of, numbers_of
+from .columns import Kind, are_like_dates, kind_of, numbers_of, zone_of
 from .terms import PERIODS, Factor, Linear, RandomEffect, Smooth, Term
 
 # The cycles for which dates have to last so that a period is a term, up to what calendars differ; parts of a
@@ -54,7 +54,7 @@ def _periods_of(values: pd.Series, kind: Kind) -> list[str]:
     """
     if kind.name != "date":
         return []
-    days = numbers_of(values, kind)
+    days = numbers_of(values, kind, zone_of(values))
     days = np.unique(days[np.isfinite(days)])
     if len(days) < _FEWEST_PLACES:
         return []

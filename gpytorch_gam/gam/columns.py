@@ -32,6 +32,8 @@ _MOST_COUNTED = 100
 # Text that is a date, perhaps with a time.
 _DATE = r"\s*(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{4})([ T]\d{1,2}:\d{2}.*)?\s*"
 
+_EPOCH = pd.Timestamp("1970-01-01")
+
 _NANOSECONDS_A_DAY = 86_400_000_000_000
 
 
@@ -112,28 +114,41 @@ def are_like_dates(values: pd.Series) -> bool:
     return bool(len(some)) and bool(some.str.fullmatch(_DATE).all())
 
 
-def numbers_of(values: pd.Series, kind: Kind) -> np.ndarray:
+def numbers_of(values: pd.Series, kind: Kind, clock: str = "UTC") -> np.ndarray:
     """
     A numeric column, or dates as days since 1970, in float64 with NaN where a value is missing.
 
     :param values: The column.
     :param kind: What it holds.
+    :param clock: The time zone by whose clock the days of dates with a time zone are counted.
     """
     if kind.name == "date":
         moments = pd.DatetimeIndex(values)
-        utc = moments if moments.tz is None else moments.tz_convert("UTC").tz_localize(None)
-        days = utc.as_unit("ns").asi8 / _NANOSECONDS_A_DAY
-        return np.where(utc.isna(), np.nan, days)
+        local = moments if moments.tz is None else moments.tz_convert(clock or "UTC").tz_localize(None)
+        days = local.as_unit("ns").asi8 / _NANOSECONDS_A_DAY
+        return np.where(local.isna(), np.nan, days)
     return values.to_numpy(dtype=np.float64, na_value=np.nan)
 
 
-def has_zone(values: pd.Series) -> bool:
+def _moments(days: np.ndarray) -> pd.DatetimeIndex:
+    """Days since 1970 as moments, in thousandths of seconds: float64 holds hardly more."""
+    return (_EPOCH + pd.to_timedelta(days, unit="D")).round("ms")
+
+
+def zone_of(values: pd.Series) -> str:
     """
-    Whether a column holds dates with a time zone.
+    The name of the time zone of a column of dates; empty without one, UTC if the zone has no name.
 
     :param values: The column.
     """
-    return isinstance(values.dtype, pd.DatetimeTZDtype)
+    if not isinstance(values.dtype, pd.DatetimeTZDtype):
+        return ""
+    name = str(values.dtype.tz)
+    try:
+        pd.DatetimeTZDtype(tz=name)
+    except (TypeError, KeyError, ValueError):
+        return "UTC"
+    return name
 
 
 @dataclass(frozen=True)
@@ -159,7 +174,7 @@ class Encoding:
 
         :param values: The column.
         """
-        had, has = getattr(self, "has_zone", False), has_zone(values)
+        had, has = bool(getattr(self, "zone", "")), bool(zone_of(values))
         if had != has and types.is_datetime64_any_dtype(values.dtype) and values.notna().any():
             remedy = ".dt.tz_localize(...) with their zone" if had else ".dt.tz_convert(...).dt.tz_localize(None)"
             then, now = ("with", "without") if had else ("without", "with")
@@ -170,7 +185,7 @@ class Encoding:
 
     def encode(self, values: pd.Series) -> np.ndarray:
         """
-        The column as numbers; dates without a time zone count as those of UTC.
+        The column as numbers.
 
         :param values: The column.
         :raises TypeError: If it holds another kind of values than when the model was fitted.
@@ -194,7 +209,7 @@ class NumberEncoding(Encoding):
     high: float
     num_values: int  # how many distinct ones there are, up to a hundred
     is_drawn_in: bool = False
-    has_zone: bool = False
+    zone: str = ""  # of dates
 
     @classmethod
     def of(cls, values: pd.Series, weights: np.ndarray | None = None, *, draws_in: bool = True) -> NumberEncoding:
@@ -229,7 +244,7 @@ class NumberEncoding(Encoding):
         low, high = float(present.min()), float(present.max())
         num_values = min(len(np.unique(present)), _MOST_COUNTED)
         kind = kind_of(values).name
-        return cls(str(values.name), kind, centre, scale, low, high, num_values, has_zone=has_zone(values))
+        return cls(str(values.name), kind, centre, scale, low, high, num_values, zone=zone_of(values))
 
     @property
     def is_constant(self) -> bool:
@@ -248,6 +263,17 @@ class NumberEncoding(Encoding):
         """
         scaled = (numbers - self.centre) / self.scale
         return np.arcsinh(scaled) if self.is_drawn_in else scaled
+
+    def values(self, numbers: np.ndarray) -> Any:
+        """
+        Numbers in units of the data, and days since 1970, as values of the column: dates are in its time zone.
+
+        :param numbers: The numbers.
+        """
+        if self.kind != "date":
+            return numbers
+        moments = _moments(numbers)
+        return moments.tz_localize("UTC").tz_convert(self.zone) if self.zone else moments
 
     def outside(self, values: pd.Series) -> np.ndarray:
         """
@@ -288,11 +314,30 @@ class CycleEncoding(Encoding):
     """The position of a number or a date within a period, from 0 to 1."""
 
     period: float
-    has_zone: bool = False
+    zone: str = ""  # of dates, by whose clock they are
 
     def encode(self, values: pd.Series) -> np.ndarray:
         """See :meth:`Encoding.encode`."""
-        return np.mod(numbers_of(values, self._refuse_other_kind(values)) / self.period, 1.0)
+        return np.mod(numbers_of(values, self._refuse_other_kind(values), self.zone) / self.period, 1.0)
+
+    def values(self, numbers: np.ndarray) -> Any:
+        """
+        Numbers from zero to the period as values of the column, dates being those of 1970.
+
+        :param numbers: The numbers.
+        """
+        if self.kind != "date":
+            return numbers
+        local = _moments(numbers)
+        return local.tz_localize(self.zone, ambiguous=False, nonexistent="shift_forward") if self.zone else local
+
+    def within_period(self, values: pd.Series) -> Any:
+        """
+        Values of the column, moved into the first period.
+
+        :param values: The column.
+        """
+        return self.values(self.period * self.encode(values))
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from gpytorch_gam.numerics.dtypes import default_dtype
 from gpytorch_gam.warnings import ConstantColumnWarning
 
 from .column_roles import columns_and_roles
-from .columns import CycleEncoding, LevelEncoding, NumberEncoding, has_zone, kind_of
+from .columns import CycleEncoding, LevelEncoding, NumberEncoding, kind_of, zone_of
 from .encoded_terms import EncodedTerms, Key
 from .parts import INTERCEPT, Part
 from .term_groups import TermGroups
@@ -74,7 +74,7 @@ class Design(EncodedTerms):
             self.encodings[key] = NumberEncoding.about_zero(values, weights)
         elif role.startswith("cycle"):
             period = float(role.removeprefix("cycle "))
-            self.encodings[key] = CycleEncoding(name, kind_of(values).name, period, has_zone(values))
+            self.encodings[key] = CycleEncoding(name, kind_of(values).name, period, zone_of(values))
         elif role == "coordinate":
             self.encodings[key] = replace(NumberEncoding.of(values, weights, draws_in=False), scale=1.0)
         else:

@@ -13,7 +13,7 @@ from torch import Tensor
 from gpytorch_gam._checks import shown
 from gpytorch_gam.effects import ComponentPosterior
 
-from .columns import CycleEncoding, Encoding, LevelEncoding, NumberEncoding, kind_of, numbers_of
+from .columns import CycleEncoding, Encoding, LevelEncoding, NumberEncoding, zone_of
 from .fitted import Fitted
 from .frames import frame_of
 from .parts import Part
@@ -29,8 +29,6 @@ CLASS = "class"
 
 # Columns of tables of effects beside those of their terms.
 _OF_TABLES = ("mean", "std", "lower", "upper", "lower_all", "upper_all", CLASS)
-
-_EPOCH = pd.Timestamp("1970-01-01")
 
 
 def grid_of(fitted: Fitted, part: Part, num: int, fixed: Collection[str] = ()) -> pd.DataFrame:
@@ -78,20 +76,14 @@ def _range(fitted: Fitted, part: Part, name: str, num: int) -> Any:
     term = part.term
     if isinstance(term, Smooth) and term.period is not None:
         cycle = next(each for each in found if _is_cycle_of(each, part))
-        values = np.linspace(0.0, cycle.period, num)
-        return _dates(values) if cycle.kind == "date" else values
+        return cycle.values(np.linspace(0.0, cycle.period, num))
     encoding = next(each for each in found if isinstance(each, NumberEncoding))
-    values = np.linspace(encoding.low, encoding.high, num)
-    return _dates(values) if encoding.kind == "date" else values
+    return encoding.values(np.linspace(encoding.low, encoding.high, num))
 
 
 def _is_cycle_of(encoding: Encoding, part: Part) -> TypeGuard[CycleEncoding]:
     """Whether a column is read so for a term: one may have several periods."""
     return isinstance(encoding, CycleEncoding) and encoding.period == period_in_units(part)
-
-
-def _dates(days: np.ndarray) -> Any:
-    return _EPOCH + pd.to_timedelta(days, unit="D")
 
 
 def level_column(fitted: Fitted, part: Part) -> str | None:
@@ -180,9 +172,15 @@ def _is_single(value: Any) -> bool:
 
 
 def _as_dates(fitted: Fitted, values: pd.Series) -> pd.Series:
-    """Dates that are written as text, or as those of Python, where the column has dates."""
-    is_date = any(each.kind == "date" for (name, _), each in fitted.design.encodings.items() if name == values.name)
-    return pd.to_datetime(values) if is_date and not pd.api.types.is_numeric_dtype(values.dtype) else values
+    """
+    Dates that are written as text, or as those of Python, where the column has dates: without a time zone they are in
+    that of the column.
+    """
+    own = [each for (name, _), each in fitted.design.encodings.items() if name == values.name and each.kind == "date"]
+    if not own or pd.api.types.is_numeric_dtype(values.dtype):
+        return values
+    found, zone = pd.to_datetime(values), getattr(own[0], "zone", "")
+    return found.dt.tz_localize(zone) if zone and not zone_of(found) else found
 
 
 def inputs_of(fitted: Fitted, part: Part, values: pd.DataFrame) -> Tensor:
@@ -316,11 +314,9 @@ def values_in_data(fitted: Fitted, part: Part, name: str) -> Any:
             continue
         x = fitted.reference[:, index].numpy()
         if isinstance(encoding, NumberEncoding) and getattr(part.term, "period", None) is None:
-            values = encoding.centre + encoding.scale * (np.sinh(x) if encoding.is_drawn_in else x)
-            return _dates(values) if encoding.kind == "date" else values
+            return encoding.values(encoding.centre + encoding.scale * (np.sinh(x) if encoding.is_drawn_in else x))
         if _is_cycle_of(encoding, part):
-            values = x * encoding.period
-            return _dates(values) if encoding.kind == "date" else values
+            return encoding.values(x * encoding.period)
     raise ValueError(f"{part.label} has no numeric column {name!r}")
 
 
@@ -343,15 +339,18 @@ def period_in_units(part: Part) -> float | None:
     return PERIODS[period] if isinstance(period, str) else period
 
 
-def within_period(part: Part, values: pd.Series) -> Any:
+def within_period(fitted: Fitted, part: Part, values: pd.Series) -> Any:
     """
-    Values of the column of a curve as pictures show them, those of a periodic effect within its first period.
+    Values of the column of a curve as pictures show them, those of a periodic effect within its first period, and dates
+    in the time zone of the fit.
 
+    :param fitted: The fitted model.
     :param part: The term.
     :param values: The column.
     """
-    period, kind = period_in_units(part), kind_of(values)
-    if period is None:
-        return values
-    found = np.mod(numbers_of(values, kind), period)
-    return _dates(found) if kind.name == "date" else found
+    own = [each for (name, _), each in fitted.design.encodings.items() if name == part.term.arguments[0]]
+    for cycle in own:
+        if _is_cycle_of(cycle, part):
+            return cycle.within_period(values)
+    zone = getattr(own[0], "zone", "")
+    return values.dt.tz_convert(zone) if zone and zone_of(values) else values

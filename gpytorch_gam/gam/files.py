@@ -40,7 +40,7 @@ from .options import Options
 from .terms import Term, described, from_description
 
 # The version of the format; files of a higher one are refused.
-FORMAT = 2
+FORMAT = 3
 
 # Parameters of estimators that are kept as their own, because they are plain values.
 _PLAIN = (str, int, float, bool, type(None))

@@ -201,7 +201,7 @@ def _values_of_polars(column: Any) -> Any:
     if type(column.dtype).__name__ in ("String", "Categorical", "Boolean"):
         return column.to_list()
     if getattr(column.dtype, "time_zone", None) is not None:
-        return pd.DatetimeIndex(column.to_numpy()).tz_localize("UTC")
+        return pd.DatetimeIndex(column.to_numpy()).tz_localize("UTC").tz_convert(column.dtype.time_zone)
     if type(column.dtype).__name__ == "Decimal":
         column = column.cast(float)
     return column.to_numpy()

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
-from matplotlib.dates import ConciseDateFormatter, date2num
+from matplotlib.dates import AutoDateLocator, ConciseDateFormatter, date2num
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, MultipleLocator
 from scipy import stats
@@ -41,6 +41,9 @@ _NUM_CURVE, _MOST_CURVE, _NUM_SURFACE = 150, 600, 1600
 
 # Intervals between the ticks of a column, at most, so that numbers of six digits do not touch, and round steps.
 _NUM_TICKS, _STEPS = 5, (1, 2, 2.5, 5, 10)
+
+# The most ticks of an axis of dates, whose labels are short.
+_NUM_DATES = 8
 
 # Sizes of the text of legends and of the names of levels, beside axes of matplotlib's 10.
 _SMALL = 8
@@ -181,8 +184,11 @@ def _ticks(axis: Axis, values: pd.Series) -> None:
 
 
 def _dates(axis: Axis, values: pd.Series) -> None:
+    """Short labels of dates that do not touch, by the clock of their time zone."""
     if pd.api.types.is_datetime64_any_dtype(values.dtype):
-        axis.set_major_formatter(ConciseDateFormatter(axis.get_major_locator()))
+        zone = getattr(values.dtype, "tz", None)
+        axis.set_major_locator(AutoDateLocator(tz=zone, minticks=3, maxticks=_NUM_DATES))
+        axis.set_major_formatter(ConciseDateFormatter(axis.get_major_locator(), tz=zone))
 
 
 def _numbers(values: Any) -> np.ndarray:

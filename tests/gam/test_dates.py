@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import date, time, timedelta
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -120,6 +121,32 @@ def test_warnings_point_at_the_line_of_the_fit() -> None:
     with pytest.warns(ColumnKindWarning) as caught:
         GAMRegressor(num_inducing=4, tolerance=5.0).fit(x, np.arange(20.0))
     assert caught[0].filename == __file__
+
+
+def test_periods_tables_and_pictures_go_by_the_clock_of_the_time_zone(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    hours = np.sort(random.choice(8760, 400, replace=False))  # of a year, with summer time
+    zoned = pd.date_range("2021-01-01", periods=8760, freq="h", tz="Europe/Oslo")[hours]
+    x, y = pd.DataFrame({"d": zoned}), np.sin(2 * np.pi * zoned.hour / 24) + 1e-4 * hours
+    gam = GAMRegressor([s("d", k=4), s("d", period="day", k=8)], tolerance=1.0).fit(
+        x, y + 0.01 * random.normal(size=400)
+    )
+    gam.save(tmp_path / "zoned.gam")
+    for each in (gam, GAMRegressor.load(tmp_path / "zoned.gam")):
+        trend, day = each.effect(TREND, num=3).d, each.effect(DAY, num=25)
+        assert str(trend.dt.tz) == str(day.d.dt.tz) == "Europe/Oslo"
+        assert trend.iloc[0] == zoned[0] and trend.iloc[-1] == zoned[-1]
+        np.testing.assert_array_equal(day.d.dt.hour, [*range(24), 0])
+        np.testing.assert_allclose(day["mean"], np.sin(2 * np.pi * np.arange(25) / 24), atol=0.02)
+    noon = gam.effect(DAY, at=["2021-07-01 12:00"])
+    assert noon.d.iloc[0] == pd.Timestamp("2021-07-01 10:00", tz="UTC") and abs(noon["mean"].iloc[0]) < 0.02
+    np.testing.assert_allclose(gam.predict(x.assign(d=x.d.dt.tz_convert("Asia/Tokyo"))), gam.predict(x))
+    shown = gam._partial_residuals(gam._part(DAY)[1], x.assign(d=x.d.dt.tz_convert("Asia/Tokyo")), y, {}).values
+    np.testing.assert_array_equal(shown.hour, zoned.hour)
+    axes = gam.plot_term(DAY, x, y)
+    axes.figure.canvas.draw()
+    assert [label.get_text() for label in axes.get_xticklabels()][1] == "04:00"
+    plt.close("all")
 
 
 def test_dates_with_and_without_a_time_zone_are_not_mixed() -> None:
