@@ -19,6 +19,7 @@ from gpytorch.settings import debug, trace_mode
 from torch import Tensor
 
 from gpytorch_gam import _checks as checks
+from gpytorch_gam.numerics.interpolation import by_table
 from gpytorch_gam.numerics.transforms import is_transformed
 
 from ._base_kernels import check_base_kernel, keywords_of_kernels, one_column, result_dtype
@@ -315,19 +316,31 @@ def _rbf_factors(
     where at the measure's mean only :math:`P \beta \beta' / \nu > 0` remains. The local part is
     :func:`~gpytorch_gam.kernels.measures.measure.rbf_without_factor` of the returned offsets, which are cut off at a
     limit. At short lengthscales they are constant, and so large that the local part is the kernel itself.
+
+    The factors plus and minus of many points, whose cost grows with the atoms of a measure, come from a table.
     """
     is_long = measure.is_long(lengthscale)
-    constants, embedding, remainder = measure.rbf_integrals(x, lengthscale)
-    scaled = (x - measure.mean.unsqueeze(-1)) / lengthscale
-    factor = torch.exp(-0.5 * scaled.square())
-    # Where the lengthscale is short, the long form is computed with harmless constants: its gradient would be NaN
-    # otherwise.
-    safe_remainder = torch.where(is_long, constants.remainder, torch.ones_like(constants.remainder))
-    rest = factor - constants.factor_mean / safe_remainder * remainder
-    plus = torch.where(is_long, (safe_remainder / constants.double_mean).sqrt() * rest, torch.zeros_like(rest))
-    minus = torch.where(is_long, remainder * safe_remainder.rsqrt(), embedding * constants.double_mean.rsqrt())
-    offset = torch.where(is_long, scaled.clamp(-limit, limit), torch.full_like(scaled, limit))
-    return _RBFFactors(offset, plus, minus)
+    batch_shape = torch.broadcast_shapes(x.shape[:-1], lengthscale.shape[:-1], measure.batch_shape)
+    x = x.expand(*batch_shape, x.shape[-1])
+
+    def products(points: Tensor) -> tuple[Tensor, Tensor]:
+        constants, embedding, remainder = measure.rbf_integrals(points, lengthscale)
+        factor = torch.exp(-0.5 * _scaled_offset(measure, points, lengthscale).square())
+        # Where the lengthscale is short, the long form is computed with harmless constants: its gradient would be NaN
+        # otherwise.
+        safe_remainder = torch.where(is_long, constants.remainder, torch.ones_like(constants.remainder))
+        rest = factor - constants.factor_mean / safe_remainder * remainder
+        plus = torch.where(is_long, (safe_remainder / constants.double_mean).sqrt() * rest, torch.zeros_like(rest))
+        short = embedding * constants.double_mean.rsqrt()
+        return plus, torch.where(is_long, remainder * safe_remainder.rsqrt(), short)
+
+    plus, minus = by_table(products, x, lengthscale)
+    scaled = _scaled_offset(measure, x, lengthscale)
+    return _RBFFactors(torch.where(is_long, scaled.clamp(-limit, limit), torch.full_like(scaled, limit)), plus, minus)
+
+
+def _scaled_offset(measure: Measure, x: Tensor, lengthscale: Tensor) -> Tensor:
+    return (x - measure.mean.unsqueeze(-1)) / lengthscale
 
 
 def rbf_anova_matrix(

@@ -158,6 +158,20 @@ def test_rbf_is_accurate_from_short_to_long_lengthscales(name, lengthscale, dtyp
     assert diagonal_error(diagonal, exact) < (1e-6 if dtype == torch.float32 else 1e-12)
 
 
+@pytest.mark.parametrize("lengthscale", [0.05, 0.24, 0.3, 1.0, 10.0, 100.0])
+@pytest.mark.parametrize("name", MEASURES)
+def test_rbf_at_many_rows_is_that_at_each(name, lengthscale):
+    """Without gradients, factors at many rows come from a table; with gradients, they are evaluated in each row."""
+    kernel = ANOVAKernel(set_lengthscale(RBFKernel().double(), lengthscale), MEASURES[name]())
+    x, z = torch.linspace(-1, 2, 20001, dtype=torch.float64).unsqueeze(-1), torch.rand(5, 1, dtype=torch.float64)
+    matrix, variances = dense(kernel, z, x).detach(), [kernel(part, diag=True).detach() for part in (z, x)]
+    bound = (variances[0].unsqueeze(-1) * variances[1]).sqrt()
+    with torch.no_grad():
+        assert ((dense(kernel, z, x) - matrix).abs() < 2e-13 * bound).all()
+        # Near the centre, variances fall to 1e-4 of their mean, to which errors are relative in a table.
+        torch.testing.assert_close(kernel(x, diag=True), variances[1], rtol=2e-13, atol=1e-14)
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"lengthscale={case['lengthscale']:.2g}")
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-8)])
 def test_rbf_agrees_with_the_reference_values(case, dtype, tolerance):
