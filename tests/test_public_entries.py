@@ -57,6 +57,7 @@ VARIANCE = (*OPTIONAL_POSITIVE, 0.0, [1.0])
 SHARE = (*POSITIVE, 1.5)
 FLAG = ("no", 1, None, [])
 SWITCH = ("no", 1, [])
+NO_SUMS = ({"a": "x0"}, {"a": []}, {"a": ["x9"]}, {"a": [1]})
 INPUTS = (None, "x", [0.1, 0.2], X.numpy(), 3)
 RESPONSES = (None, "y", [0.1, 0.2], Y.numpy(), 3, Y[:5], Y.unsqueeze(-1))
 MODEL = (None, "model", GaussianLikelihood(), AdditiveGP, torch.nn.Linear(1, 1))
@@ -220,7 +221,9 @@ ENTRIES: dict[str, Entry] = {
         x=X,
         y=Y,
     ),
-    "concurvity": with_model(concurvity, {"x": INPUTS, "chunk_size": OPTIONAL_COUNT, "tolerance": SHARE}, x=X),
+    "concurvity": with_model(
+        concurvity, {"x": INPUTS, "chunk_size": OPTIONAL_COUNT, "tolerance": SHARE, "sums": NO_SUMS}, x=X
+    ),
     "AdditiveGP": (
         AdditiveGP,
         {"predictor": None},

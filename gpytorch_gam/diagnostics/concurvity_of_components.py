@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import gpytorch
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gpytorch_gam import _checks as checks
+from gpytorch_gam.components import AdditivePredictor
 from gpytorch_gam.variational.additive_variational_strategy import AdditiveVariationalStrategy
 from gpytorch_gam.variational.model_check import inducing_strategy
 from gpytorch_gam.warnings import DependentColumnsWarning
@@ -29,9 +31,9 @@ class Concurvity:
     Concurvity of the components of a model, with values in [0, 1], as returned and explained by :func:`concurvity`.
 
     In the pairwise matrices the component of row i explains that of column j, as in mgcv; the diagonal is 1, and
-    components of different predictors have 0.
+    components of different predictors have 0. A sum of components counts as one.
 
-    :ivar names: The names of the C components, in order.
+    :ivar names: The names of the C components and sums, in order.
     :ivar worst: The worst case for each component against all others of its predictor, ``(C)``, float64.
     :ivar observed: The value for each component's posterior mean, ``(C)``.
     :ivar estimate: The average over each component's functions, ``(C)``.
@@ -73,7 +75,11 @@ class _Functions(NamedTuple):
 
 @torch.no_grad()
 def concurvity(
-    model: gpytorch.models.ApproximateGP, x: Tensor, chunk_size: int | None = None, tolerance: float = 1e-3
+    model: gpytorch.models.ApproximateGP,
+    x: Tensor,
+    chunk_size: int | None = None,
+    tolerance: float = 1e-3,
+    sums: Mapping[str, Sequence[str]] | None = None,
 ) -> Concurvity:
     r"""
     Concurvity of each component with all others of its predictor, and of all pairs: the share of its squares over the
@@ -107,36 +113,65 @@ def concurvity(
     :param x: Inputs ``(n, D)``, the rows of the data.
     :param chunk_size: Number of rows whose features are in memory at a time; by default they take some megabytes.
     :param tolerance: Smallest share of a component's prior variance for which a direction counts, in [1e-6, 1).
+    :param sums: Components of one predictor that count as one, by the name of their sum, such as the line and the curve
+        of an effect, of which it does not matter that they can stand for each other. Components in none of the sums
+        count by themselves.
     :return: All measures. A component that is zero at all rows has zero concurvity.
     :raises TypeError: If the model's strategy is of another kind, or ``chunk_size`` not an integer.
     :raises NotImplementedError: For batches of models, and strategies without inducing variables.
-    :raises ValueError: If ``x`` cannot be read by the components, or an argument is out of range.
+    :raises ValueError: If ``x`` cannot be read by the components, an argument is out of range, or a component is in two
+        sums, or of another predictor than the others of its sum.
 
     Example:
         >>> print(concurvity(model, train_x))
+        >>> print(concurvity(model, train_x, sums={"s(x0)": ["x0", "linear(x0)"]}))
     """
     strategy = _validated_strategy(model)
     _validate_arguments(strategy, x, chunk_size, tolerance)
     predictor = strategy.predictor
+    effects = _effects(predictor, {} if sums is None else sums)
     functions = _functions(
         _feature_gram(strategy, x, chunk_size),
         strategy.covariance_factors().mean,
-        list(predictor.inducing_slices.values()),
+        [torch.cat([_indices(predictor.inducing_slices[name]) for name in names]) for names in effects.values()],
         tolerance,
     )
-    predictor_of = torch.tensor(predictor.predictor_of, device=x.device)
-    num_components = predictor.num_components
-    overall = torch.zeros(3, num_components, dtype=torch.float64, device=x.device)
-    pairwise = torch.eye(num_components, dtype=torch.float64, device=x.device).repeat(3, 1, 1)
-    for index in range(num_components):
+    of_components = dict(zip(predictor.names, predictor.predictor_of, strict=True))
+    predictor_of = torch.tensor([of_components[names[0]] for names in effects.values()], device=x.device)
+    overall = torch.zeros(3, len(effects), dtype=torch.float64, device=x.device)
+    in_pairs = torch.eye(len(effects), dtype=torch.float64, device=x.device).repeat(3, 1, 1)
+    for index in range(len(effects)):
         is_other = predictor_of == predictor_of[index]
         is_other[index] = False
         explains = is_other[functions.owner]
         basis = _inverse_root(functions.products[explains][:, explains])
         overall[:, index] = _measures(functions, index, explains, basis)
         for other in is_other.nonzero().flatten().tolist():
-            pairwise[:, other, index] = _measures(functions, index, functions.owner == other)
-    return Concurvity(predictor.names, *overall, *pairwise)
+            in_pairs[:, other, index] = _measures(functions, index, functions.owner == other)
+    return Concurvity(tuple(effects), *overall, *in_pairs)
+
+
+def _indices(rows: slice) -> Tensor:
+    return torch.arange(rows.start, rows.stop)
+
+
+def _effects(predictor: AdditivePredictor, sums: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """The components of each effect, in the order of the first of them."""
+    predictor_of = dict(zip(predictor.names, predictor.predictor_of, strict=True))
+    owners: dict[str, str] = {}
+    for label, names in sums.items():
+        if isinstance(names, str) or not len(names):
+            raise TypeError(f"sums must hold lists of names of components, got {checks.shown(names)} for {label!r}")
+        for name in names:
+            checks.choice(f"sums[{label!r}]", name, predictor.names)
+            if owners.setdefault(name, label) != label:
+                raise ValueError(f"sums has component {name!r} in {owners[name]!r} and in {label!r}")
+        if len({predictor_of[name] for name in names}) > 1:
+            raise ValueError(f"sums[{label!r}] has components of several predictors: {list(names)}")
+    found: dict[str, list[str]] = {}
+    for name in predictor.names:
+        found.setdefault(owners.get(name, name), []).append(name)
+    return found
 
 
 def _validated_strategy(model: gpytorch.models.ApproximateGP) -> AdditiveVariationalStrategy:
@@ -185,8 +220,15 @@ def _feature_gram(strategy: AdditiveVariationalStrategy, x: Tensor, chunk_size: 
     return gram
 
 
-def _functions(gram: Tensor, mean: Tensor, slices: Sequence[slice], tolerance: float) -> _Functions:
-    """Reduce the features to the directions that count, see :func:`concurvity`. ``gram`` is ``(Q, Q)``."""
+def _functions(gram: Tensor, mean: Tensor, indices: Sequence[Tensor], tolerance: float) -> _Functions:
+    """
+    Reduce the features of each effect, which are in some rows of ``gram`` ``(Q, Q)``, to the directions that count, see
+    :func:`concurvity`.
+    """
+    order = torch.cat(list(indices)).to(gram.device)
+    gram, mean = gram[order][:, order], mean[order]
+    ends = list(accumulate(map(len, indices), initial=0))
+    slices = [slice(*each) for each in pairwise(ends)]
     coordinates, variances, means = [], [], []
     for rows in slices:
         own, directions = torch.linalg.eigh(gram[rows, rows])

@@ -12,7 +12,7 @@ from sklearn.utils import check_random_state
 
 from gpytorch_gam import _checks as checks
 from gpytorch_gam._caught_warnings import warnings_at_caller
-from gpytorch_gam.diagnostics import LeaveOneOut
+from gpytorch_gam.diagnostics import Concurvity, LeaveOneOut
 
 from . import pictures
 from ._estimator import GAMEstimator
@@ -47,6 +47,7 @@ from .sensitivity import Choices, sobol_table, warn_of_extrapolation
 from .streams import in_parts
 from .summarising import summarise
 from .summary import Summary
+from .term_concurvity import concurvity_of_terms
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -526,6 +527,18 @@ class FittedGAM(GAMEstimator):
         fitted, frame, x, rows = self._read(X, arguments)
         means = predictor_moments(fitted, x, rows, fitted.parts)[0, 0]
         return pictures.plot_residuals(fitted, scores, means, frame[fitted.design.columns])
+
+    def concurvity(self, X: Any = None) -> Concurvity:
+        """
+        How well terms can replace each other: the share of a term that functions of the others can reproduce at some
+        rows, see :func:`~gpytorch_gam.diagnostics.concurvity`. A term counts as one: its line and its curve, its
+        levels, and what ``te`` consists of are not compared with each other.
+
+        :param X: A table of the columns of the fit, whose rows are complete; default some rows of its data, of which
+            those with missing values are left out.
+        """
+        fitted = self._checked()
+        return concurvity_of_terms(fitted, fitted.complete_rows() if X is None else self.model_inputs(X))
 
     def log_density(
         self, X: Any, y: Any = None, *, offset: Any = None, exposure: Any = None, trials: Any = None

@@ -27,6 +27,9 @@ KERNELS = threading.RLock()
 # The most rows of the data that are kept with the model, for summaries and ranges.
 MOST_REFERENCE_ROWS = 1000
 
+# The most of them over which terms are summarised.
+_NUM_SUMMARISED = 400
+
 
 @dataclass
 class Fitted:
@@ -97,6 +100,12 @@ class Fitted:
             reference.nan_to_num(nan=-torch.inf).amax(0),
             "the model of an estimator takes gam.model_inputs(X), columns in units of the fit",
         )
+
+    def complete_rows(self) -> Tensor:
+        """Some rows of the data without missing values; with zeros for missing values, if there is none."""
+        is_complete = self.reference.isfinite().all(-1)
+        rows = self.reference[is_complete] if int(is_complete.sum()) > 1 else self.reference.nan_to_num()
+        return rows[torch.linspace(0, len(rows) - 1, min(len(rows), _NUM_SUMMARISED)).round().long()]
 
     @property
     def parts(self) -> list[Part]:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor
 
 from gpytorch_gam.training import FitResult
 
@@ -22,9 +21,6 @@ from .term_concurvity import warnings_of_concurvity
 from .term_evidence import Evidence, evidence_of
 from .term_scales import is_in_days, lengthscale, prior_deviation
 from .term_shares import effects_at_estimates, shares_of_terms, warnings_of_overlap
-
-# The most rows over which variances are taken.
-_NUM_ROWS = 400
 
 
 def summarise(
@@ -46,8 +42,7 @@ def summarise(
     :param response: What the response is called.
     """
     with torch.no_grad():
-        rows = _complete(fitted.reference)
-        rows = rows[torch.linspace(0, len(rows) - 1, min(len(rows), _NUM_ROWS)).round().long()]
+        rows = fitted.complete_rows()
         evidence = evidence_of(fitted, [part.components for part in fitted.parts])
         names = fitted.model.predictor.names
         of_components = dict(zip(names, evidence_of(fitted, [[name] for name in names]), strict=True))
@@ -88,12 +83,6 @@ def _term_table(
         "p": [each.probability for each in evidence],
     }
     return pd.DataFrame(columns, index=pd.Index([part.label for part in fitted.parts], name="term"))
-
-
-def _complete(x: Tensor) -> Tensor:
-    """Rows without missing values; all rows, with zeros for missing values, if there is none."""
-    is_complete = x.isfinite().all(-1)
-    return x[is_complete] if int(is_complete.sum()) > 1 else x.nan_to_num()
 
 
 def _facts(

@@ -4,15 +4,28 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from itertools import combinations
 
 from torch import Tensor
 
-from gpytorch_gam.diagnostics import concurvity
+from gpytorch_gam.diagnostics import Concurvity, concurvity
 
 from .fitted import Fitted
 
 # Terms of which one could take this much of another's part are named.
 _HIGH_CONCURVITY = 0.8
+
+
+def concurvity_of_terms(fitted: Fitted, rows: Tensor) -> Concurvity:
+    """
+    The concurvity of terms, whose components count as one, and of the intercepts.
+
+    :param fitted: The fitted model.
+    :param rows: Rows of the data ``(n, D)``.
+    """
+    return concurvity(
+        fitted.model, rows, sums={part.label: part.components for part in fitted.parts if part.components}
+    )
 
 
 def warnings_of_concurvity(fitted: Fitted, rows: Tensor) -> list[str]:
@@ -22,18 +35,17 @@ def warnings_of_concurvity(fitted: Fitted, rows: Tensor) -> list[str]:
     :param fitted: The fitted model.
     :param rows: Rows of the data ``(n, D)``.
     """
-    owners = {name: part.label for part in fitted.parts for name in part.components}
-    if len(set(owners.values())) < 2:
+    labels = [part.label for part in fitted.parts if part.components]
+    if len(labels) < 2:
         return []
-    found = concurvity(fitted.model, rows)
-    named: dict[tuple[str, str], float] = {}
-    for row, first in enumerate(found.names):
-        for column, second in enumerate(found.names):
-            labels = owners.get(first), owners.get(second)
-            value = found.pairwise_estimate[row, column].item()
-            if None not in labels and labels[0] != labels[1] and value > _HIGH_CONCURVITY:
-                pair = tuple(sorted(map(str, labels)))
-                named[pair[0], pair[1]] = max(value, named.get((pair[0], pair[1]), 0.0))
+    found = concurvity_of_terms(fitted, rows)
+    place = {name: index for index, name in enumerate(found.names)}
+    named = {}
+    for first, second in combinations(sorted(labels), 2):
+        one, other = place[first], place[second]
+        value = max(found.pairwise_estimate[one, other].item(), found.pairwise_estimate[other, one].item())
+        if value > _HIGH_CONCURVITY:
+            named[first, second] = value
     return _named_pairs(named)
 
 

@@ -61,6 +61,35 @@ def dense_measures(x: Tensor, model: AdditiveGP, component: str, others: list[st
     ]
 
 
+def test_sums_of_components_count_as_one() -> None:
+    x = torch.rand(150, 3).double()
+    x[:, 2] = 0.7 * x[:, 0] + 0.3 * x[:, 2]
+    model = fitted(x, torch.sin(5 * x).sum(-1))
+    found = concurvity(model, x, sums={"x0 and x2": ["x2", "x0"]})
+    assert found.names == ("x0 and x2", "x1", "constant")
+    strategy = model.variational_strategy
+    slices = strategy.predictor.inducing_slices
+    both = torch.cat([torch.arange(50_000)[slices[name]] for name in ("x0", "x2")])
+    with torch.no_grad():
+        features, mean = strategy.features(x).mT, strategy.variational_distribution.mean
+    values, directions = torch.linalg.svd(features[:, both], full_matrices=False)[1::-1]
+    keep = values.square() >= 1e-3 * values.square().sum()
+    own, variances = directions[:, keep], values[keep].square()
+    left, others, _ = torch.linalg.svd(features[:, slices["x1"]], full_matrices=False)
+    basis = left[:, others.square() >= 1e-3 * others.square().sum()]
+    effect = features[:, both] @ mean[both]
+    shares = (basis.mT @ own).square().sum(0)
+    assert found.pairwise_estimate[1, 0].item() == pytest.approx(
+        (shares @ variances / variances.sum()).item(), abs=1e-7
+    )
+    observed = (basis.mT @ effect).square().sum() / effect.square().sum()
+    assert found.pairwise_observed[1, 0].item() == pytest.approx(observed.item(), abs=1e-7)
+    apart = concurvity(model, x)
+    assert apart.pairwise_estimate[0, 2] > 0.5 > found.estimate[0], "what x0 and x2 share is their own"
+    with pytest.raises(ValueError, match="has component 'x0' in 'a' and in 'b'"):
+        concurvity(model, x, sums={"a": ["x0"], "b": ["x0", "x1"]})
+
+
 @pytest.mark.parametrize("centred", [False, True])
 @pytest.mark.parametrize("tolerance", [1e-2, 1e-3])
 @pytest.mark.parametrize("chunk_size", [None, 7])

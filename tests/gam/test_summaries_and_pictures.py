@@ -378,6 +378,22 @@ def test_summaries_of_files_say_the_same(tmp_path: Path) -> None:
     assert str(GAMRegressor.load(tmp_path / "gam").summary()) == str(fitted().summary())
 
 
+def test_lines_and_curves_of_one_term_are_not_compared() -> None:
+    random = np.random.default_rng(0)
+    x = pd.DataFrame({"a": random.random(200), "g": random.choice(["p", "q"], 200)})
+    x["b"] = x.a + 0.01 * random.random(200)
+    y = np.sin(5 * x.a) + 2 * x.a + x.b + 0.1 * random.normal(size=200)
+    gam = GAMRegressor("s(a, k=5) + s(b, k=5) + f(g)", tolerance=5.0, hyperparameters="point").fit(x, y)
+    found = gam.concurvity()
+    assert set(found.names) == {"intercept", "s(a)", "s(b)", "f(g)"}
+    place = {name: index for index, name in enumerate(found.names)}
+    assert found.pairwise_estimate[place["s(a)"], place["s(b)"]] > 0.9
+    assert found.estimate[place["f(g)"]] < 0.2
+    (message,) = [each for each in gam.summary().warnings if "stand for" in each]
+    assert message.startswith("s(a) and s(b) can stand for each other")
+    torch.testing.assert_close(gam.concurvity(x).estimate, found.estimate)
+
+
 def test_pairs_of_one_term_are_named_together() -> None:
     pairs = {("a", "b"): 0.9, ("a", "c"): 1.0, ("d", "e"): 0.85}
     assert _named_pairs(pairs) == [
