@@ -253,6 +253,11 @@ ENTRIES: dict[str, Entry] = {
             **UNCERTAINTY,
         },
     ),
+    "joint_sums": (
+        lambda **given: model().joint_sums(**given),
+        {"pairs": [(X, ["x0", "x1"])]},
+        {"pairs": (None, 3, "x0", X, ["x0"], [(X,)], [(X, "x7")], [(X, [])], [(X, None)], [(X, 3)]), **UNCERTAINTY},
+    ),
     "AdditivePredictor": (
         lambda **given: AdditivePredictor(terms.constant(), **given),
         {},

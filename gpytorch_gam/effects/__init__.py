@@ -3,6 +3,7 @@
 from .component_mixture import ComponentMixture
 from .component_posterior import ComponentPosterior, ComponentSamples
 from .component_sums import SumPrediction
+from .joint_sum import JointSum
 from .prediction import Prediction
 from .weighted_models import WeightedModels, mixed_prediction
 
@@ -10,6 +11,7 @@ __all__ = [
     "ComponentMixture",
     "ComponentPosterior",
     "ComponentSamples",
+    "JointSum",
     "Prediction",
     "SumPrediction",
     "WeightedModels",

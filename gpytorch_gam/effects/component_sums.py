@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,9 +11,10 @@ from torch import Tensor
 
 from gpytorch_gam.components import AdditivePredictor, ComponentGroup
 from gpytorch_gam.numerics.distinct_rows import distinct_rows
-from gpytorch_gam.numerics.marginals import Marginals, marginal_moments
+from gpytorch_gam.numerics.marginals import Marginals, keep_positive, marginal_moments
 
 from .component_source import ComponentProjections
+from .group_posterior import GroupPosterior
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,45 @@ def summed(projections: ComponentProjections, members: Sequence[Sequence[int]]) 
     prior = _sums([group.prior_variance for group in groups], members, -2)
     own = _sums([group.own_squares for group in groups], members, -2)
     return marginal_moments(mean, prior, own, _sums([group.shared for group in groups], members, -3), sign)
+
+
+def summed_over_rows(
+    projections: ComponentProjections, groups: Iterable[ComponentGroup], members: Sequence[int], inputs: Tensor
+) -> tuple[Tensor, Tensor]:
+    """
+    Mean ``(*batch, n)`` and covariance over the rows ``(*batch, n, n)`` of the sum of some components, by number: those
+    of ``groups``, whose projections at these inputs are given.
+    """
+    start, parts = 0, []
+    for group, posterior in zip(groups, projections.groups, strict=True):
+        chosen = [index - start for index in members if start <= index < start + group.num_components]
+        start += group.num_components
+        if chosen:
+            parts.append(_over_rows(group, posterior, chosen, inputs))
+    mean, prior_variance, own_covariance, shared = (
+        functools.reduce(torch.add, each) for each in zip(*parts, strict=True)
+    )
+    covariance = own_covariance + projections.sign * (shared.mT @ shared)
+    diagonal = covariance.diagonal(dim1=-2, dim2=-1)
+    diagonal.copy_(keep_positive(diagonal, prior_variance))
+    return mean.expand(diagonal.shape), covariance
+
+
+def _over_rows(
+    group: ComponentGroup, posterior: GroupPosterior, chosen: Sequence[int], inputs: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """
+    Sums over some components of a group: the mean and the prior variance ``(*batch, n)``, the covariance over the rows
+    without its coupled part ``(*batch, n, n)``, and the coupled directions ``(*batch, R, n)``.
+    """
+    index = _index(chosen, posterior.mean)
+    prior = group.prior_covariance(inputs.to(posterior.mean.dtype), posterior.unknown).to_dense()
+    covariance = prior.index_select(-3, index).sum(-3)
+    if posterior.block is not None:
+        block = posterior.block.index_select(-3, index).flatten(-3, -2)
+        covariance = covariance - block.mT @ block
+    mean, variance = (part.index_select(-2, index).sum(-2) for part in (posterior.mean, posterior.prior_variance))
+    return mean, variance, covariance, posterior.shared.index_select(-3, index).sum(-3)
 
 
 def _sums(parts: Sequence[Tensor], members: Sequence[Sequence[int]], dim: int) -> Tensor:

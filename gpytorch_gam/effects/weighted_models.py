@@ -13,6 +13,7 @@ from gpytorch_gam.components import AdditivePredictor
 from .component_mixture import ComponentMixture, mixed_moments, mixed_variance
 from .component_posterior import ComponentPosterior
 from .component_sums import MixedSums, SumPrediction
+from .joint_sum import JointSum
 from .prediction import Prediction
 
 
@@ -31,6 +32,9 @@ class AdditiveModel(Protocol):
 
     def predict_sums(self, x: Tensor, *args: Any, **kwargs: Any) -> SumPrediction:
         """The moments of sums of components."""
+
+    def joint_sums(self, pairs: Sequence[tuple[Tensor, Sequence[str] | str]], **kwargs: Any) -> list[JointSum]:
+        """Sums of components as functions."""
 
 
 class WeightedModels:
@@ -104,6 +108,17 @@ class WeightedModels:
             if weight > 0:
                 total.add(strategy.predict_sums(x, *args, **kwargs), weight)
         return total.moments
+
+    def joint_sums(self, pairs: Sequence[tuple[Tensor, Sequence[str] | str]], **kwargs: Any) -> list[JointSum]:
+        """
+        Sums of components as functions, see :meth:`AdditiveVariationalStrategy.joint_sums`.
+
+        :param pairs: For each sum its rows and the names of its components.
+        :param kwargs: Further arguments.
+        """
+        models = zip(self._strategies, self.weights.tolist(), strict=True)
+        found = [strategy.joint_sums(pairs, **kwargs) for strategy, weight in models if weight > 0]
+        return [JointSum.mixed(parts, self.weights[self.weights > 0]) for parts in zip(*found, strict=True)]
 
 
 def mixed_prediction(parts: Sequence[Prediction], weights: Tensor) -> Prediction:

@@ -19,6 +19,7 @@ from ._estimator import GAMEstimator
 from .columns import kind_of, numbers_of
 from .draws import FunctionDraws, draw_functions
 from .effects import (
+    EffectGrid,
     columns_of,
     difference_table,
     grid_of,
@@ -40,7 +41,7 @@ from .response_scale import (
     exponential_table,
     has_several_classes,
     refuse_no_ratio,
-    scaled_effect_table,
+    scaled_effect_tables,
 )
 from .scores import Seen, left_out, log_densities
 from .sensitivity import Choices, sobol_table, warn_of_extrapolation
@@ -200,7 +201,8 @@ class FittedGAM(GAMEstimator):
             if checks.flag("simultaneous", simultaneous):
                 raise ValueError("simultaneous must be False for probabilities of several classes: bands are pointwise")
             return class_table(fitted, part, grid, level, self._classes())
-        return scaled_effect_table(fitted, part, grid, level, simultaneous, scale)
+        (table,) = scaled_effect_tables(fitted, [EffectGrid(part, grid, simultaneous)], level, scale)
+        return table
 
     def difference(
         self,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Any, TypeGuard
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 import pandas as pd
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gpytorch_gam._checks import shown
-from gpytorch_gam.effects import ComponentPosterior
+from gpytorch_gam.effects import JointSum
 
 from .columns import CycleEncoding, Encoding, LevelEncoding, NumberEncoding, zone_of
 from .fitted import Fitted
@@ -22,7 +22,7 @@ from .terms import PERIODS, Factor, Linear, RandomCurves, RandomEffect, Smooth
 from .terms import Tensor as TensorTerm
 from .value_checks import check_values
 
-_NUM_DRAWS = 1000
+_NUM_DRAWS = 4000
 
 #: The column of tables that names a class.
 CLASS = "class"
@@ -210,28 +210,81 @@ def name_in_tables(column: str) -> str:
     return f"column {column}" if column in _OF_TABLES else column
 
 
-def effect_table(
-    fitted: Fitted, part: Part, values: pd.DataFrame, level: float, simultaneous: bool = False
-) -> pd.DataFrame:
+class EffectGrid(NamedTuple):
+    """Values of the columns of a term at which its effect is asked for, and whether with a simultaneous band."""
+
+    part: Part
+    values: pd.DataFrame
+    simultaneous: bool = False
+
+
+class _Effect(NamedTuple):
+    """Moments of an effect ``(n,)`` in units of the predictor, and the half-width of a band that holds all of it."""
+
+    mean: np.ndarray
+    deviation: np.ndarray
+    critical: float | None = None
+
+
+def effect_tables(fitted: Fitted, grids: Sequence[EffectGrid], level: float) -> list[pd.DataFrame]:
     """
-    The effect of a term at values of its columns: ``mean``, ``std``, ends of a pointwise band ``lower`` and ``upper``,
-    and of a simultaneous one, which holds the whole function with the same probability.
+    The effects of terms at values of their columns: ``mean``, ``std``, ends of a pointwise band ``lower`` and
+    ``upper``, and where it is asked for ``lower_all`` and ``upper_all`` of a simultaneous one, which holds the whole
+    function with the same probability. Each model of the mixture is asked once for all of them.
 
     :param fitted: The fitted model.
-    :param part: The term.
-    :param values: The columns of the term.
+    :param grids: The terms, each with the values of its columns.
     :param level: The probability of the bands.
-    :param simultaneous: Whether to add ``lower_all`` and ``upper_all``.
     """
-    x = inputs_of(fitted, part, values)
-    (mean,), (deviation,) = term_moments(fitted, x, [part])
-    critical = _critical_value_of_effect(fitted, part, x, level) if simultaneous and part.components else None
-    named = values.reset_index(drop=True).rename(columns=name_in_tables)
-    return pd.concat([named, pd.DataFrame(_bands(mean, deviation, level, critical))], axis=1)
+    is_joint = [grid.simultaneous and len(grid.part.components) > 0 for grid in grids]
+    joint = iter(_joint_effects(fitted, [grid for grid, own in zip(grids, is_joint, strict=True) if own], level))
+    others = iter(_pointwise_effects(fitted, [grid for grid, own in zip(grids, is_joint, strict=True) if not own]))
+    found = []
+    for grid, own in zip(grids, is_joint, strict=True):
+        bands = pd.DataFrame(_bands(next(joint if own else others), level))
+        found.append(pd.concat([grid.values.reset_index(drop=True).rename(columns=name_in_tables), bands], axis=1))
+    return found
 
 
-def _bands(mean: np.ndarray, deviation: np.ndarray, level: float, critical: float | None) -> dict[str, np.ndarray]:
+def _pointwise_effects(fitted: Fitted, grids: Sequence[EffectGrid]) -> Iterator[_Effect]:
+    """Moments of the effects: rows of all grids are one table, in which each term is read where it varies."""
+    if not grids:
+        return
+    rows = [inputs_of(fitted, grid.part, grid.values) for grid in grids]
+    moments = term_moments(fitted, torch.cat(rows), [grid.part for grid in grids])
+    start = 0
+    for place, own in enumerate(rows):
+        mean, deviation = (part[place, start : start + len(own)] for part in moments)
+        start += len(own)
+        yield _Effect(mean, deviation)
+
+
+def _joint_effects(fitted: Fitted, grids: Sequence[EffectGrid], level: float) -> Iterator[_Effect]:
+    """Moments of the effects, with simultaneous bands."""
+    pairs = [(inputs_of(fitted, grid.part, grid.values), grid.part.components) for grid in grids]
+    for grid, joint in zip(grids, fitted.joint_sums(pairs) if pairs else [], strict=True):
+        yield _effect_of(joint, fitted.scale_of(grid.part.predictor), level, simultaneous=True)
+
+
+def _effect_of(joint: JointSum, scale: float, level: float, simultaneous: bool) -> _Effect:
+    mean, variance = joint.moments()
+    deviation = variance.clamp_min(0.0).sqrt()
+    critical = _critical_value(joint, mean, deviation, level) if simultaneous else None
+    return _Effect(scale * mean.numpy(), scale * deviation.numpy(), critical)
+
+
+def _critical_value(joint: JointSum, mean: Tensor, deviation: Tensor, level: float) -> float:
+    """The quantile of the largest standardised deviation of draws from their mean; the draws are always the same."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        draws = joint.draws(_NUM_DRAWS)
+    standardised = torch.where(deviation > 0, (draws - mean).abs() / deviation, 0.0)
+    return float(standardised.amax(-1).quantile(level))
+
+
+def _bands(effect: _Effect, level: float) -> dict[str, np.ndarray]:
     """Moments and the ends of a pointwise band; of a simultaneous one, too, if its half-width is given."""
+    mean, deviation, critical = effect
     half = float(torch.special.ndtri(torch.tensor(0.5 + level / 2, dtype=torch.float64)))
     bands = {"mean": mean, "std": deviation, "lower": mean - half * deviation, "upper": mean + half * deviation}
     if critical is not None:
@@ -240,28 +293,6 @@ def _bands(mean: np.ndarray, deviation: np.ndarray, level: float, critical: floa
     return bands
 
 
-@torch.no_grad()
-def _critical_value_of_effect(fitted: Fitted, part: Part, x: Tensor, level: float) -> float:
-    posterior = fitted.components(x)[list(part.components)]
-    mean, variance = posterior.total()
-    if mean.dim() > 1:
-        mean, variance = mean[part.predictor], variance[part.predictor]
-    return _critical_value(_drawn_sums(posterior), mean, variance.sqrt(), level)
-
-
-def _drawn_sums(posterior: ComponentPosterior) -> Tensor:
-    """Draws of the sum of the components, ``(S, n)``, always the same."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return posterior.sample(torch.Size([_NUM_DRAWS])).components.double().sum(1)
-
-
-def _critical_value(draws: Tensor, mean: Tensor, deviation: Tensor, level: float) -> float:
-    """The quantile of the largest standardised deviation of draws ``(S, n)`` from their mean."""
-    return float(((draws - mean).abs() / deviation.clamp_min(1e-150)).amax(-1).quantile(level))
-
-
-@torch.no_grad()
 def difference_table(
     fitted: Fitted,
     part: Part,
@@ -272,7 +303,7 @@ def difference_table(
 ) -> pd.DataFrame:
     """
     The difference of an effect between two settings of some of its columns, such as two levels, as a table as of
-    :func:`effect_table`: mean and variance are those of the joint posterior, in which hyperparameters are uncertain
+    :func:`effect_tables`: mean and variance are those of the joint posterior, in which hyperparameters are uncertain
     where they are in predictions.
 
     :param fitted: The fitted model.
@@ -284,21 +315,14 @@ def difference_table(
     """
     first, second = (values_at(fitted, part, setting, num) for setting in settings)
     num, rest = len(first), first.drop(columns=list(settings[0]))
-    mean, deviation, critical = torch.zeros(num), torch.zeros(num), None
+    effect = _Effect(np.zeros(num), np.zeros(num))
     if part.components:
         x = inputs_of(fitted, part, pd.concat([first, second], ignore_index=True))
-        posterior = fitted.components(x)[list(part.components)]
-        total = posterior.mean.sum(-2)
-        mean = total[:num] - total[num:]
-        covariance = posterior.full_cross_covariance().sum((-4, -2))  # of the sum of the components, (2 n, 2 n)
-        own = covariance.diagonal()
-        variance = own[:num] + own[num:] - 2 * covariance.diagonal(num)
-        deviation = variance.clamp_min(0.0).sqrt()
-        draws = _drawn_sums(posterior) if simultaneous else None
-        critical = None if draws is None else _critical_value(draws[:, :num] - draws[:, num:], mean, deviation, level)
-    scale = fitted.scale_of(part.predictor)
-    bands = _bands(scale * mean.numpy(), scale * deviation.numpy(), level, critical)
-    return pd.concat([rest.rename(columns=name_in_tables), pd.DataFrame(bands)], axis=1)
+        (joint,) = fitted.joint_sums([(x, part.components)])
+        difference = joint.difference(slice(num), slice(num, None))
+        effect = _effect_of(difference, fitted.scale_of(part.predictor), level, simultaneous)
+    bands = pd.DataFrame(_bands(effect, level))
+    return pd.concat([rest.rename(columns=name_in_tables), bands], axis=1)
 
 
 def values_in_data(fitted: Fitted, part: Part, name: str) -> Any:

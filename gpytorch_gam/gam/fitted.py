@@ -13,7 +13,7 @@ from torch import Tensor
 from gpytorch_gam import _checks as checks
 from gpytorch_gam.components.known_inputs import KnownInputs, any_inputs
 from gpytorch_gam.diagnostics import ModelMixture
-from gpytorch_gam.effects import ComponentPosterior, Prediction, SumPrediction
+from gpytorch_gam.effects import ComponentPosterior, JointSum, Prediction, SumPrediction
 from gpytorch_gam.models import AdditiveGP
 
 from .design import Design
@@ -87,6 +87,15 @@ class Fitted:
         """
         with KERNELS, any_inputs():
             return self.mixture.predict_sums(x, sums) if len(self.mixture) > 1 else self.model.predict_sums(x, sums)
+
+    def joint_sums(self, pairs: Sequence[tuple[Tensor, Sequence[str]]]) -> list[JointSum]:
+        """
+        Sums of components as functions.
+
+        :param pairs: For each sum its rows ``(n, D)`` and its components.
+        """
+        with KERNELS, any_inputs():
+            return self.mixture.joint_sums(pairs)
 
     def know_inputs(self) -> None:
         """Let the model tell inputs in units of the fit, which it takes, from others."""

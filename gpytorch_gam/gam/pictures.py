@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -20,6 +20,7 @@ from scipy.spatial import cKDTree
 
 from .effects import (
     CLASS,
+    EffectGrid,
     columns_of,
     difference_table,
     grid_of,
@@ -31,7 +32,7 @@ from .effects import (
 from .fitted import Fitted
 from .parts import Part
 from .residuals import PartialResiduals
-from .response_scale import class_table, has_several_classes, name_on_scale, scaled_effect_table
+from .response_scale import class_table, has_several_classes, name_on_scale, scaled_effect_tables
 from .terms import Factor, RandomEffect
 from .terms import Tensor as TensorTerm
 
@@ -109,24 +110,61 @@ def plot_term(
     """
     look = Look() if look is None else look
     ax = _new_axes() if ax is None else ax
-    _draw(fitted, part, ax, look, residuals)
+    (shown,) = _shown_effects(fitted, [part], look)
+    _draw(fitted, shown, ax, look, residuals)
     if is_curve(part):
         _legend(ax)
     return ax
+
+
+class _Shown(NamedTuple):
+    """The effect of a term on a grid of its columns, as it is drawn."""
+
+    part: Part
+    grid: pd.DataFrame
+    table: pd.DataFrame
+
+
+def _shown_effects(fitted: Fitted, parts: Sequence[Part], look: Look) -> list[_Shown]:
+    """What is drawn of terms: probabilities of classes of each, or the effects of all at once."""
+    grids = [_grid(fitted, part, look) for part in parts]
+    if look.shows_classes_of(fitted):
+        tables = [_table_of_classes(fitted, grid, look) for grid in grids]
+    else:
+        tables = scaled_effect_tables(fitted, grids, look.level, look.scale)
+    return [_Shown(grid.part, grid.values, table) for grid, table in zip(grids, tables, strict=True)]
+
+
+def _grid(fitted: Fitted, part: Part, look: Look) -> EffectGrid:
+    """Where the effect of a term is drawn, and whether with a band of the whole curve: if it is a single one."""
+    if isinstance(part.term, TensorTerm):
+        return EffectGrid(part, grid_of(fitted, part, _NUM_SURFACE))
+    if isinstance(part.term, Factor | RandomEffect):
+        return EffectGrid(part, grid_of(fitted, part, 2))
+    grid = grid_of(fitted, part, _num_values(fitted, part))
+    return EffectGrid(part, grid, look.simultaneous and len(grid.columns) == 1)
+
+
+def _table_of_classes(fitted: Fitted, grid: EffectGrid, look: Look) -> pd.DataFrame:
+    """Probabilities of classes, of a single curve or of levels."""
+    if isinstance(grid.part.term, TensorTerm) or len(grid.values.columns) > 1:
+        scaled_effect_tables(fitted, [grid], look.level, look.scale)  # says why there are none
+    return class_table(fitted, grid.part, grid.values, look.level, look.classes)
 
 
 def _new_axes() -> Axes:
     return plt.subplots(figsize=(5, 3.6), layout="constrained")[1]
 
 
-def _draw(fitted: Fitted, part: Part, ax: Axes, look: Look, residuals: PartialResiduals | None = None) -> None:
+def _draw(fitted: Fitted, shown: _Shown, ax: Axes, look: Look, residuals: PartialResiduals | None = None) -> None:
     """Draw a term, without a legend of its bands."""
+    part = shown.part
     if isinstance(part.term, TensorTerm):
-        _surface(fitted, part, ax, look)
+        _surface(fitted, shown, ax, look)
     elif isinstance(part.term, Factor | RandomEffect):
-        _levels(fitted, part, ax, look)
+        _levels(fitted, shown, ax, look)
     elif is_curve(part):
-        _curves(fitted, part, ax, look, residuals)
+        _curves(fitted, shown, ax, look, residuals)
     ax.set_title(part.term.label if look.shows_classes_of(fitted) else part.label, fontsize=10)
 
 
@@ -141,22 +179,20 @@ def _baseline(ax: Axes, look: Look, draw: Any) -> None:
         draw(0.0, color=_REST, linewidth=0.8, linestyle=":")
 
 
-def _curves(fitted: Fitted, part: Part, ax: Axes, look: Look, residuals: PartialResiduals | None) -> None:
+def _curves(fitted: Fitted, shown: _Shown, ax: Axes, look: Look, residuals: PartialResiduals | None) -> None:
+    part, grid, table = shown
     column = part.term.arguments[0]
-    shown, by = name_in_tables(column), [name for name in grid_of(fitted, part, 2).columns if name != column]
-    grid = grid_of(fitted, part, _num_values(fitted, part))
+    name, by = name_in_tables(column), [each for each in grid.columns if each != column]
     _baseline(ax, look, ax.axhline)
     if residuals is not None:
         style: Mapping[str, Any] = {"color": _REST, "markersize": 2, "alpha": 0.6, "zorder": 1}
         ax.plot(residuals.values, residuals.residuals, ".", label=residuals.label, **style)
-    if not by and look.shows_classes_of(fitted):
-        _several_curves(ax, class_table(fitted, part, grid, look.level, look.classes), (shown, CLASS), look)
-    elif not by:
-        table = scaled_effect_table(fitted, part, grid, look.level, look.simultaneous, look.scale)
-        _curve(ax, shown, table, look.level)
+    if CLASS in table.columns:
+        _several_curves(ax, table, (name, CLASS), look)
+    elif by:
+        _several_curves(ax, table, (name, name_in_tables(by[0])), look)
     else:
-        table = scaled_effect_table(fitted, part, grid, look.level, scale=look.scale)
-        _several_curves(ax, table, (shown, name_in_tables(by[0])), look)
+        _curve(ax, name, table, look.level)
     _rug(ax, values_in_data(fitted, part, column))
     _ticks(ax.xaxis, grid[column])
     _period(ax, period_in_units(part))
@@ -245,14 +281,14 @@ def _short(value: Any) -> str:
     return name if len(name) <= _LONGEST_NAME else f"{name[:half]}...{name[-half + 3 :]}"
 
 
-def _levels(fitted: Fitted, part: Part, ax: Axes, look: Look) -> None:
+def _levels(fitted: Fitted, shown: _Shown, ax: Axes, look: Look) -> None:
     """Levels from top to bottom in their order; those of random effects by their size."""
     if look.shows_classes_of(fitted):
-        _classes_of_levels(fitted, part, ax, look)
+        _classes_of_levels(fitted, shown, ax, look)
         return
-    table = scaled_effect_table(fitted, part, grid_of(fitted, part, 2), look.level, scale=look.scale)
+    part, _, table = shown
     column = part.term.arguments[0]
-    table["label"] = table[name_in_tables(column)].map(_short)
+    table = table.assign(label=table[name_in_tables(column)].map(_short))
     if isinstance(part.term, RandomEffect):
         table = table.sort_values("mean", ascending=False, ignore_index=True)
     place = np.arange(len(table))
@@ -275,11 +311,10 @@ def _room_for(ax: Axes, num: int) -> None:
     ax.set_ylim(num - 1 + room, -room)
 
 
-def _classes_of_levels(fitted: Fitted, part: Part, ax: Axes, look: Look) -> None:
+def _classes_of_levels(fitted: Fitted, shown: _Shown, ax: Axes, look: Look) -> None:
     """Probabilities of classes, in their colours, for levels from top to bottom in their order."""
+    part, grid, table = shown
     column = part.term.arguments[0]
-    grid = grid_of(fitted, part, 2)
-    table = class_table(fitted, part, grid, look.level, look.classes)
     colours = plt.get_cmap("tab10")
     for index, name in enumerate(look.classes):
         own = table[table[CLASS] == name]
@@ -294,10 +329,9 @@ def _classes_of_levels(fitted: Fitted, part: Part, ax: Axes, look: Look) -> None
     ax.legend(fontsize=_SMALL, frameon=False, title=CLASS, title_fontsize=_SMALL, alignment="left")
 
 
-def _surface(fitted: Fitted, part: Part, ax: Axes, look: Look) -> None:
+def _surface(fitted: Fitted, shown: _Shown, ax: Axes, look: Look) -> None:
+    part, grid, table = shown
     names = part.term.arguments[:2]
-    grid = grid_of(fitted, part, _NUM_SURFACE)
-    table = scaled_effect_table(fitted, part, grid, 0.95, scale=look.scale)
     first, second = (grid[name].unique() for name in names)
     shape = len(first), len(second)
     mean = np.ma.masked_where(_is_far(fitted, part, grid).reshape(shape), table["mean"].to_numpy().reshape(shape))
@@ -385,8 +419,8 @@ def overview(fitted: Fitted, terms: Sequence[Part], look: Look | None = None, sh
     if look.shows_classes_of(fitted):  # a term counts in the predictors of all classes
         parts = list({part.term.label: part for part in reversed(parts)}.values())[::-1]
     figure, axes = panels(max(len(parts), 1))
-    for part, ax in zip(parts, axes, strict=False):
-        _draw(fitted, part, ax, look)
+    for shown, ax in zip(_shown_effects(fitted, parts, look), axes, strict=False):
+        _draw(fitted, shown, ax, look)
     if sharey:
         for predictor in range(len(fitted.design.parameters)):
             _share([pair for pair in zip(parts, axes, strict=False) if pair[0].predictor == predictor])

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from .effects import CLASS, effect_table, inputs_of, name_in_tables
+from .effects import CLASS, EffectGrid, effect_tables, inputs_of, name_in_tables
 from .fitted import Fitted
 from .parts import INTERCEPT, Part
 from .prediction import class_probabilities, class_probability_quantiles
@@ -25,32 +25,32 @@ _LINKS = {"log": "log mean", "logit": "log odds", "probit": "probit"}
 _SEEN = ("mean", "lower", "upper", "lower_all", "upper_all")
 
 
-def scaled_effect_table(
-    fitted: Fitted, part: Part, values: pd.DataFrame, level: float, simultaneous: bool = False, scale: str = "link"
-) -> pd.DataFrame:
+def scaled_effect_tables(
+    fitted: Fitted, grids: Sequence[EffectGrid], level: float, scale: str = "link"
+) -> list[pd.DataFrame]:
     """
-    A table as of :func:`~.effects.effect_table`; on the scale of the response, the columns are what the intercept and
+    Tables as of :func:`~.effects.effect_tables`; on the scale of the response, the columns are what the intercept and
     the effect give through the inverse link, the uncertainty of both included.
 
     :param fitted: The fitted model.
-    :param part: The term.
-    :param values: The columns of the term.
+    :param grids: The terms, each with the values of its columns.
     :param level: The probability of the bands.
-    :param simultaneous: Whether to add the simultaneous band.
     :param scale: ``"link"`` or ``"response"``.
     :raises ValueError: If effects of the family have no scale of the response.
     """
     if scale == "link":
-        return effect_table(fitted, part, values, level, simultaneous)
+        return effect_tables(fitted, grids, level)
     if has_several_classes(fitted):
         raise ValueError(
-            f"scale must be 'link' for {part.label} in pictures of the family {fitted.family.name!r}, which has "
-            "several classes: gam.effect(term, scale='response') has their probabilities as a table"
+            f"scale must be 'link' for {grids[0].part.label} in pictures of the family {fitted.family.name!r}, which "
+            "has several classes: gam.effect(term, scale='response') has their probabilities as a table"
         )
-    table = effect_table(fitted, _with_intercept(fitted, part), values, level, simultaneous).drop(columns="std")
-    for name in (each for each in _SEEN if each in table):
-        table[name] = _seen(fitted, part, table[name])
-    return table
+    with_intercept = [grid._replace(part=_with_intercept(fitted, grid.part)) for grid in grids]
+    tables = [table.drop(columns="std") for table in effect_tables(fitted, with_intercept, level)]
+    for grid, table in zip(grids, tables, strict=True):
+        for name in (each for each in _SEEN if each in table):
+            table[name] = _seen(fitted, grid.part, table[name])
+    return tables
 
 
 def refuse_no_ratio(fitted: Fitted, part: Part) -> None:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from gpytorch_gam.components import AdditivePredictor
-from gpytorch_gam.effects import ComponentPosterior, Prediction, SumPrediction, WeightedModels
+from gpytorch_gam.effects import ComponentPosterior, JointSum, Prediction, SumPrediction, WeightedModels
+from gpytorch_gam.effects.joint_sum import checked_pairs
 from gpytorch_gam.variational.model_check import additive_strategy
 
 
@@ -98,6 +99,25 @@ class AdditiveModelMixin:
         :param kwargs: Further arguments of the model's ``forward``.
         """
         return additive_strategy(self).predict_sums(_as_rows(x), sums, hyperparameters, **kwargs)
+
+    def joint_sums(
+        self,
+        pairs: Sequence[tuple[Tensor, Sequence[str] | str]],
+        hyperparameters: WeightedModels | None = None,
+        **kwargs: Any,
+    ) -> list[JointSum]:
+        """
+        Sums of components as functions: means, covariances over rows, and draws, see
+        :meth:`~gpytorch_gam.variational.AdditiveVariationalStrategy.joint_sums`.
+
+        :param pairs: For each sum its rows, inputs ``(*batch, n, D)``, or ``(n)`` for a single column, and the names of
+            its components.
+        :param hyperparameters: A :class:`~gpytorch_gam.diagnostics.HyperparameterUncertainty` of this model, whose
+            uncertainty the result then includes.
+        :param kwargs: Further arguments of the model's ``forward``.
+        """
+        pairs = [(_as_rows(x), names) for x, names in checked_pairs(pairs)]
+        return additive_strategy(self).joint_sums(pairs, hyperparameters, **kwargs)
 
 
 def _as_rows(x: Any) -> Any:

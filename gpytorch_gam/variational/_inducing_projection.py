@@ -20,7 +20,7 @@ from gpytorch_gam.components.joined_groups import JoinedGroup, by_group, joined_
 from gpytorch_gam.components.reading import Reading
 from gpytorch_gam.distributions.predictor_distribution import PredictorMoments
 from gpytorch_gam.effects.component_source import ComponentProjections
-from gpytorch_gam.effects.component_sums import summed
+from gpytorch_gam.effects.component_sums import summed, summed_over_rows
 from gpytorch_gam.effects.group_posterior import GroupPosterior
 from gpytorch_gam.numerics.blocks import split_groups
 from gpytorch_gam.numerics.marginals import Marginals, marginal_moments
@@ -180,26 +180,39 @@ class InducingProjection(PosteriorProjection):
         groups = [self._groups[place] for place in places]
         if {group.predictor_index for group in groups} != {group.predictor_index for group in self._groups}:
             return None
-        weights, unknown = [self._weights[place] for place in places], [self._unknown[place] for place in places]
-        return InducingProjection(groups, weights, unknown, self._sign)
+        return self._at_places(places)
 
     def sums(self, members: Sequence[Sequence[int]]) -> Callable[[Tensor], Marginals]:
         """
         Moments of sums of components, see :meth:`PosteriorProjection.sums`, at the cost of their own groups: the
         squares of a sum's coupled part are those of a triangular factor with as many columns as the sum has variables.
         """
-        starts = [0, *itertools.accumulate(group.num_components for group in self._groups)]
-        chosen = [
-            place
-            for place in range(len(self._groups))
-            if any(starts[place] <= index < starts[place + 1] for each in members for index in each)
-        ]
-        kept = [index for place in chosen for index in range(starts[place], starts[place + 1])]
-        own = [[kept.index(index) for index in each] for each in members]
-        groups = [self._groups[place] for place in chosen]
-        weights = _turned([self._weights[place] for place in chosen], groups, own)
-        projection = InducingProjection(groups, weights, [self._unknown[place] for place in chosen], self._sign)
+        alone, own = self._with_groups_of(members)
+        weights = _turned(alone._weights, alone._groups, own)
+        projection = InducingProjection(alone._groups, weights, alone._unknown, self._sign)
         return lambda inputs: summed(projection.components(inputs), own)
+
+    def sum_over_rows(self, members: Sequence[int], inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """See :meth:`PosteriorProjection.sum_over_rows`: at the cost of the groups of these components."""
+        alone, (own,) = self._with_groups_of([members])
+        return summed_over_rows(alone.components(inputs), alone._groups, own, inputs)
+
+    def _with_groups_of(self, members: Sequence[Sequence[int]]) -> tuple[InducingProjection, list[list[int]]]:
+        """The projection of those groups that some components are from, and the numbers of the components in it."""
+        starts = [0, *itertools.accumulate(group.num_components for group in self._groups)]
+        every = {index for each in members for index in each}
+        places = [
+            place
+            for place, (start, end) in enumerate(itertools.pairwise(starts))
+            if not every.isdisjoint(range(start, end))
+        ]
+        kept = [index for place in places for index in range(starts[place], starts[place + 1])]
+        return self._at_places(places), [[kept.index(index) for index in each] for each in members]
+
+    def _at_places(self, places: Sequence[int]) -> InducingProjection:
+        """The projection of some of the groups."""
+        groups, weights = [self._groups[place] for place in places], [self._weights[place] for place in places]
+        return InducingProjection(groups, weights, [self._unknown[place] for place in places], self._sign)
 
     def _weights_of(self, joined: JoinedGroup) -> GroupWeights:
         shared = joined.joined([weights.shared for weights in self._weights], -3)

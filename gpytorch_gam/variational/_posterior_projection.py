@@ -48,6 +48,10 @@ class PosteriorProjection(ABC):
         """
         return lambda inputs: summed(self.components(inputs), members)
 
+    @abstractmethod
+    def sum_over_rows(self, members: Sequence[int], inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean ``(*batch, n)`` and covariance over the rows ``(*batch, n, n)`` of the sum of some components."""
+
 
 def sum_by_predictor(parts: Sequence[Tensor], owners: Sequence[int], dim: int) -> Tensor:
     """Sum the groups' parts over the groups of each of P predictors; ``dim`` of the result has size P."""

@@ -26,6 +26,7 @@ from gpytorch_gam.distributions.predictor_distribution import PredictorDistribut
 from gpytorch_gam.effects.component_posterior import ComponentPosterior
 from gpytorch_gam.effects.component_source import ComponentProjections
 from gpytorch_gam.effects.component_sums import SumPrediction, columns_of, groups_of, moments_of_sums, passes
+from gpytorch_gam.effects.joint_sum import JointSum, checked_pairs
 from gpytorch_gam.effects.prediction import Prediction, joined
 from gpytorch_gam.effects.weighted_models import WeightedModels, checked_models
 from gpytorch_gam.numerics.autocast import without_autocast
@@ -487,6 +488,42 @@ class AdditiveStrategy(_FollowedStrategy):
             mean[..., places, :], variance[..., places, :] = (part.to(x) for part in found)
         return SumPrediction(tuple(sums), mean, variance)
 
+    @torch.no_grad()
+    @without_autocast
+    def joint_sums(
+        self,
+        pairs: Sequence[tuple[Tensor, Sequence[str] | str]],
+        hyperparameters: WeightedModels | None = None,
+        **kwargs: Any,
+    ) -> list[JointSum]:
+        """
+        Sums of components as functions: means, covariances over rows, and draws, for bands that hold whole functions.
+        It costs what the components of each sum cost by themselves, and :math:`O(n^3)` for draws; it is meant for grids
+        of up to about a thousand rows.
+
+        :param pairs: For each sum its rows, inputs ``(*batch, n, D)``, and the names of its components.
+        :param hyperparameters: A :class:`~gpytorch_gam.diagnostics.HyperparameterUncertainty` of this model, whose
+            uncertainty the result then includes.
+        :param kwargs: Further arguments of the model's ``forward``.
+        :return: The sums, see :class:`~gpytorch_gam.effects.JointSum`.
+        :raises ValueError: If a component is unknown, or a sum has none.
+        :raises TypeError: If these are no pairs, or the model's ``forward`` does not know an argument.
+
+        Example:
+            >>> (found,) = model.joint_sums([(grid, ["age", "age.line"])])
+            >>> mean, variance = found.moments()  # (n,) each
+            >>> found.draws(1000)                 # 1000 x n
+        """
+        check_keywords(self.model, kwargs)
+        members = [self._indices_of(f"pairs[{place}]", names) for place, (_, names) in enumerate(checked_pairs(pairs))]
+        if hyperparameters is not None:
+            return checked_models(hyperparameters, self.predictor).joint_sums(pairs, **kwargs)
+        moved = [x.to(self.predictor.device) if torch.is_tensor(x) else x for x, _ in pairs]
+        inputs = [self._prepared(x, kwargs).inputs for x in moved]
+        projection = self._projection_in(torch.float64)  # once for all sums
+        found = [projection.sum_over_rows(own, rows) for own, rows in zip(members, inputs, strict=True)]
+        return [JointSum.of(*(part.to(x.device) for part in own)) for own, (x, _) in zip(found, pairs, strict=True)]
+
     def _members(self, sums: Mapping[str, Sequence[str] | str]) -> list[list[int]]:
         """The numbers of the components of each sum, after checks."""
         if not isinstance(sums, Mapping) or not sums:
@@ -494,15 +531,15 @@ class AdditiveStrategy(_FollowedStrategy):
                 f"sums must be a mapping from names to components, such as {{'s(x)': ['x0', 'x0.line']}}, got "
                 f"{checks.shown(sums)}"
             )
-        found = []
-        for name, components in sums.items():
-            try:
-                if components is None:
-                    raise TypeError("names is None")
-                found.append(self.predictor.component_indices(components))
-            except (TypeError, ValueError) as error:
-                raise type(error)(f"sums[{name!r}] is not made of components: {error}") from error
-        return found
+        return [self._indices_of(f"sums[{name!r}]", components) for name, components in sums.items()]
+
+    def _indices_of(self, argument: str, components: Sequence[str] | str) -> list[int]:
+        try:
+            if components is None:
+                raise TypeError("names is None")
+            return self.predictor.component_indices(components)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{argument} is not made of components: {error}") from error
 
     # ------------------------------------------------------------------ calls
 

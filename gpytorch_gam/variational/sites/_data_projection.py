@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from gpytorch_gam.components import AdditivePredictor
 from gpytorch_gam.components.reading import Reading
 from gpytorch_gam.effects.component_source import ComponentProjections
+from gpytorch_gam.effects.component_sums import summed_over_rows
 from gpytorch_gam.effects.group_posterior import GroupPosterior
 from gpytorch_gam.numerics.marginals import Marginals, marginal_moments
 
@@ -38,3 +41,7 @@ class DataProjection(PosteriorProjection):
             projected = self._weights.mT @ component_covariance(group, self._data, x)  # (*batch, C_g, N + 1, n)
             groups.append(GroupPosterior(projected[..., -1, :], group.prior_variance(x), projected[..., :-1, :], None))
         return ComponentProjections(groups, -1)
+
+    def sum_over_rows(self, members: Sequence[int], inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean ``(*batch, n)`` and covariance over the rows ``(*batch, n, n)`` of the sum of some components."""
+        return summed_over_rows(self.components(inputs), self._predictor.groups, members, inputs)
