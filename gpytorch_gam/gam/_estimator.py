@@ -44,7 +44,7 @@ from .survey import survey
 from .term_warnings import warn_of_multipliers
 from .terms import KERNELS, MISSING
 from .units_of_fit import fit_arguments
-from .value_checks import warn_of_missing
+from .value_checks import is_dropped, warn_of_missing
 
 
 class GAMEstimator(BaseEstimator):
@@ -58,6 +58,7 @@ class GAMEstimator(BaseEstimator):
     deviance_explained_: float
     interactions_: pd.DataFrame | None
     n_rows_: int
+    n_rows_left_out_: int
     _seen: Seen  # the responses of the fit
     family_: Family
     classes_: np.ndarray
@@ -145,8 +146,10 @@ class GAMEstimator(BaseEstimator):
             given.pop("sample_weight"), frame.to_numpy(), dtype=np.float64, ensure_non_negative=True
         )
         rows = self._rows(frame, y, weights, family, given)
-        self._note_rows(Seen.of(*rows[1:]))
         design = self._design(family, rows.frame)
+        is_left_out = is_dropped(design, rows.frame)
+        rows = rows.some(~is_left_out)
+        self._note_rows(Seen.of(*rows[1:]), int(is_left_out.sum()))
         refuse_response(response, frame, design.columns)
         numbers = {name: int(rows.frame[name].isna().sum()) for name in design.columns}
         warn_of_missing(design, numbers, len(rows.frame))
@@ -188,17 +191,15 @@ class GAMEstimator(BaseEstimator):
     ) -> Rows:
         """The rows with a positive weight, whose responses the family can have."""
         rows = self._row_arguments(family, arguments, len(frame))
-        used = weights > 0
-        if not used.all():
-            frame, y, weights = frame[used], y[used], weights[used]
-            rows = {name: value[used] for name, value in rows.items()}
-        family.check(y, rows.get("trials"))
-        return Rows(frame, y, weights, rows)
+        found = Rows(frame, y, weights, rows).some(weights > 0)
+        family.check(found.y, found.arguments.get("trials"))
+        return found
 
-    def _note_rows(self, seen: Seen) -> None:
+    def _note_rows(self, seen: Seen, num_left_out: int = 0) -> None:
         if seen.num_rows < 2:
-            raise ValueError(f"n_samples={seen.num_rows} with a positive weight, but a fit needs at least 2")
-        self.n_rows_, self._seen = seen.num_rows, seen
+            without = f" and no missing values ({num_left_out} rows have some)" if num_left_out else ""
+            raise ValueError(f"n_samples={seen.num_rows} with a positive weight{without}, but a fit needs at least 2")
+        self.n_rows_, self.n_rows_left_out_, self._seen = seen.num_rows, num_left_out, seen
 
     def _design(self, family: Family, frame: pd.DataFrame) -> Design:
         """The terms for some data."""
@@ -450,6 +451,7 @@ class GAMEstimator(BaseEstimator):
             found.result_ = files.result_of_description(description["result"])
             found._seen = Seen(**description["seen"])
             found.n_rows_, found.deviance_explained_ = description["n_rows"], description["deviance_explained"]
+            found.n_rows_left_out_ = description["n_rows_left_out"]
             found.interactions_ = interactions_of_description(description["interactions"])
             found.n_features_in_ = description["n_features_in"]
             if description["feature_names_in"] is not None:

@@ -49,6 +49,7 @@ from .streams import in_parts
 from .summarising import summarise
 from .summary import Summary
 from .term_concurvity import concurvity_of_terms
+from .value_checks import is_dropped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -146,7 +147,10 @@ class FittedGAM(GAMEstimator):
         fitted, response = self._checked(), self._shown_response()
         found = summarise(fitted, self.result_, self.n_rows_, self.deviance_explained_, self.bound_, response)
         note = self._why_no_interactions() or self._interactions_beyond_limit()
-        return replace(found, facts={**found.facts, "interactions": note}) if note else found
+        more = {"interactions": note} if note else {}
+        if self.n_rows_left_out_:
+            more["left out"] = f"{self.n_rows_left_out_} rows with missing values"
+        return replace(found, facts={**found.facts, **more})
 
     def _interactions_beyond_limit(self) -> str:
         """What to know of interactions for which the search had no place; empty if there are none."""
@@ -609,7 +613,7 @@ class FittedGAM(GAMEstimator):
         """
         arguments = {"offset": offset, "exposure": exposure, "trials": trials}
         fitted, x, values, weights, rows = self._observed(X, y, sample_weight, arguments)
-        used = weights > 0
+        used = (weights > 0) & ~is_dropped(fitted.design, self._frame(X))
         observed = values[used] * fitted.units.scale + fitted.units.centre
         rows = {name: value[used] for name, value in rows.items()}
         unit = fitted.units.scale if fitted.family.link == "identity" else 1.0

@@ -73,6 +73,11 @@ class EncodedTerms:
         }
         return [(name, role) for name in term.columns for role in roles[name] if role in wanted[name]]
 
+    def columns_that_drop(self) -> list[str]:
+        """The columns whose missing values leave rows out of the fit."""
+        terms = [term for term in self.all_terms if self.missing_of(term) == "drop"]
+        return list(dict.fromkeys(name for term in terms for name in term.columns))
+
     def position(self, name: str, role: str) -> int:
         """
         The column of the inputs that holds a column of the data frame.

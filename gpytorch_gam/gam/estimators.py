@@ -56,9 +56,10 @@ class GAMRegressor(RegressorMixin, FittedGAM):
         the bound by more than a nat; fits by bins or minibatches, or of many rows and inducing points, keep the first.
         :meth:`summary` says which it is.
     :param num_inducing: Number of inducing points of smooth effects; default chosen by the fit.
-    :param missing: What is done with missing values: ``"error"``; ``"marginal"``, for an effect that is unknown in
-        these rows, which is for few rows with values missing at random, see :func:`~gpytorch_gam.gam.s`; or
-        ``"level"``, which makes them a level of categories of their own. Terms may say otherwise.
+    :param missing: What is done with missing values: ``"error"``; ``"drop"``, which leaves rows that have any out of
+        the fit, and predicts them with an effect that is unknown; ``"marginal"``, with which they count in the fit,
+        too, which is for few rows with values missing at random, see :func:`~gpytorch_gam.gam.s`; or ``"level"``, which
+        makes them a level of categories of their own. Terms may say otherwise.
     :param posterior: The family of the posterior, see :class:`~gpytorch_gam.AdditiveGP`; ``"auto"`` takes a full
         covariance while it is small, and then block + low-rank precisions.
     :param hyperparameters: Whether predictions, effects, their bands and draws include that hyperparameters such as
@@ -100,6 +101,8 @@ class GAMRegressor(RegressorMixin, FittedGAM):
         they promise to pay beside those that are kept, but ``interactions`` allowed no more; or ``"promises too
         little"``.
     :ivar family_: The distribution of the response.
+    :ivar n_rows_: Number of rows of the fit, those of weight zero and those left out not counted.
+    :ivar n_rows_left_out_: Number of rows that ``missing="drop"`` has left out.
     :ivar n_features_in_: Number of columns.
     :ivar feature_names_in_: Their names, if the data had names.
 

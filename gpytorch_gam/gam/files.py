@@ -189,6 +189,7 @@ def _description(estimator: Any, fitted: Fitted) -> dict[str, Any]:
         "result": _described_result(estimator.result_),
         "deviance_explained": estimator.deviance_explained_,
         "n_rows": estimator.n_rows_,
+        "n_rows_left_out": estimator.n_rows_left_out_,
         "seen": estimator._seen._asdict(),
         "interactions": described_interactions(estimator.interactions_),
         "versions": {"gpytorch_gam": _version(), "torch": torch.__version__, "gpytorch": gpytorch.__version__},

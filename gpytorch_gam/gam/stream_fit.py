@@ -22,7 +22,7 @@ from .options import Options, device_of
 from .streams import Piece, Stream, read
 from .survey import Survey
 from .units_of_fit import fit_arguments, units_of
-from .value_checks import refuse_missing, warn_of_missing
+from .value_checks import refuse_drop, refuse_missing, warn_of_missing
 
 # Rows of a minibatch, and of a batch where all rows are read in their order.
 _BATCH_SIZE, _ROWS_OF_PASSES = 1000, 2**16
@@ -35,6 +35,17 @@ class Rows(NamedTuple):
     y: np.ndarray
     weights: np.ndarray
     arguments: dict[str, np.ndarray]  # row-wise, of the likelihood
+
+    def some(self, chosen: np.ndarray) -> Rows:
+        """
+        Some of the rows.
+
+        :param chosen: Which, booleans ``(n,)``.
+        """
+        if chosen.all():
+            return self
+        arguments = {name: value[chosen] for name, value in self.arguments.items()}
+        return Rows(self.frame[chosen], self.y[chosen], self.weights[chosen], arguments)
 
 
 # From a part of the rows with all of their columns.
@@ -80,6 +91,7 @@ def fit_stream(
     :param options: How.
     """
     some = reader(found.sample)
+    refuse_drop(design)
     refuse_missing(design, found.missing, found.num_rows)
     warn_of_missing(design, found.missing, found.num_rows)
     design.learn_columns(found.frame, found.weights(np.ones(len(found.sample))))

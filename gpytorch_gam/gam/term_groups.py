@@ -44,7 +44,7 @@ class TermGroups:
         :param predictor: The number of its predictor.
         """
         options: dict[str, Any] = {"predictor": predictor}
-        if self._encoded.missing_of(term) == "marginal":
+        if self._encoded.missing_of(term) in ("drop", "marginal"):
             options["missing"] = "marginal"
         makers = {
             Smooth: self._smooth,

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from gpytorch_gam import _checks as checks
 
 KERNELS = ("rbf", "matern12", "matern32", "matern52")
-MISSING = ("error", "marginal", "level")
+MISSING = ("error", "drop", "marginal", "level")
 
 # The fields of terms that are options of the functions that make them.
 _OPTIONS = ("by", "period", "k", "kernel", "linear", "ordered", "missing")
@@ -86,7 +86,7 @@ class Term:
 
     def _check_missing(self, *, levels: bool) -> None:
         if self.missing is not None:
-            checks.choice(f"missing of {self.call}", self.missing, MISSING if levels else MISSING[:2])
+            checks.choice(f"missing of {self.call}", self.missing, MISSING if levels else MISSING[:3])
 
 
 @dataclass(frozen=True, repr=False)
@@ -320,11 +320,11 @@ def s(
     :param kernel: ``"matern52"``, ``"matern32"``, ``"matern12"`` or ``"rbf"``. Default: that of the estimator.
     :param linear: Whether the effect has a linear part of its own, whose slope the smooth part need not bend to. It has
         none if it is periodic or has a ``by``.
-    :param missing: What is done with missing values: ``"error"``, or ``"marginal"``, for an effect that is unknown in
-        these rows: predictions have mean zero there and its variance over the data, and the fit takes it for zero, so
-        that what it does in these rows counts as noise. That is for few of the rows, whose values are missing at
-        random, in a column that others do not tell; otherwise fit to the complete rows, or fill values in. Default:
-        what the estimator says.
+    :param missing: What is done with missing values: ``"error"``; or ``"drop"``, which leaves these rows out of the
+        fit, as mgcv does, and predicts them with an effect that is unknown, with mean zero and its variance over the
+        data. With ``"marginal"`` they count in the fit, too, which takes the effect for zero there, so that what it
+        does in these rows counts as noise: that is for few of the rows. Both are for values that are missing at random,
+        in a column that others do not tell; otherwise fill values in. Default: what the estimator says.
 
     Example:
         >>> [s("age"), s("hour", period=24), s("dose", by="sex"), s("east", "north")]
@@ -387,8 +387,8 @@ def f(column: str, *, ordered: bool | None = None, missing: str | None = None) -
 
     :param column: The name of a column of text, booleans, categories, or of numbers that are names.
     :param ordered: Whether neighbouring levels are alike. Default: whether the column is an ordered categorical.
-    :param missing: ``"error"``, ``"marginal"`` (see :func:`s`), or ``"level"``: missing values are a level of their
-        own. Default: what the estimator says.
+    :param missing: ``"error"``, ``"drop"``, ``"marginal"`` (see :func:`s`), or ``"level"``: missing values are a level
+        of their own. Default: what the estimator says.
     """
     return Factor(missing, column, ordered)
 

@@ -62,6 +62,29 @@ def refuse_missing(encoded: EncodedTerms, numbers: Mapping[str, int], num_rows: 
             _refuse_missing(encoded, term, name, numbers[name], num_rows)
 
 
+def is_dropped(encoded: EncodedTerms, frame: pd.DataFrame) -> np.ndarray:
+    """
+    Which rows are left out of a fit, as values are missing.
+
+    :param encoded: The terms of the model.
+    :param frame: The rows.
+    """
+    return np.asarray(frame[encoded.columns_that_drop()].isna().any(axis=1), dtype=bool)
+
+
+def refuse_drop(encoded: EncodedTerms) -> None:
+    """
+    Raise a ValueError if rows are to be left out of a fit whose rows are counted before they are read.
+
+    :param encoded: The terms of the model.
+    """
+    if encoded.columns_that_drop():
+        raise ValueError(
+            "missing must not be 'drop' where X is read in parts: leave these rows out of its tables, and give "
+            "'marginal', with which rows with missing values are predicted"
+        )
+
+
 def warn_of_missing(encoded: EncodedTerms, numbers: Mapping[str, int], num_rows: int) -> None:
     """
     Warn where effects are unknown in so many rows of a fit that what they do there, which it takes for noise,
@@ -77,8 +100,8 @@ def warn_of_missing(encoded: EncodedTerms, numbers: Mapping[str, int], num_rows:
                 warnings.warn(
                     f"column {name!r} has NaN in {numbers[name]} of {num_rows} rows, where the fit takes what "
                     f"{term.label} does for noise. With that many, noise and bands are too wide, and with a link "
-                    "that is not linear the intercept is biased: fit to the rows that are complete, "
-                    f"X.dropna(subset=[{name!r}]), and predict the others all the same",
+                    "that is not linear the intercept is biased: missing='drop' fits to the other rows, and predicts "
+                    "these all the same",
                     MissingInputsWarning,
                     stacklevel=2,
                 )
@@ -87,9 +110,9 @@ def warn_of_missing(encoded: EncodedTerms, numbers: Mapping[str, int], num_rows:
 def _refuse_missing(encoded: EncodedTerms, term: Term, name: str, missing: int, num_rows: int) -> None:
     if missing and encoded.missing_of(term) == "error":
         raise ValueError(
-            f"column {name!r} has NaN in {missing} of {num_rows} rows: drop them, fill them in, or if they are few "
-            f"and missing at random, give missing='marginal' to {term.label} or the estimator: then the effect is "
-            "unknown in these rows, and counts as noise in the fit"
+            f"column {name!r} has NaN in {missing} of {num_rows} rows: fill them in, or if they are missing at random, "
+            f"give missing='drop' to {term.label} or the estimator, which leaves these rows out of the fit and "
+            "predicts them with an unknown effect, or if they are few 'marginal': then other terms learn from them"
         )
 
 
@@ -111,6 +134,6 @@ def _refuse_missing_without_level(term: Term, name: str, role: str, missing: int
             "them in, or give the term missing='marginal' and fit anew"
         )
     raise ValueError(
-        f"{where} needs numbers, which missing='level' does not concern: drop these rows, fill them in, or if they are "
-        "few and missing at random, give the term missing='marginal'"
+        f"{where} needs numbers, which missing='level' does not concern: fill them in, or give the term "
+        "missing='drop', which leaves these rows out of the fit, or if they are few and missing at random, 'marginal'"
     )
