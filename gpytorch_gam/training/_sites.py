@@ -36,6 +36,10 @@ class Sites(NamedTuple):
     def _with(self, curvatures: Tensor, mean: Tensor) -> Sites:
         return Sites(curvatures, self.targets + ((curvatures - self.curvatures) * mean.unsqueeze(0)).sum(1))
 
+    def gradients(self, predictors: Tensor) -> Tensor:
+        """The derivatives at predictors ``(P, n)``, ``(P, n)``."""
+        return self.targets - (self.curvatures * predictors.unsqueeze(0)).sum(1)
+
     def are_finite(self) -> bool:
         """Whether all are."""
         return bool(torch.isfinite(self.targets.sum() + self.curvatures.sum()))
@@ -56,7 +60,10 @@ class Posterior(NamedTuple):
     expected: float  # that of all rows
     bound: float  # in nats, without priors of the hyperparameters
     next_sites: Sites
-    predictors: Tensor  # their means in the rows, (P, n)
+    predictors: Tensor  # means of the predictors in the rows, (P, n)
+    covariances: Tensor  # their covariances, (P, P, n)
+    change: Tensor | None  # of the features, (S - I) Phi, with one predictor, (Q, n)
+    is_clipped: bool  # whether the precision is without negative eigenvalues that the sites give it
 
     def as_optimum(self) -> GaussianOptimum:
         """The posterior and its bound alone."""

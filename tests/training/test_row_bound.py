@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import gpytorch
@@ -107,6 +108,7 @@ OTHERS = {
 @pytest.mark.parametrize("kind", OTHERS)
 def test_derivatives_are_differences_of_bounds_at_the_optimum(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_row_bound, "_GAIN", 1e-12)
+    monkeypatch.setattr(_row_bound, "_PROMISE", 0.0)
     make, num_predictors = OTHERS[kind]
     x = inputs()
     likelihood: Likelihood = make()
@@ -118,6 +120,54 @@ def test_derivatives_are_differences_of_bounds_at_the_optimum(kind: str, monkeyp
     assert found.abs().min() > 0
     # Differences of bounds that each end within 1e-12 nats, and the third derivatives in a step of 1e-4.
     torch.testing.assert_close(found, differences(bound, parameters), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_the_last_pass_is_left_out_where_it_promises_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, num_predictors = OTHERS[kind]
+    x = inputs()
+    y = counts(x) if num_predictors == 1 else torch.sin(6 * x[:, 0]) + 0.3 * torch.cos(40 * x[:, 1])
+    model, likelihood = model_of(x, num_predictors), make()
+    bound = RowBound(model, likelihood, Rows(x, y, {}), Processes(None))
+    found, passes = derivatives(bound, hyperparameters_of(model, likelihood)), bound.passes
+    monkeypatch.setattr(_row_bound, "_GAIN", 1e-12)
+    monkeypatch.setattr(_row_bound, "_PROMISE", 0.0)
+    exact = RowBound(model, likelihood, Rows(x, y, {}), Processes(None))
+    expected = derivatives(exact, hyperparameters_of(model, likelihood))
+    assert passes < exact.passes
+    assert 0 <= (exact().item() - bound().item()) < 1e-5
+    torch.testing.assert_close(found, expected, rtol=1e-2, atol=5e-4)
+
+
+@torch.no_grad()
+def test_what_the_next_sites_promise_is_at_least_what_they_gain() -> None:
+    x, likelihood = inputs(), PoissonLikelihood()
+    bound = RowBound(model_of(x), likelihood, Rows(x, counts(x), {}), Processes(None))
+    view = bound._view()
+    posterior = bound._first(view)
+    assert posterior is not None
+    promised = math.inf
+    while promised > 1e-9:
+        promised = bound._promised(view, posterior)
+        moved = bound._moved(view, posterior, None, 1.0)
+        assert moved is not None
+        after, share = moved
+        if share == 1.0 and promised < 1.0:  # far from the optimum the bound is no quadratic
+            assert after.bound - posterior.bound <= promised + 1e-10
+        posterior = after
+
+
+@torch.no_grad()
+def test_the_posterior_is_looked_for_again_only_where_hyperparameters_have_moved() -> None:
+    x, likelihood = inputs(), NegativeBinomialLikelihood()
+    model = model_of(x)
+    bound = RowBound(model, likelihood, Rows(x, counts(x), {}), Processes(None))
+    before, passes = bound(), bound.passes
+    assert torch.equal(bound(), before)
+    assert bound.passes == passes
+    likelihood.dispersion = 2 * likelihood.dispersion
+    assert bound() != before
+    assert bound.passes > passes
 
 
 def test_expectations_that_are_not_smooth_do_not_hold_the_search_up(monkeypatch: pytest.MonkeyPatch) -> None:
