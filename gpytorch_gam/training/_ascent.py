@@ -9,16 +9,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gpytorch_gam.components import AdditivePredictor
 from gpytorch_gam.parameters.log_scale import Coordinates
+from gpytorch_gam.variational import AdditiveVariationalStrategy
 
-from ._component_information import ComponentInformation
 from ._component_jumps import ComponentJumps, best_after_jumps
 from ._component_scales import places_of_components
 from ._component_scan import SumsAtRows
 from ._hyperparameters import largest
-from ._mean_information import MeanInformation
-from ._quasi_newton import Known, ObjectiveError, QuasiNewton
+from ._information import Information
+from ._quasi_newton import ObjectiveError, QuasiNewton
 from ._row_bound import RowBound
 
 # Largest number of searches, each with a fresh estimate of the curvature, and the tolerance in nats from which on a
@@ -55,19 +54,18 @@ class Ascent:
     def __init__(
         self,
         objective: RowBound,
-        predictor: AdditivePredictor,
+        strategy: AdditiveVariationalStrategy,
         parameters: Sequence[Tensor],
         coordinates: Coordinates,
         curvatures: Sequence[float | Tensor],
         limits: Sequence[float],
         variances: Sequence[float] | None = None,
     ) -> None:
-        self._objective, self._predictor, self._parameters = objective, predictor, list(parameters)
+        self._objective, self._predictor, self._parameters = objective, strategy.predictor, list(parameters)
         self._newton = QuasiNewton(parameters, curvatures, coordinates, limits)
-        self._information = [
-            kind(objective, predictor, parameters, coordinates) for kind in (ComponentInformation, MeanInformation)
-        ]
-        self._jumps = ComponentJumps(predictor, variances)
+        noise, processes = objective.noise_parameter, objective.processes
+        self._information = Information(strategy, parameters, coordinates, noise, processes)
+        self._jumps = ComponentJumps(strategy.predictor, variances)
         self._has_curvatures = False
         self._begin()
 
@@ -136,7 +134,7 @@ class Ascent:
 
         for number in range(_MAX_ROUNDS):
             if number > 0 or not self._has_curvatures:
-                self._newton.forget(self._known())
+                self._newton.forget(self._information(self._objective.site_rows))
             self._has_curvatures = True
             still_open = self._newton.maximise(self._seen, gain, max_steps, note, _MAX_EVALUATIONS)
             value = self._newton.value
@@ -148,14 +146,6 @@ class Ascent:
         recent = value - values[-1 - _NUM_RECENT :][0] if values else 0.0
         stopped = self._newton.stopped if still_open > tolerance else f"{number + 1} searches were made"
         return self._arrival(max(still_open, recent), stopped)
-
-    def _known(self) -> Known | None:
-        """The curvatures that are known here. A mean has none together with a variance, as far as can be expected."""
-        parts = [known for known in (information() for information in self._information) if known is not None]
-        if not parts:
-            return None
-        coordinates = [coordinate for part in parts for coordinate in part.coordinates]
-        return Known(coordinates, torch.block_diag(*(part.curvature for part in parts)))
 
     def _arrival(self, still_open: float, stopped: str) -> Arrival:
         return Arrival(self._newton.value, largest(self._newton.gradient), still_open, stopped)

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
 
-from gpytorch_gam.components import AdditivePredictor
 from gpytorch_gam.numerics.capacitance import add_identity
-from gpytorch_gam.optim.processes import Processes
 from gpytorch_gam.optim.rows.predictors import Segment, predictor_segments, weighted_gram
 from gpytorch_gam.parameters.log_scale import Coordinates
+from gpytorch_gam.variational import AdditiveVariationalStrategy
 
 from ._component_scales import places_of_components, scales_of_components
-from ._component_scan import Place, SiteView
+from ._component_scan import Place
 from ._quasi_newton import Known
-from ._row_bound import RowBound
+from ._site_rows import SiteRows
 
 # Step of the differences that give the derivatives of features in a coordinate.
 _STEP = 1e-4
@@ -26,22 +24,27 @@ _STEP = 1e-4
 class ComponentInformation:
     """
     The Fisher information of the ``parameters`` that are trained output scales and lengthscales of components, in their
-    ``coordinates``, and of a Gaussian noise that all rows share: minus the second derivatives of the bound that are
+    ``coordinates``, and of a Gaussian ``noise`` that all rows share: minus the second derivatives of the bound that are
     expected where the model is right. It costs about as much as two evaluations of the bound.
     """
 
     def __init__(
-        self, objective: RowBound, predictor: AdditivePredictor, parameters: Sequence[Tensor], coordinates: Coordinates
+        self,
+        strategy: AdditiveVariationalStrategy,
+        parameters: Sequence[Tensor],
+        coordinates: Coordinates,
+        noise: Tensor | None,
     ) -> None:
-        self._objective, self._predictor = objective, predictor
-        self._parameters, self._coordinates = list(parameters), coordinates
+        self._predictor, self._coordinates = strategy.predictor, coordinates
         starts, total = {}, 0
         for parameter in parameters:
             starts[id(parameter)], total = total, total + parameter.numel()
         # For each direction in which components move, the variance first: coordinates of components, by their number.
         self._moves: list[dict[int, int]] = [{}]
-        numbers = {name: place.number for name, place in places_of_components(predictor).items()}
-        for scale in scales_of_components(predictor):
+        numbers = {name: place.number for name, place in places_of_components(self._predictor).items()}
+        for scale in scales_of_components(self._predictor):
+            if id(scale.raw) not in starts:
+                continue
             number = numbers[scale.name]
             self._moves[0][number] = starts[id(scale.raw)] + scale.entry
             own = [
@@ -52,31 +55,25 @@ class ComponentInformation:
             self._moves += [{} for _ in range(1 + len(own) - len(self._moves))]
             for moves, coordinate in zip(self._moves[1:], own, strict=False):
                 moves[number] = coordinate
-        noise = objective.noise_parameter
         self._noise = None if noise is None else starts.get(id(noise))
 
-    @torch.no_grad()
-    def __call__(self) -> Known | None:
-        """The information at the present hyperparameters; None where there is nothing to know, or the bound is not."""
-        if not self._moves[0]:
-            return None
-        origin, here = [parameter.clone() for parameter in self._parameters], self._coordinates.read()
-        num_rows = None if self._noise is None else self._objective.sum_of_weights()
-        try:
-            view = self._objective.site_view()
-            if view is None:
-                return None
-            derivatives = [self._derivative(view.features, here, moves) for moves in self._moves[1:]]
-            # Inducing points may have been added.
-            places, segments = list(places_of_components(self._predictor).values()), predictor_segments(self._predictor)
-            table = information(view, derivatives, places, segments, self._objective.processes, num_rows)
-        except (torch.linalg.LinAlgError, NotPSDError, NanError):
-            return None
-        finally:
-            for parameter, value in zip(self._parameters, origin, strict=True):
-                parameter.copy_(value)
-        if not torch.isfinite(table.sum()):
-            return None
+    @property
+    def is_wanted(self) -> bool:
+        """Whether there is something to know."""
+        return bool(self._moves[0])
+
+    def sums(self, rows: SiteRows) -> list[Tensor]:
+        """Sums over some rows, which add up. Hyperparameters are left where they were moved to."""
+        here = self._coordinates.read()
+        derivatives = [self._derivative(rows, here, moves) for moves in self._moves[1:]]
+        segments = predictor_segments(self._predictor)
+        return [gram_with_derivatives(rows.features, derivatives, rows.curvatures, segments), rows.total_weight]
+
+    def of_sums(self, sums: Sequence[Tensor]) -> Known:
+        """The information of all rows, from the sums over them."""
+        gram, total_weight = sums
+        places = list(places_of_components(self._predictor).values())  # inducing points may have been added
+        table = information(gram, len(self._moves), places, None if self._noise is None else total_weight)
         number = self._predictor.num_components
         entries = {
             coordinate: direction * number + component
@@ -88,35 +85,36 @@ class ComponentInformation:
         chosen = torch.tensor(list(entries.values()), device=table.device)
         return Known(list(entries), table[chosen.unsqueeze(-1), chosen])
 
-    def _derivative(self, features: Tensor, here: Sequence[Tensor], moves: dict[int, int]) -> Tensor:
+    def _derivative(self, rows: SiteRows, here: Sequence[Tensor], moves: dict[int, int]) -> Tensor:
         """The derivatives of all components' features, each in a coordinate of its own."""
         self._coordinates.write_moved(here, list(moves.values()), _STEP)
-        return (self._objective.trial().features - features) / _STEP
+        return (rows.evaluate() - rows.features) / _STEP
 
 
-def information(
-    view: SiteView,
-    derivatives: Sequence[Tensor],
-    places: Sequence[Place],
-    segments: Sequence[Segment],
-    processes: Processes,
-    num_rows: float | Tensor | None = None,
+def gram_with_derivatives(
+    features: Tensor, derivatives: Sequence[Tensor], curvatures: Tensor, segments: Sequence[Segment]
 ) -> Tensor:
     r"""
-    The Fisher information of the rows' Gaussian factors: with :math:`\Sigma = \Lambda^{-1} + \Phi^\top \Phi` it is
-    :math:`\frac12 \mathrm{tr}\, \Sigma^{-1} \Sigma_i \Sigma^{-1} \Sigma_j`. First come the logarithms of the variances
-    of the C components at ``places``, then for each of the ``derivatives`` of the features, ``(Q, n)``, the C
-    hyperparameters in which these are. With ``num_rows``, that of all processes, the last one is the logarithm of a
-    noise variance that all rows share.
+    Sums :math:`\sum_n \Phi_n \Lambda_n \Phi_n^\top` of features ``(Q, n)`` together with some of their derivatives.
     """
-    size, count = len(view.features), 1 + len(derivatives)
-    stacked = torch.cat([view.features, *derivatives])
+    size, count = len(features), 1 + len(derivatives)
     repeated = [
         Segment(owner, slice(place.start + shift, place.stop + shift))
         for shift in (range(0, count * size, size) if len(segments) > 1 else ())
         for owner, place in segments
     ]
-    gram = processes.sum([weighted_gram(stacked, view.curvatures, repeated or segments)])[0]
+    return weighted_gram(torch.cat([features, *derivatives]), curvatures, repeated or segments)
+
+
+def information(gram: Tensor, count: int, places: Sequence[Place], num_rows: float | Tensor | None = None) -> Tensor:
+    r"""
+    The Fisher information of the rows' Gaussian factors: with :math:`\Sigma = \Lambda^{-1} + \Phi^\top \Phi` it is
+    :math:`\frac12 \mathrm{tr}\, \Sigma^{-1} \Sigma_i \Sigma^{-1} \Sigma_j`. First come the logarithms of the variances
+    of the C components at ``places``, then for each of the derivatives of the features in the ``gram``, ``(count Q,
+    count Q)``, the C hyperparameters in which these are. With ``num_rows``, that of all processes, the last one is the
+    logarithm of a noise variance that all rows share.
+    """
+    size = len(gram) // count
     cholesky = torch.linalg.cholesky(add_identity(gram[:size, :size]))
     half = torch.linalg.solve_triangular(cholesky, gram[:size], upper=False)
     inner = gram - half.mT @ half  # of the stacked features and their derivatives, in Sigma^-1

@@ -8,8 +8,10 @@ from collections.abc import Sequence
 import gpytorch
 import torch
 from gpytorch.constraints import Interval
-from gpytorch.likelihoods import Likelihood
+from gpytorch.likelihoods import GaussianLikelihood, Likelihood
 from torch import Tensor
+
+from gpytorch_gam.optim.rows.likelihood_check import unwrapped
 
 # Largest logit of a parameter in an interval: beyond it gradients vanish, and the parameter could not return.
 _LARGEST_LOGIT = 9.0
@@ -23,6 +25,12 @@ def hyperparameters_of(model: gpytorch.models.ApproximateGP, likelihood: Likelih
     variational = {id(p) for p in model.variational_strategy._variational_distribution.parameters()}
     unique = {id(p): p for p in (*model.parameters(), *likelihood.parameters()) if p.requires_grad}
     return [parameter for key, parameter in unique.items() if key not in variational]
+
+
+def shared_noise(likelihood: Likelihood, num_predictors: int) -> Tensor | None:
+    """The raw noise variance that all rows share with a Gaussian likelihood of one predictor, None for others."""
+    inner = unwrapped(likelihood)
+    return inner.noise_covar.raw_noise if isinstance(inner, GaussianLikelihood) and num_predictors == 1 else None
 
 
 def limits_of(parameters: Sequence[Tensor], *modules: gpytorch.Module) -> list[float]:

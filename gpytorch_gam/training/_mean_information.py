@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
-from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
 
-from gpytorch_gam.components import AdditivePredictor
 from gpytorch_gam.numerics.capacitance import add_identity
-from gpytorch_gam.optim.processes import Processes
 from gpytorch_gam.optim.rows.predictors import Segment, predictor_segments, sum_over_rows, weighted_gram
 from gpytorch_gam.parameters.log_scale import Coordinates
+from gpytorch_gam.variational import AdditiveVariationalStrategy
 
-from ._component_scan import SiteView
 from ._quasi_newton import Known
-from ._row_bound import RowBound
+from ._site_rows import SiteRows
+from .starting_values import mean_modules
 
-# Step of the differences that give the derivatives of means, which are linear as a rule; and the most parameters of
-# means for which these are taken, as a mean may be a network.
-_STEP, _MOST = 1e-3, 100
+# Step of the differences that give the derivatives of means, which are linear as a rule, as a power of the rounding
+# error; and the most parameters of means for which these are taken, as a mean may be a network.
+_STEP, _MOST = 0.2, 100
 
 
 class MeanInformation:
@@ -31,57 +30,64 @@ class MeanInformation:
     """
 
     def __init__(
-        self, objective: RowBound, predictor: AdditivePredictor, parameters: Sequence[Tensor], coordinates: Coordinates
+        self, strategy: AdditiveVariationalStrategy, parameters: Sequence[Tensor], coordinates: Coordinates
     ) -> None:
-        self._objective, self._predictor = objective, predictor
-        self._parameters, self._coordinates = list(parameters), coordinates
-        own = {id(each) for each in objective.mean_parameters}
+        self._strategy, self._coordinates = strategy, coordinates
+        own = {id(parameter) for module in mean_modules(strategy) for parameter in module.parameters()}
         is_own = [id(parameter) in own for parameter in parameters for _ in range(parameter.numel())]
         self._entries = [entry for entry, is_chosen in enumerate(is_own) if is_chosen]
 
-    @torch.no_grad()
-    def __call__(self) -> Known | None:
-        """The information at the present hyperparameters; None where there is nothing to know, or the bound is not."""
-        if not 0 < len(self._entries) <= _MOST:
-            return None
-        try:
-            view = self._objective.site_view()
-            if view is None:
-                return None
-            segments = predictor_segments(self._predictor)
-            curvature = information_of_means(view, self._derivatives(), segments, self._objective.processes)
-        except (torch.linalg.LinAlgError, NotPSDError, NanError):
-            return None
-        return Known(self._entries, curvature) if torch.isfinite(curvature.sum()) else None
+    @property
+    def is_wanted(self) -> bool:
+        """Whether there is something to know, and not too much."""
+        return 0 < len(self._entries) <= _MOST
 
-    def _derivatives(self) -> Tensor:
-        """Those of the means at the rows, ``(k, P, n)``."""
-        origin, here = [parameter.clone() for parameter in self._parameters], self._coordinates.read()
-        present, moved = self._objective.means(), []
-        try:
-            for entry in self._entries:
-                self._coordinates.write_moved(here, [entry], _STEP)
-                moved.append(self._objective.means())
-        finally:
-            for parameter, value in zip(self._parameters, origin, strict=True):
-                parameter.copy_(value)
-        return (torch.stack(moved) - present) / _STEP
+    def sums(self, rows: SiteRows) -> MeanSums:
+        """Sums over some rows, which add up. Hyperparameters are left where they were moved to."""
+        segments = predictor_segments(self._strategy.predictor)
+        return sums_of_means(rows.features, rows.curvatures, self._derivatives(rows.x), segments)
+
+    def of_sums(self, sums: Sequence[Tensor]) -> Known:
+        """The information of all rows, from the sums over them."""
+        return Known(self._entries, information_of_means(MeanSums(*sums)))
+
+    def _derivatives(self, x: Tensor) -> Tensor:
+        """Those of the means at rows, ``(k, P, n)``."""
+        here, present, moved = self._coordinates.read(), self._means(x), []
+        step = torch.finfo(x.dtype).eps ** _STEP
+        for entry in self._entries:
+            self._coordinates.write_moved(here, [entry], step)
+            moved.append(self._means(x))
+        return (torch.stack(moved) - present) / step
+
+    def _means(self, x: Tensor) -> Tensor:
+        """The prior means of the predictors at rows, ``(P, n)``."""
+        return self._strategy.read(x).means.double()
 
 
-def information_of_means(
-    view: SiteView, derivatives: Tensor, segments: Sequence[Segment], processes: Processes
-) -> Tensor:
-    r"""
-    The Fisher information of means, :math:`d_i^\top \Sigma^{-1} d_j` with their derivatives d at the rows ``(k, P, n)``
-    and :math:`\Sigma = \Lambda^{-1} + \Phi^\top \Phi`.
-    """
-    weighted = torch.einsum("pqn,kqn->kpn", view.curvatures, derivatives)
-    gram, projected, total = processes.sum(
-        [
-            weighted_gram(view.features, view.curvatures, segments),
-            sum_over_rows(view.features, weighted.permute(1, 2, 0), segments),
-            torch.einsum("ipn,jpn->ij", derivatives, weighted),
-        ]
+class MeanSums(NamedTuple):
+    """Sums over rows with the derivatives d of means."""
+
+    gram: Tensor  # Phi Lambda Phi', (Q, Q)
+    projected: Tensor  # Phi Lambda d, (Q, k)
+    total: Tensor  # d' Lambda d, (k, k)
+
+
+def sums_of_means(features: Tensor, curvatures: Tensor, derivatives: Tensor, segments: Sequence[Segment]) -> MeanSums:
+    """Those over rows of features ``(Q, n)``, curvatures ``(P, P, n)`` and derivatives ``(k, P, n)``."""
+    weighted = torch.einsum("pqn,kqn->kpn", curvatures, derivatives)
+    return MeanSums(
+        weighted_gram(features, curvatures, segments),
+        sum_over_rows(features, weighted.permute(1, 2, 0), segments),
+        torch.einsum("ipn,jpn->ij", derivatives, weighted),
     )
-    explained = torch.linalg.solve_triangular(torch.linalg.cholesky(add_identity(gram)), projected, upper=False)
-    return total - explained.mT @ explained
+
+
+def information_of_means(sums: MeanSums) -> Tensor:
+    r"""
+    The Fisher information of means, :math:`d_i^\top \Sigma^{-1} d_j` with their derivatives d at the rows and
+    :math:`\Sigma = \Lambda^{-1} + \Phi^\top \Phi`.
+    """
+    cholesky = torch.linalg.cholesky(add_identity(sums.gram))
+    explained = torch.linalg.solve_triangular(cholesky, sums.projected, upper=False)
+    return sums.total - explained.mT @ explained

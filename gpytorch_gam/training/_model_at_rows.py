@@ -75,6 +75,10 @@ class ModelAtRows:
             reading.means.double(),
         )
 
+    def features(self) -> Tensor:
+        """Phi at the present hyperparameters, ``(Q, n)``."""
+        return self().features
+
     def _prepare(self) -> None:
         if self._is_prepared:
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from copy import deepcopy
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,14 +13,17 @@ from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 
 from gpytorch_gam.optim.processes import Processes
-from gpytorch_gam.optim.rows.stream import OverflowingLikelihoodError, Rows
+from gpytorch_gam.optim.rows.stream import DataStream, OverflowingLikelihoodError, Rows
 from gpytorch_gam.parameters.log_scale import Coordinates
 
 from ._convergence import kernel_curvatures
-from ._hyperparameters import largest, limits_of
-from ._quasi_newton import QuasiNewton
+from ._hyperparameters import largest, limits_of, shared_noise
+from ._information import Information
+from ._model_at_rows import ModelAtRows
+from ._quasi_newton import Known, QuasiNewton
+from ._site_rows import SiteRows, total_weight
 from .bound_gradients import bound_and_gradients, linear_function
-from .polishing import polish
+from .polishing import DENSE_LIMIT, default_chunk_size, passes_over_rows, polish
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -29,6 +32,10 @@ if TYPE_CHECKING:
 # both.
 _POSTERIOR_SHARE = 0.2
 _MAX_STEPS, _MAX_PASSES = 60, 10
+
+# A search ends where the next step is predicted to gain less than this share of the tolerance: where a component can do
+# what a mean does, the first steps from one to the other gain next to nothing.
+_SHARE_OF_TOLERANCE = 0.2
 
 # Largest number of searches, each of which starts with a fresh estimate of the curvature, and the gain of a search that
 # justifies another one.
@@ -75,10 +82,14 @@ class ProfileBound:
     ) -> None:
         self._model, self._likelihood, self._rows = model, likelihood, rows
         self._group, self._processes = process_group, Processes(process_group)
-        self._parameters, self._coordinates = list(parameters), coordinates
+        self._parameters = list(parameters)
+        self._coordinates = Coordinates(self._parameters, ()) if coordinates is None else coordinates
         self._best: tuple[float, dict[str, Tensor]] | None = None
         self._last: _Evaluation | None = None
         self._num_data, self._posterior_gain = num_data, 0.0
+        strategy = model.variational_strategy
+        noise = shared_noise(likelihood, strategy.predictor.num_predictors)
+        self._information = Information(strategy, self._parameters, self._coordinates, noise, self._processes)
 
     def maximise(self, tolerance: float, max_steps: int | None = None) -> Maximum:
         """
@@ -94,15 +105,15 @@ class ProfileBound:
             raise
 
     def _maximise(self, tolerance: float, max_steps: int | None) -> Maximum:
-        self._posterior_gain = _POSTERIOR_SHARE * tolerance
+        self._posterior_gain, gain = _POSTERIOR_SHARE * tolerance, _SHARE_OF_TOLERANCE * tolerance
         before, bound, still_open = -math.inf, self().item(), 0.0
         limits = limits_of(self._parameters, self._model, self._likelihood)
         ascent = QuasiNewton(self._parameters, self._curvatures(), self._coordinates, limits)
         for _ in range(_MAX_ROUNDS if max_steps is None else 1):
             if bound - before <= _ROUND_GAIN:
                 break
-            ascent.forget()
-            still_open = ascent.maximise(self, tolerance, _MAX_STEPS if max_steps is None else max_steps)
+            ascent.forget(self.known_curvatures())
+            still_open = ascent.maximise(self, gain, _MAX_STEPS if max_steps is None else max_steps)
             before, bound = bound, self().item()
         if max_steps is None and bound - before > _ROUND_GAIN:
             still_open = max(still_open, bound - before)
@@ -118,6 +129,25 @@ class ProfileBound:
         for parameter in (*of_rows, *(p for mean in strategy.predictor.means for p in mean.parameters())):
             found[id(parameter)] = max(0.5 * self._num_data, 1.0)
         return [found.get(id(parameter), _CURVATURE) for parameter in self._parameters]
+
+    def known_curvatures(self) -> Known | None:
+        """
+        Minus the second derivatives that are known, by the sites of the present posterior: none of models so large that
+        these would take longer than a search.
+        """
+        strategy = self._model.variational_strategy
+        if strategy.predictor.num_inducing_total > DENSE_LIMIT:
+            return None
+        with passes_over_rows(self._model, self._likelihood):
+            return self._information(self._site_rows)
+
+    def _site_rows(self) -> Iterator[SiteRows]:
+        strategy = self._model.variational_strategy
+        stream = DataStream(strategy, self._likelihood, self._rows, default_chunk_size(strategy))
+        for rows, chunk in stream.rows_and_chunks():
+            weight = total_weight(rows.x, rows.row_arguments)
+            at_rows = ModelAtRows(strategy, rows.x)
+            yield SiteRows(rows.x, at_rows.features(), chunk.curvatures, weight, at_rows.features)
 
     def __call__(self) -> Tensor:
         """

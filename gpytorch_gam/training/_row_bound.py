@@ -15,7 +15,7 @@ from torch import Tensor
 from gpytorch_gam.distributions.marginal_normal import MarginalNormal
 from gpytorch_gam.distributions.predictor_distribution import PredictorMoments, independent_rows
 from gpytorch_gam.likelihoods.expected_gradients import expected_gradients, joint_expected_gradients
-from gpytorch_gam.likelihoods.row_argument import OFFSET, WEIGHTS
+from gpytorch_gam.likelihoods.row_argument import OFFSET
 from gpytorch_gam.mlls import GaussianOptimum
 from gpytorch_gam.mlls.collapsed_elbo import GaussianStatistics, RowPrecisions, gaussian_optimum, gaussian_statistics
 from gpytorch_gam.numerics.capacitance import add_identity
@@ -31,11 +31,11 @@ from gpytorch_gam.optim.rows.predictors import (
 from gpytorch_gam.optim.rows.stream import Rows
 
 from ._component_scan import SiteView, Trial
-from ._hyperparameters import hyperparameters_of
+from ._hyperparameters import hyperparameters_of, shared_noise
 from ._model_at_rows import ModelAtRows, RowView
+from ._site_rows import SiteRows, total_weight
 from ._sites import Acceleration, Posterior, Sites
 from .bound_gradients import linear_function, log_prior, sum_over_processes
-from .starting_values import mean_modules
 
 # Gain of a pass in nats below which the posterior counts as optimal, and the gain promised to the next one. That is
 # smaller, as the posterior's distance from the optimum is its root, and derivatives are off by that.
@@ -154,26 +154,7 @@ class RowBound:
     @property
     def noise_parameter(self) -> Tensor | None:
         """The parameter of the noise variance that all rows share with a Gaussian likelihood, None if there is none."""
-        inner = unwrapped(self._likelihood)
-        is_shared = (
-            isinstance(inner, GaussianLikelihood) and self._num_predictors == 1 and "noise" not in self._arguments
-        )
-        return inner.noise_covar.raw_noise if is_shared else None
-
-    @property
-    def mean_parameters(self) -> list[Tensor]:
-        """The parameters of the mean modules."""
-        return [parameter for module in mean_modules(self._strategy) for parameter in module.parameters()]
-
-    @torch.no_grad()
-    def means(self) -> Tensor:
-        """The prior means of the predictors at the rows, ``(P, n)``."""
-        return self._strategy.read(self._x).means.double()
-
-    def sum_of_weights(self) -> Tensor:
-        """The sum of the weights of all rows, which are as a rule one, of all processes."""
-        weights = WEIGHTS.read(self._arguments.get("weights"), self._y.double())
-        return self.processes.sum([weights.expand(self._y.shape).sum()])[0]
+        return None if "noise" in self._arguments else shared_noise(self._likelihood, self._num_predictors)
 
     @torch.no_grad()
     def trial(self) -> Trial:
@@ -197,6 +178,14 @@ class RowBound:
         sites = posterior.next_sites.semidefinite(posterior.predictors)
         shift = (sites.curvatures * view.means.unsqueeze(0)).sum(1)
         return SiteView(view.features, view.variances, sites.curvatures, sites.targets - shift)
+
+    def site_rows(self) -> list[SiteRows]:
+        """The rows with the sites of the optimum, none without one."""
+        view = self.site_view()
+        if view is None:
+            return []
+        weight = total_weight(self._x, self._arguments)
+        return [SiteRows(self._x, view.features, view.curvatures, weight, self._view.features)]
 
     # ------------------------------------------------------------------ a Gaussian likelihood
 

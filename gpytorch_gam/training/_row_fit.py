@@ -192,7 +192,7 @@ class RowFit:
         units = {} if self._null is None else units_of_means(self._strategy, self._null)
         self._ascent = Ascent(
             self._bound,
-            self._strategy.predictor,
+            self._strategy,
             parameters,
             Coordinates(parameters, [self._model, self._likelihood], units),
             self._curvatures(parameters),

@@ -136,9 +136,9 @@ def fit(
     :param method: ``"auto"``, ``"rows"``, ``"bins"`` or ``"minibatches"``.
     :param tolerance: Nats that may be open at the end.
     :param warm_start: Go on from the present posterior and hyperparameters, as after another fit.
-    :param explore: Look for other maxima of the bound, add inducing points, and look at the residuals. ``False`` only
-        climbs from where the hyperparameters are, as suits one more fit of a model to data, priors or a kernel that
-        have changed a little.
+    :param explore: Look for other maxima of the bound and add inducing points (rows and bins), and look at the
+        residuals. ``False`` only climbs from where the hyperparameters are, as suits one more fit of a model to data,
+        priors or a kernel that have changed a little.
     :param num_epochs: Number of passes over minibatches. Default ``"auto"``: until the bound has arrived.
     :param lr: Adam's rate at the start, with minibatches; weights of a network take 0.3 times this. Default 0.1.
     :param num_held_back: Number of minibatches before the hyperparameters move: while the posterior is near the prior,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -44,6 +45,9 @@ from gpytorch_gam.variational import AdditiveVariationalStrategy
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+# Largest number of inducing variables for which a dense matrix is formed, by default.
+DENSE_LIMIT = 1024
+
 # Number of halvings after which a step is given up, because only rounding is left.
 _MAX_HALVINGS = 20
 
@@ -58,7 +62,7 @@ def polish(
     *,
     max_passes: int = 20,
     tolerance: float = 1e-2,
-    dense_limit: int = 1024,
+    dense_limit: int = DENSE_LIMIT,
     chunk_size: int | None = None,
     process_group: ProcessGroup | None = None,
 ) -> list[float]:
@@ -127,7 +131,7 @@ def polish_below(
     *,
     max_passes: int,
     tolerance: float = 1e-2,
-    dense_limit: int = 1024,
+    dense_limit: int = DENSE_LIMIT,
     chunk_size: int | None = None,
     process_group: ProcessGroup | None = None,
 ) -> list[float]:
@@ -137,19 +141,26 @@ def polish_below(
     )
     check_number_of_predictors(strategy, likelihood)
     batches, processes = with_noise_by_row(likelihood, every_row(batches)), Processes(process_group)
-    with torch.inference_mode(False), torch.no_grad(), modes_kept(model, likelihood):
-        model.eval()  # so that its forward computes what predictions read
-        strategy.train()
-        likelihood.train()
-        strategy.prepare_training()  # writes the posterior under the present kernels
+    with passes_over_rows(model, likelihood):
         start_from_first(processes, strategy, [model, likelihood])
-        chunk_size = _default_chunk_size(strategy) if chunk_size is None else chunk_size
+        chunk_size = default_chunk_size(strategy) if chunk_size is None else chunk_size
         return _Polish(strategy, likelihood, batches, dense_limit, chunk_size, processes).run(
             max_passes, tolerance, ceiling
         )
 
 
-def _default_chunk_size(strategy: AdditiveVariationalStrategy) -> int:
+@contextmanager
+def passes_over_rows(model: gpytorch.models.ApproximateGP, likelihood: Likelihood) -> Iterator[None]:
+    """Model and likelihood as a :class:`.DataStream` reads them, without gradients; their modes are kept."""
+    with torch.inference_mode(False), torch.no_grad(), modes_kept(model, likelihood):
+        model.eval()  # so that its forward computes what predictions read
+        model.variational_strategy.train()
+        likelihood.train()
+        model.variational_strategy.prepare_training()  # writes the posterior under the present kernels
+        yield
+
+
+def default_chunk_size(strategy: AdditiveVariationalStrategy) -> int:
     """Rows with features of 16 MiB (1 GiB on a GPU): allocators map larger blocks anew each time, which is slow."""
     numbers = 2**27 if strategy.predictor.device.type == "cuda" else 2**21
     return max(1, min(8192, numbers // strategy.predictor.num_inducing_total))

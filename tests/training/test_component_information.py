@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from gpytorch.likelihoods import GaussianLikelihood, Likelihood
@@ -14,8 +16,8 @@ from gpytorch_gam.optim.rows.predictors import predictor_segments
 from gpytorch_gam.optim.rows.stream import Rows
 from gpytorch_gam.parameters.log_scale import Coordinates
 from gpytorch_gam.terms import constant, factor, smooth, tensor
-from gpytorch_gam.training._component_information import ComponentInformation
 from gpytorch_gam.training._hyperparameters import hyperparameters_of
+from gpytorch_gam.training._information import Information
 from gpytorch_gam.training._quasi_newton import Known, QuasiNewton
 from gpytorch_gam.training._row_bound import RowBound
 
@@ -38,6 +40,12 @@ def problem(likelihood: Likelihood) -> tuple[AdditiveGP, RowBound, list[Tensor],
     return model, bound, parameters, Coordinates(parameters, [model, likelihood])
 
 
+def information(
+    model: AdditiveGP, bound: RowBound, parameters: Sequence[Tensor], coordinates: Coordinates
+) -> Information:
+    return Information(model.variational_strategy, parameters, coordinates, bound.noise_parameter, bound.processes)
+
+
 def stacked_features(model: AdditiveGP, bound: RowBound, number: int) -> Tensor:
     """Phi of the stacked predictors of all rows, ``(Q, P n)``."""
     features = bound.trial().features
@@ -58,7 +66,7 @@ LIKELIHOODS = {
 def test_information_is_that_of_the_covariance_of_all_rows(kind: str) -> None:
     likelihood = LIKELIHOODS[kind]()
     model, bound, parameters, coordinates = problem(likelihood)
-    known = ComponentInformation(bound, model.predictor, parameters, coordinates)()
+    known = information(model, bound, parameters, coordinates)(bound.site_rows)
     assert known is not None
     here = [position.clone() for position in coordinates.read()]
     flat, sizes = torch.cat([part.flatten() for part in here]), [part.numel() for part in here]
@@ -95,7 +103,7 @@ def test_information_is_that_of_the_covariance_of_all_rows(kind: str) -> None:
 def test_weights_count_as_copies_of_rows() -> None:
     likelihood = RowwiseLikelihood(GaussianLikelihood())
     model, bound, parameters, coordinates = problem(likelihood)
-    known = ComponentInformation(bound, model.predictor, parameters, coordinates)()
+    known = information(model, bound, parameters, coordinates)(bound.site_rows)
     assert known is not None
     noise = next(i for i, parameter in enumerate(parameters) if parameter is likelihood.likelihood.raw_noise)
     place = known.coordinates.index(sum(parameter.numel() for parameter in parameters[:noise]))
@@ -131,10 +139,10 @@ def test_information_is_that_of_the_points_that_a_model_has_now() -> None:
     parameters = hyperparameters_of(model, likelihood)
     coordinates = Coordinates(parameters, [model, likelihood])
     bound = RowBound(model, likelihood, Rows(x, x.sum(-1), {}), Processes(None))
-    made_before = ComponentInformation(bound, model.predictor, parameters, coordinates)
+    made_before = information(model, bound, parameters, coordinates)
     model.variational_strategy.add_inducing_points()
     bound.read_components()
-    before = made_before()
-    after = ComponentInformation(bound, model.predictor, parameters, coordinates)()
+    before = made_before(bound.site_rows)
+    after = information(model, bound, parameters, coordinates)(bound.site_rows)
     assert before is not None and after is not None
     torch.testing.assert_close(before.curvature, after.curvature)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from gpytorch.likelihoods import GaussianLikelihood, Likelihood
 from gpytorch.means import ConstantMean, LinearMean
+from torch.utils.data import DataLoader, TensorDataset
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, fit
 from gpytorch_gam.likelihoods import GaussianLocationScaleLikelihood, PoissonLikelihood
@@ -14,9 +15,11 @@ from gpytorch_gam.optim.rows.predictors import predictor_segments
 from gpytorch_gam.optim.rows.stream import Rows
 from gpytorch_gam.parameters.log_scale import Coordinates
 from gpytorch_gam.terms import smooth
-from gpytorch_gam.training import start_from_responses
+from gpytorch_gam.training import _profile_bound, start_from_responses
 from gpytorch_gam.training._hyperparameters import hyperparameters_of
+from gpytorch_gam.training._information import Information
 from gpytorch_gam.training._mean_information import MeanInformation
+from gpytorch_gam.training._profile_bound import ProfileBound
 from gpytorch_gam.training._row_bound import RowBound
 
 pytestmark = pytest.mark.usefixtures("double_precision")
@@ -36,11 +39,11 @@ def test_information_is_that_of_the_slopes_in_the_covariance_of_all_rows(kind: t
     units = {id(model.predictor.means[0].weights): 3.0}
     coordinates = Coordinates(parameters, [model, likelihood], units)
     bound = RowBound(model, likelihood, Rows(x, torch.poisson(1 + x[:, 0]), {}), Processes(None))
-    known = MeanInformation(bound, model.predictor, parameters, coordinates)()
-    view = bound.site_view()
+    known = Information(model.variational_strategy, parameters, coordinates, None, Processes(None))(bound.site_rows)
+    view, number = bound.site_view(), len(means)
     assert known is not None and view is not None
+    of_means = known.curvature[-2 - number :, -2 - number :]  # behind that of the components
 
-    number = len(means)
     precision = torch.cat([torch.cat([row[q].diag() for q in range(number)], -1) for row in view.curvatures])
     phi = view.features.new_zeros(len(view.features), number, N)
     for owner, place in predictor_segments(model.predictor):
@@ -52,7 +55,7 @@ def test_information_is_that_of_the_slopes_in_the_covariance_of_all_rows(kind: t
     slopes[:N, :2], slopes[:N, 2] = 3.0 * x, 1.0
     slopes[N:, 3:] = 1.0
     # The sites of the optimum come a little nearer to it each time they are asked for.
-    torch.testing.assert_close(known.curvature, slopes.mT @ inverse @ slopes, rtol=2e-4, atol=1e-4)
+    torch.testing.assert_close(of_means, slopes.mT @ inverse @ slopes, rtol=2e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("mean", [lambda: LinearMean(2), ConstantMean])
@@ -61,9 +64,8 @@ def test_a_mean_without_anything_to_train_has_no_information(mean: type[Constant
     model, likelihood = AdditiveGP(AdditivePredictor(smooth(0, x), mean=mean())), GaussianLikelihood()
     model.predictor.means[0].requires_grad_(False)
     parameters = hyperparameters_of(model, likelihood)
-    bound = RowBound(model, likelihood, Rows(x, x[:, 0], {}), Processes(None))
     coordinates = Coordinates(parameters, [model, likelihood])
-    assert MeanInformation(bound, model.predictor, parameters, coordinates)() is None
+    assert not MeanInformation(model.variational_strategy, parameters, coordinates).is_wanted
 
 
 def test_slopes_that_components_can_imitate_arrive_from_any_start() -> None:
@@ -77,6 +79,32 @@ def test_slopes_that_components_can_imitate_arrive_from_any_start() -> None:
         bounds.append(fit(model, GaussianLikelihood(), (x, y)).bound)
         assert model.predictor.means[0].weights[2].item() == pytest.approx(10.1, abs=0.1)
     assert bounds[0] == pytest.approx(bounds[1], abs=0.05)
+
+
+def test_minibatches_end_where_rows_do() -> None:
+    torch.manual_seed(0)
+    x = torch.rand(200, 2)
+    y = torch.sin(6 * x[:, 0]) + 10 * x[:, 1] + 0.3 * torch.randn(200)
+    bounds = []
+    for options in ({"method": "rows"}, {"num_epochs": 1}):
+        model = AdditiveGP(AdditivePredictor(smooth([0, 1], x, num_inducing=6), mean=LinearMean(2)))
+        bounds.append(fit(model, GaussianLikelihood(), DataLoader(TensorDataset(x, y), 50), **options).bound)
+    assert bounds[0] == pytest.approx(bounds[1], abs=0.1)
+
+
+def test_minibatches_know_of_rows_in_chunks_what_is_known_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    x, y, likelihood = torch.rand(N, 2), torch.randn(N), GaussianLikelihood()
+    model = AdditiveGP(AdditivePredictor(smooth([0, 1], x, num_inducing=4), mean=LinearMean(2)), family="coupled")
+    parameters, rows = hyperparameters_of(model, likelihood), Rows(x, y, {})
+    coordinates, strategy = Coordinates(parameters, [model, likelihood]), model.variational_strategy
+    bound = RowBound(model, likelihood, rows, Processes(None))
+    expected = Information(strategy, parameters, coordinates, bound.noise_parameter, bound.processes)(bound.site_rows)
+    monkeypatch.setattr(_profile_bound, "default_chunk_size", lambda strategy: 7)
+    profile = ProfileBound(model, likelihood, list(rows.split(10)), N, parameters, coordinates)
+    known = profile.known_curvatures()
+    assert known is not None and expected is not None and known.coordinates == expected.coordinates
+    torch.testing.assert_close(known.curvature, expected.curvature)
 
 
 def test_the_level_of_a_line_starts_at_that_of_the_responses() -> None:

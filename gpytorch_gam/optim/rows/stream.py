@@ -66,13 +66,17 @@ class DataStream(WeightedFeatures):
 
     def chunks(self) -> Iterator[FeatureChunk]:
         """All rows with their derivatives."""
+        return (chunk for _, chunk in self.rows_and_chunks())
+
+    def rows_and_chunks(self) -> Iterator[tuple[Rows, FeatureChunk]]:
+        """All rows beside their derivatives."""
         device = self._strategy.predictor.device
         expected, is_empty = torch.zeros((), dtype=torch.float64, device=device), True
         for batch in self._batches:
             for rows in checked_rows(self._strategy, self._likelihood, batch).split(self._chunk_size):
                 chunk, value = self._differentiate(rows)
                 expected, is_empty = expected.to(value) + value, False
-                yield chunk
+                yield rows, chunk
         if is_empty:
             raise ValueError("batches is empty: there is no data to fit, or it can be gone through only once")
         self.expected = expected.item()
