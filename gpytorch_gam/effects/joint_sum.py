@@ -12,7 +12,7 @@ from torch import Tensor
 from gpytorch_gam import _checks as checks
 
 from .component_mixture import mixed_variance
-from .drawing import multiply_draws
+from .drawing import allotted, multiply_draws
 
 # Jitter on correlations of a function that is drawn.
 _JITTER = 1e-6
@@ -77,10 +77,8 @@ class JointSum:
 
         :param num: Their number.
         """
-        ends = (self.weights.cumsum(0) * num).round().long()
-        counts = ends.diff(prepend=ends.new_zeros(1)).tolist()
         normal = torch.randn(num, *self.means.shape[1:], dtype=self.means.dtype, device=self.means.device)
-        parts = zip(self.means, self.covariances, normal.split(counts), strict=True)
+        parts = zip(self.means, self.covariances, normal.split(allotted(self.weights, num)), strict=True)
         return torch.cat([mean + multiply_draws(_root(covariance), own) for mean, covariance, own in parts])
 
 

@@ -34,7 +34,7 @@ from .missing_interactions import assumed_additive, left_out_by_limit
 from .parameter_tables import intercept_table
 from .parts import Part
 from .prediction import predictor_moments, term_moments, term_table
-from .residuals import PartialResiduals, quantile_residuals, working_residuals
+from .residuals import PartialResiduals, QuantileResiduals, quantile_residuals, working_residuals
 from .response_scale import (
     SCALES,
     class_table,
@@ -513,6 +513,11 @@ class FittedGAM(GAMEstimator):
         :param random_state: Seed of what is drawn for responses that are counts or classes.
         """
         arguments = {"offset": offset, "exposure": exposure, "trials": trials}
+        return self._quantile_residuals(X, y, arguments, random_state).residuals
+
+    def _quantile_residuals(
+        self, X: Any, y: Any, arguments: Mapping[str, Any], random_state: Any = 0
+    ) -> QuantileResiduals:
         fitted, x, values, _, rows = self._observed(X, y, None, arguments)
         seed = int(check_random_state(random_state).randint(2**31 - 1))
         return quantile_residuals(fitted, x, values, rows, seed)
@@ -529,10 +534,8 @@ class FittedGAM(GAMEstimator):
         :return: The figure of matplotlib.
         """
         arguments = {"offset": offset, "exposure": exposure, "trials": trials}
-        scores = self.quantile_residuals(X, y, **arguments)
-        fitted, frame, x, rows = self._read(X, arguments)
-        means = predictor_moments(fitted, x, rows, fitted.parts)[0, 0]
-        return pictures.plot_residuals(fitted, scores, means, frame[fitted.design.columns])
+        found, fitted = self._quantile_residuals(X, y, arguments), self._checked()
+        return pictures.plot_residuals(fitted, *found, self._frame(X)[fitted.design.columns])
 
     def concurvity(self, X: Any = None) -> Concurvity:
         """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from gpytorch.likelihoods import Likelihood
@@ -14,6 +15,7 @@ from gpytorch_gam import _checks as checks
 from gpytorch_gam.components.known_inputs import KnownInputs, any_inputs
 from gpytorch_gam.diagnostics import ModelMixture
 from gpytorch_gam.effects import ComponentPosterior, JointSum, Prediction, SumPrediction
+from gpytorch_gam.effects.drawing import allotted
 from gpytorch_gam.models import AdditiveGP
 
 from .design import Design
@@ -96,6 +98,22 @@ class Fitted:
         """
         with KERNELS, any_inputs():
             return self.mixture.joint_sums(pairs)
+
+    def draws(self, x: Tensor, num: int) -> Tensor:
+        """
+        Draws of all components ``(S, C, n)``, from each model of the mixture as many as its weight says.
+
+        :param x: Inputs ``(n, D)``.
+        :param num: Their number S.
+        """
+        found = []
+        with KERNELS, any_inputs():
+            for model, own in zip(self.mixture.models, allotted(self.mixture.weights, num), strict=True):
+                if own > 0:
+                    strategy: Any = model.variational_strategy
+                    drawn = strategy.draw_components(strategy.read(x).inputs, x.shape[:-2], torch.Size([own]))
+                    found.append(torch.cat(drawn, -2))
+        return torch.cat(found)
 
     def know_inputs(self) -> None:
         """Let the model tell inputs in units of the fit, which it takes, from others."""

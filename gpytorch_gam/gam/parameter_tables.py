@@ -24,13 +24,14 @@ def intercept_table(fitted: Fitted) -> pd.DataFrame:
 
     :param fitted: The fitted model.
     """
-    posterior = fitted.components(fitted.reference[:1])
+    labels = [fitted.design.labelled(INTERCEPT, index) for index in range(len(fitted.design.parameters))]
+    known = {label: [label] for label in labels if label in fitted.model.predictor.names}
+    moments = fitted.sums(fitted.reference[:1], known) if known else None
     found = {}
-    for index, name in enumerate(fitted.design.parameters):
-        label = fitted.design.labelled(INTERCEPT, index)
-        if label not in posterior.names:
+    for index, (name, label) in enumerate(zip(fitted.design.parameters, labels, strict=True)):
+        if moments is None or label not in known:
             continue
-        mean, deviation = posterior[label].mean.item(), posterior[label].stddev.item()
+        mean, deviation = (part[moments.names.index(label)].item() for part in (moments.mean, moments.stddev))
         scale = fitted.scale_of(index)
         found[name] = {"mean": scale * mean + fitted.centre_of(index), "std": scale * deviation}
     return pd.DataFrame.from_dict(found, orient="index", columns=["mean", "std"])

@@ -95,7 +95,7 @@ def response_moments(fitted: Fitted, x: Tensor, arguments: Arguments, kept: Sequ
     def moments(predictions: Predictions, own: dict[str, Tensor]) -> Tensor:
         distribution = response(fitted, predictions, own)
         is_quantile = fitted.family.name == "quantile"
-        mean = _first_predictor(_mixed(fitted, predictions), own)[0] if is_quantile else distribution.mean
+        mean = first_predictor(fitted, predictions, own)[0] if is_quantile else distribution.mean
         return torch.stack([mean, distribution.variance.sqrt()])
 
     found = in_chunks(fitted, x, arguments, kept, moments)
@@ -145,7 +145,7 @@ def mean_quantiles(
     deviates = torch.special.ndtri(torch.tensor(list(probabilities), dtype=torch.float64)).unsqueeze(-1)
 
     def quantiles(predictions: Predictions, own: dict[str, Tensor]) -> Tensor:
-        mean, deviation = _first_predictor(_mixed(fitted, predictions), own)
+        mean, deviation = first_predictor(fitted, predictions, own)
         return fitted.family.mean(mean + deviates.to(mean) * deviation, own, fitted.likelihood)
 
     return in_chunks(fitted, x, arguments, kept, quantiles) * fitted.units.scale + fitted.units.centre
@@ -155,8 +155,18 @@ def _mixed(fitted: Fitted, predictions: Predictions) -> Prediction:
     return mixed_prediction(predictions, fitted.mixture.weights)
 
 
+def first_predictor(fitted: Fitted, predictions: Predictions, arguments: Arguments) -> tuple[Tensor, Tensor]:
+    """
+    Mean and standard deviation of the first predictor, offset included, in units of the fit.
+
+    :param fitted: The fitted model.
+    :param predictions: The predictors under each model.
+    :param arguments: Row-wise arguments of the likelihood.
+    """
+    return _first_predictor(_mixed(fitted, predictions), arguments)
+
+
 def _first_predictor(prediction: Prediction, arguments: Arguments) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of the first predictor, offset included."""
     mean, deviation = prediction.mean, prediction.stddev
     if mean.dim() > 1:
         mean, deviation = mean[..., 0], deviation[..., 0]

@@ -12,7 +12,15 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from .fitted import Fitted
-from .prediction import Arguments, Predictions, in_chunks, predictor_moments, response, response_moments
+from .prediction import (
+    Arguments,
+    Predictions,
+    first_predictor,
+    in_chunks,
+    predictor_moments,
+    response,
+    response_moments,
+)
 
 # The largest response whose probabilities are summed up, which takes quadratures; beyond, responses are compared with
 # draws.
@@ -25,7 +33,14 @@ _LEAST_SHARE = 0.25
 _LEAST = 1e-12
 
 
-def quantile_residuals(fitted: Fitted, x: Tensor, y: np.ndarray, arguments: Arguments, seed: int) -> np.ndarray:
+class QuantileResiduals(NamedTuple):
+    """Randomised quantile residuals ``(n,)``, and the means of the first predictor in the same rows, in its units."""
+
+    residuals: np.ndarray
+    predictors: np.ndarray
+
+
+def quantile_residuals(fitted: Fitted, x: Tensor, y: np.ndarray, arguments: Arguments, seed: int) -> QuantileResiduals:
     """
     Randomised quantile residuals (Dunn and Smyth, 1996), ``(n,)``: normal quantiles of the responses' probabilities
     under the predictive distribution, drawn within the jump of a discrete one. They are standard normal if the model
@@ -43,11 +58,13 @@ def quantile_residuals(fitted: Fitted, x: Tensor, y: np.ndarray, arguments: Argu
 
         def probabilities(predictions: Predictions, own: dict[str, Tensor]) -> Tensor:
             observed = own.pop("_y")
+            mean, _ = first_predictor(fitted, predictions, own)
             lower, upper = _jump(response(fitted, predictions, own), observed)
-            return lower + (upper - lower) * torch.rand(lower.shape, dtype=lower.dtype)
+            return torch.stack([lower + (upper - lower) * torch.rand(lower.shape, dtype=lower.dtype), mean.to(lower)])
 
-        found = in_chunks(fitted, x, with_responses, fitted.parts, probabilities)
-    return stats.norm.ppf(np.clip(found, _LEAST, 1 - _LEAST))
+        found, means = in_chunks(fitted, x, with_responses, fitted.parts, probabilities)
+    residuals = stats.norm.ppf(np.clip(found, _LEAST, 1 - _LEAST))
+    return QuantileResiduals(residuals, fitted.scale_of(0) * means + fitted.centre_of(0))
 
 
 def _jump(distribution: Distribution, y: Tensor) -> tuple[Tensor, Tensor]:

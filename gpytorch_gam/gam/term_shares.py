@@ -38,10 +38,9 @@ def _drawn_effects(fitted: Fitted, rows: Tensor) -> list[Tensor]:
     """Draws ``(S, n)`` of each term's effect at rows, from the mixture over hyperparameters."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        posterior = fitted.components(rows)
-        draws = posterior.sample(torch.Size([_NUM_DRAWS])).components.double()  # (S, C, n)
-    index = {name: position for position, name in enumerate(posterior.names)}
-    return [draws[:, [index[name] for name in part.components]].sum(1) for part in fitted.parts]
+        draws = fitted.draws(rows, _NUM_DRAWS)  # (S, C, n)
+    place = {name: index for index, name in enumerate(fitted.model.predictor.names)}
+    return [draws[:, [place[name] for name in part.components]].sum(1) for part in fitted.parts]
 
 
 def shares_of_terms(fitted: Fitted, rows: Tensor, effects: Sequence[Tensor]) -> dict[str, np.ndarray]:
