@@ -8,6 +8,7 @@ function of its name.
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import importlib.util
 from collections.abc import Iterator
@@ -56,8 +57,10 @@ def imports_of(module: str) -> Iterator[str]:
                 yield from (name if name in MODULES else source for name in names)
 
 
-IMPORTS = {module: sorted(set(imports_of(module))) for module in MODULES}
-EDGES = [(module, other) for module, others in IMPORTS.items() for other in others if module != NAME]
+@functools.cache
+def imports() -> dict[str, list[str]]:
+    """What each module imports. Reading all takes a second: processes that only collect tests do without."""
+    return {module: sorted(set(imports_of(module))) for module in MODULES}
 
 
 def room(module: str) -> str:
@@ -84,18 +87,19 @@ def circles() -> list[list[str]]:
         if module in path:
             found.append(path[path.index(module) :])
         elif module not in done:
-            for other in IMPORTS[module]:
+            for other in imports()[module]:
                 visit(other, [*path, module])
             done.add(module)
 
-    for module in IMPORTS:
+    for module in imports():
         visit(module, [])
     return found
 
 
 def test_the_package_has_no_circles_no_upward_imports_and_no_private_corridors() -> None:
-    upward = [edge for edge in EDGES if room(edge[0]) != room(edge[1]) and floor(edge[0]) <= floor(edge[1])]
-    private = [edge for edge in EDGES if is_private_to_another(*edge)]
+    edges = [(module, other) for module, others in imports().items() for other in others if module != NAME]
+    upward = [edge for edge in edges if room(edge[0]) != room(edge[1]) and floor(edge[0]) <= floor(edge[1])]
+    private = [edge for edge in edges if is_private_to_another(*edge)]
     around = circles()
     counts = f"{len(around)} circles, {len(upward)} upward, {len(private)} imports of another room's private module"
     print(f"{len(MODULES)} modules: {counts}")
