@@ -16,7 +16,10 @@ torch.set_num_threads(1)
 @pytest.fixture(autouse=True)
 def fixed_seed() -> None:
     """Every test starts from the same random numbers, whatever ran before it."""
-    torch.manual_seed(0)
+    if torch.cuda.is_available():
+        torch.manual_seed(0)
+    else:  # which would note, a thousand times, to seed devices if some turn up
+        torch.default_generator.manual_seed(0)
 
 
 @pytest.fixture
