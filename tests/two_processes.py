@@ -1,4 +1,4 @@
-"""Two processes of one group, which call a function together."""
+"""Processes beside that of the tests: one that has run nothing before, or two of a group."""
 
 from __future__ import annotations
 
@@ -37,16 +37,30 @@ def _call(function: Callable[..., Any], arguments: tuple[Any, ...]) -> bytes:
     return pickle.dumps(function(*arguments, distributed.group.WORLD))
 
 
+def _context() -> Any:
+    """How processes start: where that is possible, as copies of one that has imported what takes longer than tests."""
+    is_possible = "forkserver" in multiprocessing.get_all_start_methods()
+    context = multiprocessing.get_context("forkserver" if is_possible else "spawn")
+    context.set_forkserver_preload(["torch._dynamo", "gpytorch_gam.training"])
+    return context
+
+
+def in_new_process(function: Callable[..., Any], *arguments: Any) -> Any:
+    """
+    What a function of a module, which is sent by its name, returns in a process of its own. Tests that call it have the
+    mark ``xdist_group("distributed")``, so that only one process of the suite imports things for copies.
+    """
+    with ProcessPoolExecutor(1, _context()) as pool:
+        return pool.submit(function, *arguments).result()
+
+
 @contextmanager
 def two_processes(folder: Path) -> Iterator[Together]:
     """
     ``together(function, *arguments)`` calls ``function(*arguments, group)`` in both processes and returns what each
     found. The function is one of a module, as it is sent by its name.
     """
-    # Where that is possible, both are copies of a third one, which has imported what takes longer than many tests.
-    is_possible = "forkserver" in multiprocessing.get_all_start_methods()
-    context, store = multiprocessing.get_context("forkserver" if is_possible else "spawn"), str(folder / "store")
-    context.set_forkserver_preload(["torch._dynamo", "gpytorch_gam.training"])
+    context, store = _context(), str(folder / "store")
     with ExitStack() as stack:
         pools = [
             stack.enter_context(ProcessPoolExecutor(1, context, initializer=_join, initargs=(rank, store)))

@@ -6,8 +6,6 @@ import functools
 import json
 import operator
 import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from gpytorch_gam.gam import GAMClassifier, GAMRegressor, f, s
 from gpytorch_gam.gam.families import Quantile
 from gpytorch_gam.gam.files import FORMAT, FileError, _checksum
+from tests.two_processes import in_new_process
 
 from .data import TERMS, fitted, responses, table
 
@@ -42,16 +41,16 @@ def test_a_loaded_estimator_predicts_the_same_again_and_again(tmp_path: Path) ->
     assert loaded.feature_names_in_.tolist() == gam.feature_names_in_.tolist()
 
 
+def predictions(path: Path, x: pd.DataFrame) -> list[np.ndarray]:
+    gam = GAMRegressor.load(path)
+    return [gam.predict(x) for _ in range(2)]
+
+
+@pytest.mark.xdist_group("distributed")
 def test_another_process_predicts_the_same(tmp_path: Path) -> None:
-    path, x = saved(tmp_path), table().head(20)
-    x.to_pickle(tmp_path / "x.pickle")
-    script = (
-        "import sys, pandas, numpy; from gpytorch_gam.gam import GAMRegressor; gam = GAMRegressor.load(sys.argv[1]); "
-        "x = pandas.read_pickle(sys.argv[2]); gam.predict(x); numpy.save(sys.argv[3], gam.predict(x))"
-    )
-    arguments = [sys.executable, "-W", "ignore", "-c", script, path, tmp_path / "x.pickle", tmp_path / "found.npy"]
-    subprocess.run(arguments, check=True)
-    np.testing.assert_allclose(np.load(tmp_path / "found.npy"), fitted().predict(x), atol=1e-9)
+    x = table().head(20)
+    for found in in_new_process(predictions, saved(tmp_path), x):
+        np.testing.assert_allclose(found, fitted().predict(x), atol=1e-9)
 
 
 def test_classes_and_options_survive(tmp_path: Path) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import resource
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from gpytorch_gam.gam.options import Options
 from gpytorch_gam.gam.stream_fit import EncodedBatches, Rows
 from gpytorch_gam.gam.streams import stream_of
 from gpytorch_gam.gam.survey import survey
+from tests.two_processes import in_new_process
 
 from .data import responses, table
 
@@ -243,41 +244,35 @@ def test_parts_that_do_not_fit_together() -> None:
         GAMRegressor(FORMULA).fit([x.assign(w=x.w - 1)], sample_weight="w")
 
 
-MEMORY = """
-import resource, sys, warnings
-import numpy as np, pandas as pd
-from gpytorch_gam.gam import GAMRegressor
-
-warnings.simplefilter("ignore")
-
 class Made:
-    def __init__(self, num_parts):
+    """Tables that are made when they are read."""
+
+    def __init__(self, num_parts: int) -> None:
         self.num_parts = num_parts
-    def __iter__(self):
+
+    def __iter__(self) -> Iterator[pd.DataFrame]:
         for part in range(self.num_parts):
             random = np.random.default_rng(part)
             x = pd.DataFrame({name: random.normal(size=20000) for name in "abcdefgh"})
             yield x.assign(y=np.sin(x.a) + random.normal(size=20000))
 
-def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
-def fit(num_parts):
-    gam = GAMRegressor("y ~ s(a, k=4)", method="bins", tolerance=1.0).fit(Made(num_parts))
-    gam.predict(Made(2))
-    return gam
-
-fit(2)
-before = peak()
-assert fit(int(sys.argv[1])).n_rows_ == 20000 * int(sys.argv[1])
-print(peak() - before)
-"""
+def added_memory(num_parts: int) -> float:
+    """By how many MiB the memory of a process grows where many parts are read after few."""
+    warnings.simplefilter("ignore")
+    peaks = []
+    for number in (2, num_parts):
+        gam = GAMRegressor("y ~ s(a, k=4)", method="bins", tolerance=1.0).fit(Made(number))
+        gam.predict(Made(2))
+        peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    assert gam.n_rows_ == 20000 * num_parts
+    return peaks[1] - peaks[0]
 
 
+@pytest.mark.xdist_group("distributed")
 def test_memory_does_not_grow_with_the_rows() -> None:
     """300,000 rows of nine columns are 22 MB, and a single copy of them is noticed."""
-    found = subprocess.run([sys.executable, "-c", MEMORY, "15"], check=True, capture_output=True, text=True)
-    assert float(found.stdout) < 15
+    assert in_new_process(added_memory, 15) < 15
 
 
 def test_unseen_levels_are_those_of_all_parts() -> None:

@@ -2,8 +2,7 @@
 
 import copy
 import pickle
-import subprocess
-import sys
+import resource
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +22,7 @@ from gpytorch_gam.variational import (
     _inducing_projection,
     additive_strategy,
 )
+from tests.two_processes import in_new_process
 
 
 def rows(n: int) -> Tensor:
@@ -196,25 +196,23 @@ def test_predictions_are_copied_and_pickled(num_predictors: int, copied: Callabl
     torch.testing.assert_close(other.covariance_matrix, posterior.covariance_matrix)
 
 
-_SCRIPT = """
-import resource, torch, gpytorch
-from gpytorch_gam import AdditiveGP, AdditivePredictor
-from gpytorch_gam.terms import constant, smooth
-x = torch.rand(100_000, 2)
-model = AdditiveGP(AdditivePredictor(smooth([0, 1], low=0.0, high=1.0), constant()), rank=8).eval()
-likelihood = gpytorch.likelihoods.GaussianLikelihood().eval()
-for with_gradients in (False, True):
-    with torch.set_grad_enabled(with_gradients):
-        likelihood(model(x[:40_000])).variance
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        likelihood(model(x)).variance, model(x).confidence_region()
-    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
-"""
+def added_memory() -> list[float]:
+    """By how many MiB the memory of a process grows where many rows follow some, without and with gradients."""
+    x, found = torch.rand(100_000, 2), []
+    model = AdditiveGP(AdditivePredictor(smooth([0, 1], low=0.0, high=1.0), constant()), rank=8).eval()
+    likelihood = gpytorch.likelihoods.GaussianLikelihood().eval()
+    for with_gradients in (False, True):
+        with torch.set_grad_enabled(with_gradients):
+            _ = likelihood(model(x[:40_000])).variance
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            _ = likelihood(model(x)).variance, model(x).confidence_region()
+        found.append((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+    return found
 
 
+@pytest.mark.xdist_group("distributed")
 def test_memory_hardly_grows_with_the_rows() -> None:
-    done = subprocess.run([sys.executable, "-c", _SCRIPT], capture_output=True, text=True, check=True)
-    without_gradients, with_gradients = map(float, done.stdout.split())
+    without_gradients, with_gradients = in_new_process(added_memory)
     # MiB; the projections of all rows alone take 100, and the graph 500.
     assert without_gradients < 50
     if not torch.__version__.startswith("2.6."):  # whose checkpoints stay until garbage is collected
