@@ -21,8 +21,9 @@ from .data import TERMS, fitted, responses, table
 
 
 @pytest.fixture(autouse=True)
-def quick_fits() -> None:
-    """Here estimators fit as they do for users, unlike in other modules."""
+def quick_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here estimators integrate as they do for users, unlike in other modules. Other kernels are not looked for."""
+    monkeypatch.setattr("gpytorch_gam.gam.smoothness._OTHERS", ())
 
 
 def members(gam: GAMRegressor, x: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
