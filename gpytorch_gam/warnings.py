@@ -37,6 +37,10 @@ class MissingInputsWarning(UserWarning):
     """A column is missing in many rows of a fit, which takes the effect that it has there for noise."""
 
 
+class SampleWeightWarning(UserWarning):
+    """Weights of rows make these count as more or fewer observations than there are."""
+
+
 class ColumnKindWarning(UserWarning):
     """A column may hold something else than its type says."""
 

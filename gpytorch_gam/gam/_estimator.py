@@ -25,6 +25,7 @@ from .families import Family
 from .fitted import Fitted
 from .fitting import FitOfDesign, fit_design
 from .frames import as_frame, as_rows, drop_columns, refuse_response, take_columns
+from .freedom import warn_of_precisions
 from .integration import HYPERPARAMETERS
 from .interactions import Limits, interactions_of_description
 from .options import Options
@@ -145,6 +146,7 @@ class GAMEstimator(BaseEstimator):
         weights = _check_sample_weight(
             given.pop("sample_weight"), frame.to_numpy(), dtype=np.float64, ensure_non_negative=True
         )
+        warn_of_precisions(weights[weights > 0])
         rows = self._rows(frame, y, weights, family, given)
         design = self._design(family, rows.frame)
         is_left_out = is_dropped(design, rows.frame)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from datetime import date, timedelta
 from typing import Any
@@ -14,6 +15,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d
 
 from gpytorch_gam import _checks as checks
+from gpytorch_gam.warnings import ColumnKindWarning
 
 from ._inspection import FittedGAM, tails
 from .families import Binomial, Family, Ordinal, Softmax, regression_family
@@ -173,7 +175,9 @@ class GAMRegressor(RegressorMixin, FittedGAM):
             of tables or an iterable of tables that begins anew each time (their order should then not matter, or the
             method not be minibatches), or a large ``numpy.memmap``.
         :param y: The responses ``(n,)``, or the name of their column; None if a formula names it.
-        :param sample_weight: Weights of the rows: an integer weight counts a row that often.
+        :param sample_weight: Weights of the rows: a weight counts a row that often, so that bands are those of as many
+            observations as weights have in sum. Weights that say how precise rows are, as those of mgcv, such as one
+            over a known variance, need a mean of one: divide them by their mean, of which a warning tells.
         :param offset: A number for each row that is added to the (first) predictor, or the name of a column.
         :param exposure: A positive number for each row by which the mean of counts is multiplied, or the name of a
             column. It is the same as an offset of its logarithm: give one of them.
@@ -350,8 +354,9 @@ class GAMClassifier(ClassifierMixin, FittedGAM):
     Classification by a Bayesian generalized additive model: log odds, or a predictor for each of several classes, that
     are sums of effects of columns. Parameters that are not listed are those of :class:`GAMRegressor`.
 
-    :param family: ``"auto"``: a logit link for two classes, one predictor a class for more (``"softmax"``).
-        ``"probit"``, or ``"ordinal"`` for classes in order: that of an ordered categorical, otherwise sorted.
+    :param family: ``"auto"``: a logit link for two classes, one predictor a class for more (``"softmax"``), and
+        ``"ordinal"`` for those of an ordered categorical. ``"probit"``, or ``"ordinal"`` for classes in order: that of
+        an ordered categorical, otherwise sorted, of which a warning tells if they are text.
     :ivar classes_: The classes.
 
     Example:
@@ -419,13 +424,16 @@ class GAMClassifier(ClassifierMixin, FittedGAM):
             )
         check_classification_targets(values)
         self.classes_, codes = np.unique(values, return_inverse=True)
-        if order is not None and self.family == "ordinal":
+        family = self._family_of(len(self.classes_), order is not None)
+        if family == "ordinal" and order is None and len(self.classes_) > 2:
+            _warn_of_order_of_text(self.classes_)
+        if order is not None and family == "ordinal":
             self.classes_ = np.array([each for each in order if each in set(values)], dtype=self.classes_.dtype)
             position = {value: index for index, value in enumerate(self.classes_)}
             codes = np.array([position[value] for value in values])
         if len(self.classes_) < 2:
             raise ValueError(f"y has one class, {self.classes_.tolist()[0]!r}: a classifier needs at least two")
-        return codes.astype(np.float64), self._family()
+        return codes.astype(np.float64), self._family(family)
 
     def _responses(self, y: Any) -> np.ndarray:
         values = _array_of_labels(labels_of(y))
@@ -448,16 +456,22 @@ class GAMClassifier(ClassifierMixin, FittedGAM):
         predicted = self.predict(X, **self._given(X, {"offset": offset}))
         return float(accuracy_score(y, predicted, sample_weight=sample_weight))
 
-    def _family(self) -> Family:
-        if self.family == "ordinal":
+    def _family_of(self, num_classes: int, is_ordered: bool) -> str:
+        """The name of the family, where it follows from the classes."""
+        if self.family != "auto":
+            return self.family
+        return "logit" if num_classes <= 2 else "ordinal" if is_ordered else "softmax"
+
+    def _family(self, name: str) -> Family:
+        if name == "ordinal":
             return Ordinal(num_classes=len(self.classes_))
-        if self.family == "softmax" or (self.family == "auto" and len(self.classes_) > 2):
+        if name == "softmax":
             return Softmax(classes=tuple(str(each) for each in self.classes_))
         if len(self.classes_) > 2:
             raise ValueError(
-                f"family {self.family!r} has two classes, but y has {len(self.classes_)}: take 'softmax' or 'ordinal'"
+                f"family {name!r} has two classes, but y has {len(self.classes_)}: take 'softmax' or 'ordinal'"
             )
-        return Binomial(link="probit" if self.family == "probit" else "logit")
+        return Binomial(link=name)
 
     @in_parts
     def predict_proba(
@@ -566,6 +580,17 @@ def _numbers_of_objects(values: np.ndarray) -> np.ndarray:
     return np.array(
         [np.nan if value is None or value is pd.NA else value for value in values.tolist()], dtype=np.float64
     )
+
+
+def _warn_of_order_of_text(classes: np.ndarray) -> None:
+    """Warn of classes that are taken in the order of the alphabet."""
+    if all(isinstance(each, str) for each in classes.tolist()):
+        warnings.warn(
+            f"y holds text, whose classes family 'ordinal' takes in the order of the alphabet, {classes.tolist()}: "
+            "if they have another one, give it by pandas.Categorical(y, categories=[...], ordered=True)",
+            ColumnKindWarning,
+            stacklevel=2,
+        )
 
 
 def _category_order(y: Any) -> list[Any] | None:

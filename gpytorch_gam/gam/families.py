@@ -348,7 +348,8 @@ class Binomial(Family):
 
     def check(self, y: np.ndarray, trials: np.ndarray | None) -> None:
         """See :meth:`Family.check`."""
-        _refuse_non_counts(y, self.name)
+        remedy = "it takes counts 0, 1, 2, ... of successes: multiply proportions by the trials, and pass trials=..."
+        _refuse((y < 0) | (y != np.round(y)), self.name, "negative or fractional values", remedy)
         _refuse(y > (1 if trials is None else trials), self.name, "more successes than trials", "pass trials=...")
 
     def mean(self, predictor: Tensor, arguments: dict[str, Tensor], likelihood: Likelihood) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gpytorch_gam.diagnostics.evidence_of_components import whitened_posterior
-from gpytorch_gam.warnings import OverfittingWarning
+from gpytorch_gam.warnings import OverfittingWarning, SampleWeightWarning
 
 from .fitted import Fitted
 
@@ -23,6 +23,9 @@ _MOST_FREEDOM = 0.75
 # from which on repeats are taken for what fits interpolate; and the most rows that are looked at.
 _MUCH_FREEDOM, _MUCH_WEIGHT, _MOST_ROWS = 0.5, 1.1, 20000
 
+# Means of fractional weights that are about one: bands are wrong by less than a tenth.
+_LEAST_MEAN, _LARGEST_MEAN = 0.83, 1.2
+
 
 def degrees_of_freedom(covariance: Tensor) -> float:
     """
@@ -31,6 +34,23 @@ def degrees_of_freedom(covariance: Tensor) -> float:
     :param covariance: The posterior covariance ``(K, K)`` of its whitened inducing variables.
     """
     return max(float(len(covariance) - covariance.trace()), 0.0)
+
+
+def warn_of_precisions(weights: np.ndarray) -> None:
+    """
+    Warn of weights that do not count rows, and whose mean is not one, so that bands are those of more or fewer rows.
+
+    :param weights: The weights of the rows, positive.
+    """
+    if np.all(weights == np.round(weights)) or _LEAST_MEAN <= weights.mean() <= _LARGEST_MEAN:
+        return
+    warnings.warn(
+        f"sample_weight has a sum of {weights.sum():.6g} over {len(weights)} rows, and bands are those of as many "
+        "observations: a weight counts a row that often. Weights that say how precise rows are, such as one over a "
+        "variance, need a mean of one: divide them by their mean",
+        SampleWeightWarning,
+        stacklevel=2,
+    )
 
 
 @torch.no_grad()

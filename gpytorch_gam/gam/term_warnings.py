@@ -46,9 +46,10 @@ def _warn_of_multiplier(term: Smooth | Linear, terms: Sequence[Term], frame: pd.
                 ColumnKindWarning,
                 stacklevel=2,
             )
-    elif isinstance(term, Smooth) and not any(_has_levels_of(other, by, frame) for other in others):
+    elif not any(_has_levels_of(other, by, frame) for other in others):
+        kind = "curve" if isinstance(term, Smooth) else "line"
         warnings.warn(
-            f"{term.label} has a curve for each level of {by!r}, each with mean zero, and no term has the levels "
+            f"{term.label} has a {kind} for each level of {by!r}, each with mean zero, and no term has the levels "
             f"themselves: add f({by})",
             MissingLevelsWarning,
             stacklevel=2,

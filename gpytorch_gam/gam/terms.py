@@ -399,7 +399,9 @@ def re(column: str, *, by: str | None = None, missing: str | None = None) -> Ran
     estimated; ``s(subject, bs="re")`` of mgcv. A level that was not in the data of the fit has the prior distribution.
 
     :param column: The name of the column of levels.
-    :param by: A numeric column, whose slope then varies with the level.
+    :param by: A numeric column, whose slope then varies with the level: lines go through zero, so that levels of
+        ``re(column)`` beside them are those at zero. Subtract something from the column, such as its mean, if it has no
+        zero of its own.
     :param missing: See :func:`f`.
     """
     return RandomEffect(missing, column, by)

@@ -41,6 +41,7 @@ def test_log_scores_of_classes_are_minus_the_log_loss() -> None:
     assert gam.log_score(x, y) == pytest.approx(-log_loss(y, gam.predict_proba(x)), abs=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore::gpytorch_gam.warnings.SampleWeightWarning")
 def test_log_scores_of_counts_read_columns_and_the_formula() -> None:
     data = counts()
     gam = GAMRegressor("deaths ~ s(age, k=6)", family="poisson", tolerance=0.5)

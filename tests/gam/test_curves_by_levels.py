@@ -41,6 +41,8 @@ def test_levels_that_no_term_has_are_missed() -> None:
     for more in (f("workday"), re("workday"), fs("hour", "workday"), sz("hour", "workday"), f("day")):
         assert warned(s("hour", by="workday"), more) == []
     assert warned(s("hour", by="workday"), re("workday", by="dummy")) == [MissingLevelsWarning]
+    assert warned(linear("hour", by="workday")) == [MissingLevelsWarning]
+    assert warned(linear("hour", by="workday"), f("workday")) == []
 
 
 def test_numbers_that_seem_to_be_two_levels_are_told() -> None:

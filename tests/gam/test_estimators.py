@@ -16,8 +16,14 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 
 from gpytorch_gam.gam import GAMClassifier, GAMRegressor, f, linear, re, s, te
-from gpytorch_gam.gam.families import REGRESSION, Quantile
-from gpytorch_gam.warnings import ConstantColumnWarning, InducingPointsWarning, MissingInputsWarning
+from gpytorch_gam.gam.families import REGRESSION, Ordinal, Quantile
+from gpytorch_gam.warnings import (
+    ColumnKindWarning,
+    ConstantColumnWarning,
+    InducingPointsWarning,
+    MissingInputsWarning,
+    SampleWeightWarning,
+)
 
 from .data import effects, fitted, responses, table
 
@@ -168,6 +174,24 @@ def test_rows_with_missing_values_are_left_out_of_the_fit_and_predicted_all_the_
         GAMRegressor("y ~ s(age)", missing="drop").fit([x.assign(y=y), x.assign(y=y)])
 
 
+def test_weights_that_are_precisions_are_told_from_numbers_of_rows() -> None:
+    x, random = table()[["age"]], np.random.default_rng(0)
+    weights = random.choice([0.2, 1.0, 10.0], len(x))
+    y = effects(table())["age"] + random.normal(size=len(x)) / np.sqrt(weights)
+    gam = GAMRegressor([linear("age")], hyperparameters="point")
+    with pytest.warns(SampleWeightWarning, match=r"sum of .* over 120 rows, .* divide them by their mean"):
+        too_narrow = gam.fit(x, y, sample_weight=weights).predict_link(x, return_std=True)[1]
+    relative = weights / weights.mean()
+    right = gam.fit(x, y, sample_weight=relative).predict_link(x, return_std=True)[1]  # no warning
+    line = np.column_stack([np.ones(len(x)), x.age])
+    normal = (line * relative[:, None]).T @ line
+    residuals = y - line @ np.linalg.solve(normal, line.T @ (relative * y))
+    expected = np.sqrt(np.einsum("ij,jk,ik->i", line, np.linalg.inv(normal), line) * (relative @ residuals**2) / len(x))
+    np.testing.assert_allclose(right, expected, rtol=0.1)
+    assert (right / too_narrow).mean() == pytest.approx(np.sqrt(weights.mean()), rel=0.1)
+    gam.fit(x, y, sample_weight=np.round(weights + 1))  # no warning
+
+
 def test_text_is_never_a_number() -> None:
     x, y = pd.DataFrame({"a": ["1", "2", "3"] * 10}), np.arange(30.0)
     with pytest.raises(TypeError, match=r"column 'a' holds text: use pandas\.to_numeric"):
@@ -294,6 +318,9 @@ def test_classes_two_several_and_in_order() -> None:
     grade = pd.Categorical.from_codes(np.digitize(latent, [-1, 1]), ["low", "mid", "high"], ordered=True)
     ordinal = GAMClassifier([s("age", k=5)], family="ordinal").fit(x, pd.Series(grade))
     assert ordinal.classes_.tolist() == ["low", "mid", "high"]
+    assert isinstance(GAMClassifier([s("age", k=4)], tolerance=5.0).fit(x, grade).family_, Ordinal)
+    with pytest.warns(ColumnKindWarning, match=r"order of the alphabet, \['high', 'low', 'mid'\]"):
+        GAMClassifier([s("age", k=4)], family="ordinal", tolerance=5.0).fit(x, np.asarray(grade))
     several = GAMClassifier([s("age", k=4)], tolerance=0.5).fit(x, grade.codes)
     for gam in (ordinal, several):
         np.testing.assert_allclose(gam.predict_proba(x).sum(1), 1.0)
