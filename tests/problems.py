@@ -294,5 +294,6 @@ def gap(precision: Tensor, covariance: Tensor) -> Tensor:
 def fit_by_bins(
     model: ApproximateGP, likelihood: Likelihood, batches: Iterable[Any] | FitStatistics, **options: Any
 ) -> list[float]:
-    """Fit discretised data; the bounds on the way."""
-    return [entry.elbo for entry in fit(model, likelihood, batches, method="bins", **options).history]
+    """Fit discretised data with the inducing points that there are, up to the next maximum; the bounds on the way."""
+    result = fit(model, likelihood, batches, method="bins", explore=False, **options)
+    return [entry.elbo for entry in result.history]
