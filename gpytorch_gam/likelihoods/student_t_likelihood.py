@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 
 import torch
 from gpytorch.constraints import Interval
@@ -11,7 +10,7 @@ from gpytorch.priors import Prior
 from torch import Tensor
 from torch.distributions import StudentT
 
-from gpytorch_gam.numerics.quadrature import NormalRule
+from gpytorch_gam.numerics.student_t import blurred_student_t_log_density, expected_log1p_square
 from gpytorch_gam.parameters.positive_constraint import positive
 
 from .null_model import NullModel, Responses, heavy_tailed
@@ -33,7 +32,8 @@ class StudentTLikelihood(OnePredictorLikelihood):
     with learnt :math:`\sigma^2` (``noise``) and degrees of freedom :math:`\nu`. Parameters are named as in GPyTorch's
     likelihood, whose 20 Gauss-Hermite nodes leave errors of up to .2 nats a row where the variance of the predictor
     exceeds the noise (variance 1, noise .01, :math:`\nu = 3`), as it does early in training, and whose predictions are
-    random samples. The quadrature here has nodes around each response. The density is not log-concave.
+    random samples. Here expected and marginal log-probabilities have errors below 1e-6 nats up to a variance of the
+    predictor that is 1e10 times the noise, in all residuals. The density is not log-concave.
 
     Row-wise arguments: ``offset`` and ``weights``.
 
@@ -50,8 +50,6 @@ class StudentTLikelihood(OnePredictorLikelihood):
         >>> likelihood = StudentTLikelihood()
         >>> loss = -gpytorch.mlls.VariationalELBO(likelihood, model, num_data=len(y))(model(x), y)
     """
-
-    _num_nodes: ClassVar[int] = 64
 
     deg_free = learnt("deg_free", r":math:`\nu`, ``(*batch_shape, 1)``; can be set.")
     noise = learnt("noise", r":math:`\sigma^2`, ``(*batch_shape, 1)``; can be set.")
@@ -73,11 +71,13 @@ class StudentTLikelihood(OnePredictorLikelihood):
         constant = log_normaliser(degrees) - 0.5 * noise.log()
         return constant - 0.5 * (degrees + 1) * torch.log1p((y - f).square() / (degrees * noise))
 
-    def _bend(self, y: Tensor, values: Values) -> tuple[Tensor, Tensor]:
-        return y, (values["deg_free"] * values["noise"]).sqrt()
+    def _expected_log_prob(self, y: Tensor, mean: Tensor, variance: Tensor, values: Values) -> Tensor:
+        degrees, noise = values["deg_free"], values["noise"]
+        tail = expected_log1p_square((y - mean).square() / (degrees * noise), variance / (degrees * noise))
+        return log_normaliser(degrees) - 0.5 * noise.log() - 0.5 * (degrees + 1) * tail
 
-    def _marginal_rule(self, y: Tensor, mean: Tensor, variance: Tensor, values: Values) -> NormalRule:
-        return self._bend_rule(y, mean, variance, values, self._num_marginal_nodes)
+    def _log_marginal(self, y: Tensor, mean: Tensor, variance: Tensor, values: Values) -> Tensor:
+        return blurred_student_t_log_density(y - mean, variance, values["deg_free"], values["noise"])
 
     def _marginal_cdf(self, y: Tensor, mean: Tensor, variance: Tensor, values: Values) -> Tensor:
         scale = values["noise"].sqrt()

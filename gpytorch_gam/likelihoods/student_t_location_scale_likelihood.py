@@ -14,6 +14,7 @@ from torch.distributions import Normal, StudentT
 
 from gpytorch_gam.distributions.node_mixture import NodeMixture
 from gpytorch_gam.numerics.quadrature import bounded_exp
+from gpytorch_gam.numerics.student_t import expected_log1p_square
 from gpytorch_gam.parameters.positive_constraint import positive
 
 from ._joint_expectation import conditional_nodes, positive_exp
@@ -23,7 +24,7 @@ from .predictor_likelihood import Values, learnt
 from .student_t_likelihood import log_normaliser
 
 # Nodes in the log scale, and in the mixing variable of Student's distribution for expectations and for predictions.
-_SCALE_NODES, _EXPECTATION_NODES, _PREDICTION_NODES = 20, 32, 40
+_SCALE_NODES, _EXPECTATION_NODES, _PREDICTION_NODES = 20, 48, 40
 
 
 class StudentTLocationScaleLikelihood(JointLikelihood):
@@ -39,8 +40,9 @@ class StudentTLocationScaleLikelihood(JointLikelihood):
     Student's distribution is a mixture of Gaussians, and the location is integrated out of it exactly. There remain
     integrals over the log scale (20 Gauss-Hermite nodes) and over the mixing variable (a trapezoidal rule in its log,
     which converges fast): expected log-probabilities are accurate to 1e-6 nats for standard deviations of the log scale
-    up to a half, and to 1e-5 up to one, whatever that of the location. The predictive distribution is a mixture of
-    Gaussians, with density, ``cdf``, mean and variance; :func:`predictive_quantiles` gives its quantiles.
+    up to a half, and to 1e-5 up to one, while that of the location is up to a hundred scales. The predictive
+    distribution is a mixture of Gaussians, with density, ``cdf``, mean and variance; :func:`predictive_quantiles` gives
+    its quantiles.
 
     Each group of the model names the predictor to which it belongs: ``ComponentGroup(..., predictor=1)``. A row-wise
     ``offset`` is added to the location; ``weights`` multiply log-probabilities.
@@ -71,7 +73,7 @@ class StudentTLocationScaleLikelihood(JointLikelihood):
         nodes = conditional_nodes(mean, covariance, _SCALE_NODES)
         precision = bounded_exp(-2 * nodes.second) / nu
         shift = (y - nodes.mean).square() * precision  # (K, *batch, n)
-        logs = expected_log1p_square(shift, nodes.variance * precision)
+        logs = expected_log1p_square(shift, nodes.variance * precision, _EXPECTATION_NODES)
         tail = torch.tensordot(nodes.log_weights.exp(), logs, dims=1)
         return log_normaliser(nu) - mean[..., 1] - 0.5 * (nu + 1) * tail
 
@@ -120,25 +122,6 @@ class _StudentMixture(NodeMixture):
     def expand(self, batch_shape: Any, _instance: Any = None) -> _StudentMixture:
         parts = (value.expand(*batch_shape, value.shape[-1]) for value in (self._log_weights, *self._parameters))
         return _StudentMixture(self._variance.expand(batch_shape), *parts)
-
-
-def expected_log1p_square(shift: Tensor, variance: Tensor) -> Tensor:
-    r"""
-    :math:`E \log(1 + x^2)` of a Gaussian :math:`x`, to about 1e-6, given the square of its mean and its variance. With
-    :math:`\log(1 + q) = \int_0^\infty (1 - e^{-\lambda q}) e^{-\lambda} d\lambda / \lambda` the Gaussian expectation is
-    inside an integral. Its difference to :math:`\log(1 + \bar q)`, :math:`\bar q = E x^2`, has an integrand that
-    vanishes to second order at zero, which the trapezoidal rule in :math:`\log\lambda` integrates accurately.
-    """
-    expected = shift + variance
-    low = -torch.log1p(expected.detach()) - 10.0
-    high = 3.6  # the integrand beyond is below e^-36
-    steps = torch.arange(_EXPECTATION_NODES, dtype=expected.dtype, device=expected.device)
-    width = (high - low) / (_EXPECTATION_NODES - 1)
-    lam = (low.unsqueeze(-1) + width.unsqueeze(-1) * steps).exp()
-    spread = 1 + 2 * lam * variance.unsqueeze(-1)
-    laplace = spread.rsqrt() * (-lam * shift.unsqueeze(-1) / spread).exp()  # E exp(-lambda x^2)
-    difference = ((-lam * expected.unsqueeze(-1)).exp() - laplace) * (-lam).exp()
-    return torch.log1p(expected) + width * difference.sum(-1)
 
 
 def mixing_nodes(deg_free: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,8 @@ import torch
 from scipy import special
 
 from gpytorch_gam.likelihoods._joint_expectation import joint_nodes, row_cholesky, standard_nodes
-from gpytorch_gam.likelihoods.student_t_location_scale_likelihood import expected_log1p_square, mixing_nodes
+from gpytorch_gam.likelihoods.student_t_location_scale_likelihood import mixing_nodes
+from gpytorch_gam.numerics.student_t import expected_log1p_square
 
 from .joint_cases import CASES, Case, dense_nodes, distribution, drawn_nodes, moments
 
