@@ -130,10 +130,11 @@ def concurvity(
     _validate_arguments(strategy, x, chunk_size, tolerance)
     predictor = strategy.predictor
     effects = _effects(predictor, {} if sums is None else sums)
+    places = torch.arange(predictor.num_inducing_total, device=x.device)
     functions = _functions(
         _feature_gram(strategy, x, chunk_size),
         strategy.covariance_factors().mean,
-        [torch.cat([_indices(predictor.inducing_slices[name]) for name in names]) for names in effects.values()],
+        [torch.cat([places[predictor.inducing_slices[name]] for name in names]) for names in effects.values()],
         tolerance,
     )
     of_components = dict(zip(predictor.names, predictor.predictor_of, strict=True))
@@ -149,10 +150,6 @@ def concurvity(
         for other in is_other.nonzero().flatten().tolist():
             in_pairs[:, other, index] = _measures(functions, index, functions.owner == other)
     return Concurvity(tuple(effects), *overall, *in_pairs)
-
-
-def _indices(rows: slice) -> Tensor:
-    return torch.arange(rows.start, rows.stop)
 
 
 def _effects(predictor: AdditivePredictor, sums: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
@@ -225,7 +222,7 @@ def _functions(gram: Tensor, mean: Tensor, indices: Sequence[Tensor], tolerance:
     Reduce the features of each effect, which are in some rows of ``gram`` ``(Q, Q)``, to the directions that count, see
     :func:`concurvity`.
     """
-    order = torch.cat(list(indices)).to(gram.device)
+    order = torch.cat(list(indices))
     gram, mean = gram[order][:, order], mean[order]
     ends = list(accumulate(map(len, indices), initial=0))
     slices = [slice(*each) for each in pairwise(ends)]
