@@ -63,6 +63,7 @@ class Family:
     :cvar link: How the first predictor is linked to the mean: ``"identity"``, ``"log"``, ``"logit"`` or ``"probit"``.
     :cvar arguments: Row-wise arguments beside weights and offset.
     :cvar has_deviance: Whether :meth:`deviance` means anything.
+    :cvar only_differences: Whether the same number added to all predictors changes nothing.
     """
 
     name: ClassVar[str] = ""
@@ -70,6 +71,7 @@ class Family:
     link: ClassVar[str] = "identity"
     arguments: ClassVar[tuple[str, ...]] = ()
     has_deviance: ClassVar[bool] = True
+    only_differences: ClassVar[bool] = False
 
     def likelihood(self) -> Likelihood:
         """A new likelihood."""
@@ -392,6 +394,7 @@ class Softmax(Family):
 
     name: ClassVar[str] = "softmax"
     has_deviance: ClassVar[bool] = False
+    only_differences: ClassVar[bool] = True
 
     classes: tuple[str, ...] = ("0", "1")
 

@@ -18,7 +18,7 @@ from .parameter_tables import intercept_table, likelihood_table, random_effect_t
 from .response_scale import name_of_predictor
 from .summary import Summary
 from .term_concurvity import warnings_of_concurvity
-from .term_evidence import Evidence, evidence_of
+from .term_evidence import Evidence, evidence_of_components, evidence_of_terms
 from .term_scales import is_in_days, lengthscale, prior_deviation
 from .term_shares import effects_at_estimates, shares_of_terms, warnings_of_overlap
 
@@ -43,9 +43,7 @@ def summarise(
     """
     with torch.no_grad():
         rows = fitted.complete_rows()
-        evidence = evidence_of(fitted, [part.components for part in fitted.parts])
-        names = fitted.model.predictor.names
-        of_components = dict(zip(names, evidence_of(fitted, [[name] for name in names]), strict=True))
+        evidence, of_components = evidence_of_terms(fitted), evidence_of_components(fitted)
         effects = effects_at_estimates(fitted, rows, [each.freedom for each in evidence])
         shares = shares_of_terms(fitted, rows, effects)
         components = component_table(fitted, of_components)

@@ -49,7 +49,8 @@ class Summary:
       predictions, extended to the ``share`` if that is outside.
     - ``p``: a tail probability for the question whether there is any effect: that of the score test of a variance of
       zero, see :func:`~gpytorch_gam.diagnostics.score_test`. It is given the other hyperparameters, and says nothing of
-      the size of an effect, which ``share`` does. A term that the fit has switched off has 1.
+      the size of an effect, which ``share`` does. A term that the fit has switched off has 1. Predictors of several
+      classes are known by their differences alone: there, ``p`` is for an effect of the term in any of them.
 
     The line of curves by levels, ``s(x, by=g)``, has the sum of ``edf`` over the levels, the root of the mean of their
     prior variances, and ``p`` for any effect in any level: a difference between levels is what

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -26,20 +26,45 @@ class Evidence(NamedTuple):
         return self.freedom >= NO_FREEDOM
 
 
-def evidence_of(fitted: Fitted, sums: Sequence[Sequence[str]]) -> list[Evidence]:
+def evidence_of_terms(fitted: Fitted) -> list[Evidence]:
     """
-    Effective degrees of freedom and tail probabilities of sums of components.
+    What the data say of each term.
 
     :param fitted: The fitted model.
-    :param sums: The names of the components of each.
+    """
+    sums = [part.components for part in fitted.parts]
+    return _evidence_of(fitted, sums, [part.term.label for part in fitted.parts])
+
+
+def evidence_of_components(fitted: Fitted) -> dict[str, Evidence]:
+    """
+    What the data say of each component of the terms, by its name.
+
+    :param fitted: The fitted model.
+    """
+    found = {name: (part.term.label, part.component(name)) for part in fitted.parts for name in part.components}
+    return dict(zip(found, _evidence_of(fitted, [[name] for name in found], list(found.values())), strict=True))
+
+
+def _evidence_of(fitted: Fitted, sums: Sequence[Sequence[str]], effects: Sequence[Hashable]) -> list[Evidence]:
+    """
+    Effective degrees of freedom and tail probabilities of sums of components. The predictors of several classes are
+    known by their differences alone, so that any of them could do without an effect that the others have: there, the
+    probability is that of the same effect in all classes together.
     """
     mean, covariance = whitened_posterior(fitted.model, fitted.model.predictor.names)
-    slices = fitted.model.predictor.inducing_slices
-    indices = torch.arange(len(mean))
-    found = []
-    for names in sums:
+    slices, indices = fitted.model.predictor.inducing_slices, torch.arange(len(mean))
+
+    def evidence(names: Sequence[str]) -> Evidence:
         own = torch.cat([indices[slices[name]] for name in names]) if names else indices[:0]
-        freedom = degrees_of_freedom(covariance[own][:, own])
-        each = Evidence(freedom, 1.0)
-        found.append(each._replace(probability=score_test(mean[own], covariance[own][:, own])) if each.is_on else each)
-    return found
+        found = Evidence(degrees_of_freedom(covariance[own][:, own]), 1.0)
+        return found._replace(probability=score_test(mean[own], covariance[own][:, own])) if found.is_on else found
+
+    every = [evidence(names) for names in sums]
+    if not fitted.family.only_differences:
+        return every
+    together: dict[Hashable, list[str]] = {}
+    for effect, names in zip(effects, sums, strict=True):
+        together.setdefault(effect, []).extend(names)
+    joint = {effect: evidence(names).probability for effect, names in together.items()}
+    return [each._replace(probability=joint[effect]) for each, effect in zip(every, effects, strict=True)]

@@ -378,6 +378,18 @@ def test_summaries_of_files_say_the_same(tmp_path: Path) -> None:
     assert str(GAMRegressor.load(tmp_path / "gam").summary()) == str(fitted().summary())
 
 
+def test_tests_of_several_classes_are_of_a_term_in_all_of_them() -> None:
+    random = np.random.default_rng(0)
+    x = pd.DataFrame({"sex": random.choice(["f", "m"], 600), "other": random.choice(["p", "q"], 600)})
+    grade = np.digitize(0.5 * (x.sex == "m") + random.logistic(size=600), [-0.7, 1.2])
+    gam = GAMClassifier("~ sex + other", tolerance=1.0, hyperparameters="point").fit(x, grade)
+    p = gam.summary().terms.p
+    for name in x:
+        own = p[[f"f({name})[{each}]" for each in range(3)]]
+        expected = stats.chi2_contingency(pd.crosstab(x[name], grade), correction=False).pvalue
+        assert own.nunique() == 1 and np.log(own.iloc[0]) == pytest.approx(np.log(expected), rel=0.3, abs=0.3)
+
+
 def test_lines_and_curves_of_one_term_are_not_compared() -> None:
     random = np.random.default_rng(0)
     x = pd.DataFrame({"a": random.random(200), "g": random.choice(["p", "q"], 200)})
