@@ -21,7 +21,7 @@ from gpytorch_gam.projection.blockwise import (
     ProjectionBackend,
     ProjectionInputs,
     fused_projection,
-    plain_kernel,
+    kernel_values,
 )
 from gpytorch_gam.projection.separable_form import separable_form
 
@@ -133,7 +133,7 @@ def _covariance_and_variance(group: ComponentGroup, x: Tensor) -> tuple[Tensor, 
         form = separable_form(group.kernel, group.inducing_points.to(x.dtype), group.select(x))
     if form is None:
         return group.cross_covariance(x), group.observed_variance(x)
-    covariance, variance, multiplier = plain_kernel(form.factors), form.variance, group.multiplier(x)
+    covariance, variance, multiplier = kernel_values(form.factors), form.variance, group.multiplier(x)
     if multiplier is not None:
         covariance, variance = covariance * multiplier.unsqueeze(-2), variance * multiplier.square()
     return covariance, variance

@@ -30,11 +30,14 @@ from gpytorch_gam.projection.blockwise import (
     BlockwiseProjection,
     ProjectionInputs,
     fused_projection,
+    kernel_values,
     plain_kernel,
     plain_projection,
 )
-from gpytorch_gam.projection.separable_form import separable_form
+from gpytorch_gam.projection.separable_form import LocalShape, separable_form
 from gpytorch_gam.terms import constant
+
+from .projection_cases import converted, make_inputs
 
 SIZE = torch.Size([3])
 UNIFORM = Uniform(0.0, 1.0)
@@ -173,6 +176,21 @@ def test_float32_is_as_accurate_as_rounding_allows(name: str, lengthscale: float
     # Hyperparameters are rounded as well, which counts for as much as they are multiplied by.
     assert ((torch.stack(matrices).double() - exact).abs() / scale).max() < 2e-5
     torch.testing.assert_close(form.variance.double(), variance, rtol=2e-5, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("has_product", [False, True])
+@pytest.mark.parametrize("shape", LocalShape)
+def test_values_without_gradients_are_those_with_them(shape: LocalShape, has_product: bool, dtype: torch.dtype) -> None:
+    inputs = converted(make_inputs((shape, LocalShape.RBF), products=(has_product, False)), dtype)
+    before = [None if tensor is None else tensor.clone() for tensor in inputs.flat()]
+    tolerance = 100 * torch.finfo(dtype).eps
+    torch.testing.assert_close(
+        kernel_values(inputs.factors), plain_kernel(inputs.factors), rtol=tolerance, atol=tolerance
+    )
+    assert all(
+        old is new or torch.equal(old, new) for old, new in zip(before, inputs.flat(), strict=True)
+    )  # and nothing is written to
 
 
 @pytest.mark.parametrize("name", KNOWN)
