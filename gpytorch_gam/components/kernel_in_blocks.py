@@ -6,7 +6,7 @@ from torch import Tensor
 
 from gpytorch_gam import settings
 from gpytorch_gam.numerics.distinct_rows import distinct_rows
-from gpytorch_gam.projection.blockwise import factor_at, plain_kernel
+from gpytorch_gam.projection.blockwise import factor_at, kernel_values
 from gpytorch_gam.projection.separable_form import Factor, separable_form
 
 from ._level_rows import LevelRows
@@ -25,6 +25,7 @@ class KernelInBlocks:
 
     :ivar prior_variance: The sum of the prior variances of the components, ``(n,)``, see
         :meth:`ComponentGroup.observed_variance`.
+    :ivar places: For each row the number of the one for which the kernel is evaluated; None if that is the row itself.
     """
 
     def __init__(self, group: ComponentGroup, x: Tensor) -> None:
@@ -32,13 +33,13 @@ class KernelInBlocks:
         read = sorted({column for own in columns for column in own if column is not None})
         found = distinct_rows(x, read) if len({column[:-1] for column in columns}) == 1 else None
         rows = x if found is None else x[found[0]]
-        self._places = None if found is None else found[1]
+        self.places = None if found is None else found[1]
         self._factors: tuple[Factor, ...] | None = None
         self._values: Tensor | None = None  # (C_g, M, n), or as many columns as there are different rows
         self._multiplier = group.multiplier(rows)
         self._levels = group.level_rows(rows) if group.num_inducing > _MOST_DENSE_LEVELS else None
         variance = self._evaluate(group, rows).sum(-2).expand(len(rows))
-        self.prior_variance = variance if self._places is None else variance[self._places]
+        self.prior_variance = variance if self.places is None else variance[self.places]
 
     def _evaluate(self, group: ComponentGroup, rows: Tensor) -> Tensor:
         """Find the form of the kernel; its variances ``(C_g, n)``."""
@@ -50,31 +51,40 @@ class KernelInBlocks:
                 self._values = group.cross_covariance(rows)
             return group.observed_variance(rows)
         self._factors = form.factors
-        if self._places is not None:
+        if self.places is not None:
             self._values = self._of_factors(slice(None))
         return form.variance if self._multiplier is None else form.variance * self._multiplier.square()
 
     def _of_factors(self, rows: slice) -> Tensor:
         assert self._factors is not None
-        kernel = plain_kernel([factor_at(factor, rows) for factor in self._factors])
-        if self._multiplier is not None:
-            kernel = kernel * self._multiplier[..., rows].unsqueeze(-2)
-        return kernel
+        kernel = kernel_values([factor_at(factor, rows) for factor in self._factors])
+        return kernel if self._multiplier is None else kernel.mul_(self._multiplier[..., rows].unsqueeze(-2))
 
     @property
     def is_of_levels(self) -> bool:
         """Whether a row sees few of many inducing points: there is :meth:`project` in the place of :meth:`at`."""
         return self._levels is not None
 
+    @property
+    def is_tabulated(self) -> bool:
+        """Whether there is a :attr:`table`, of which :meth:`at` takes columns."""
+        return self.places is not None and self._values is not None
+
+    @property
+    def table(self) -> Tensor:
+        """The kernel ``(C_g, M, k)`` at the rows to which :attr:`places` point."""
+        assert self._values is not None
+        return self._values
+
     def at(self, rows: slice) -> Tensor:
         """The kernel ``(C_g, M, n)`` at some of the rows."""
         if self._values is None:
             return self._of_factors(rows)
-        return self._values[..., rows] if self._places is None else self._values.index_select(-1, self._places[rows])
+        return self._values[..., rows] if self.places is None else self._values.index_select(-1, self.places[rows])
 
     def project(self, rows: slice, weights: Tensor) -> Tensor:
         """The projections ``(C_g, k, n)`` of levels at some of the rows on weights ``(C_g, M, k)``."""
         assert self._levels is not None
-        chosen = rows if self._places is None else self._places[rows]
+        chosen = rows if self.places is None else self.places[rows]
         levels = LevelRows(self._levels.level[..., chosen], self._levels.covariance[..., chosen])
         return levels.project(weights).mT

@@ -31,7 +31,10 @@ from ._posterior_projection import PosteriorProjection, sum_by_predictor
 from ._predictor_in_blocks import GroupWeights, PredictorInBlocks
 
 # Kernel values in a block of rows, which stay in the cache, and the least number of its rows.
-_BLOCK_NUMBERS, _LEAST_BLOCK = 2**17, 64
+_BLOCK_NUMBERS, _LEAST_BLOCK = 2**18, 64
+
+# Rows for each inducing variable from which on it pays to turn the coupled directions.
+_TIMES_MORE_ROWS = 8
 
 
 class InducingProjection(PosteriorProjection):
@@ -51,6 +54,7 @@ class InducingProjection(PosteriorProjection):
     ) -> None:
         self._groups, self._weights, self._unknown, self._sign = groups, weights, unknown, sign
         self._dtype, self._is_for_training = weights[0].shared.dtype, is_for_training
+        self._turned: InducingProjection | None = None
 
     @classmethod
     def of(
@@ -106,7 +110,8 @@ class InducingProjection(PosteriorProjection):
             return super().moments(reading)
         x, dtype = reading.inputs.to(self._dtype), reading.inputs.dtype
         joined = joined_groups(self._groups, within_predictors=True)
-        parts = [(each.group.predictor_index, (each.group, self._weights_of(each))) for each in joined]
+        projection = self._turned_for(joined) if len(x) > _TIMES_MORE_ROWS * self._num_inducing else self
+        parts = [(each.group.predictor_index, (each.group, projection._weights_of(each))) for each in joined]
         owners = sorted({owner for owner, _ in parts})
         predictors = [PredictorInBlocks([own for other, own in parts if other == owner], x) for owner in owners]
         prior_variance = torch.stack([predictor.prior_variance for predictor in predictors])
@@ -130,15 +135,27 @@ class InducingProjection(PosteriorProjection):
         self, predictors: Sequence[PredictorInBlocks], means: Tensor, prior_variance: Tensor, rows: slice
     ) -> Marginals:
         """Moments of some of the rows."""
-        squares, columns = zip(*(predictor.at(rows) for predictor in predictors), strict=True)
-        own, stacked = [part for part in squares if part is not None], torch.stack(columns)
-        mean = means[..., rows] + stacked[:, -1]
-        own_squares = torch.stack(own) if own else None
-        return marginal_moments(mean, prior_variance[..., rows], own_squares, stacked[:, :-1], self._sign)
+        squares, own_means, coupled = zip(*(predictor.at(rows) for predictor in predictors), strict=True)
+        own = [part for part in squares if part is not None]
+        shared = coupled[0].unsqueeze(0) if len(coupled) == 1 else torch.stack(coupled)  # without a copy
+        mean = means[..., rows] + torch.stack(own_means)
+        return marginal_moments(mean, prior_variance[..., rows], torch.stack(own) if own else None, shared, self._sign)
+
+    def _turned_for(self, joined: Sequence[JoinedGroup]) -> InducingProjection:
+        """This, with coupled directions (if there are many) in which the first of ``joined`` have no weight."""
+        if self._turned is None:
+            starts = [0, *itertools.accumulate(group.num_components for group in self._groups)]
+            order = [index for each in joined for place in each.places for index in range(*starts[place : place + 2])]
+            weights = _turned(self._weights, self._groups, [order])
+            self._turned = InducingProjection(self._groups, weights, self._unknown, self._sign, self._is_for_training)
+        return self._turned
+
+    @property
+    def _num_inducing(self) -> int:
+        return sum(group.num_components * group.num_inducing for group in self._groups)
 
     def _blocks(self, num_rows: int) -> Iterator[slice]:
-        num_inducing = sum(group.num_components * group.num_inducing for group in self._groups)
-        size = max(_LEAST_BLOCK, _BLOCK_NUMBERS // num_inducing)
+        size = max(_LEAST_BLOCK, _BLOCK_NUMBERS // self._num_inducing)
         return (slice(start, min(start + size, num_rows)) for start in range(0, num_rows, size))
 
     def _goes_in_blocks(self, inputs: Tensor) -> bool:
@@ -244,7 +261,7 @@ def _turned(
     for each in members:
         stacked = torch.cat([every[index] for index in each], dim=-2)
         coupled = stacked[..., :-1]
-        if coupled.shape[-1] > coupled.shape[-2]:
+        if coupled.shape[-1] >= coupled.shape[-2]:
             coupled = torch.linalg.qr(coupled.mT, mode="r").R.mT
         turned = torch.nn.functional.pad(coupled, (0, width - coupled.shape[-1]))
         turned = torch.cat([turned, stacked[..., -1:]], dim=-1)

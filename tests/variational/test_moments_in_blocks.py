@@ -10,7 +10,7 @@ from gpytorch_gam import AdditiveGP, AdditivePredictor
 from gpytorch_gam.components import Levels, kernel_in_blocks
 from gpytorch_gam.kernels import Empirical
 from gpytorch_gam.terms import constant, cyclic, factor, factor_smooth, linear, random_effect, smooth, tensor
-from gpytorch_gam.variational import _inducing_projection
+from gpytorch_gam.variational import _inducing_projection, _predictor_in_blocks
 from tests.problems import unknown_factors
 
 pytestmark = pytest.mark.projection
@@ -80,15 +80,17 @@ def dense_moments(model: AdditiveGP, x: Tensor) -> tuple[Tensor, Tensor]:
     return mean, covariance + torch.diag_embed(torch.stack(variances, -1))
 
 
-@pytest.mark.parametrize("most_dense", [2, 128])
+@pytest.mark.parametrize(("most_dense", "times_more_rows"), [(2, 8), (2, 0), (128, 0)])
 @pytest.mark.parametrize("num_predictors", [1, 2])
 @pytest.mark.parametrize("family", ["coupled", "block_low_rank", "low_rank"])
 def test_moments_in_blocks_are_those_of_dense_algebra(
-    family: str, num_predictors: int, most_dense: int, monkeypatch: pytest.MonkeyPatch
+    family: str, num_predictors: int, most_dense: int, times_more_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernel_in_blocks, "_MOST_DENSE_LEVELS", most_dense)
     monkeypatch.setattr(_inducing_projection, "_BLOCK_NUMBERS", 1)
     monkeypatch.setattr(_inducing_projection, "_LEAST_BLOCK", 11)
+    monkeypatch.setattr(_inducing_projection, "_TIMES_MORE_ROWS", times_more_rows)
+    monkeypatch.setattr(_predictor_in_blocks, "_LEAST_COLUMNS", 2)
     model, x = make_model(family, num_predictors), make_inputs()
     mean, covariance = dense_moments(model, x)
     moments = model.predict(x, components=False).moments
