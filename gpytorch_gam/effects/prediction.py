@@ -85,6 +85,15 @@ class Prediction:
         """
         return self._with_tensors([tensor.to(device) for tensor, _ in self._tensors])
 
+    def at(self, rows: slice) -> Prediction:
+        """
+        The same for some of the rows.
+
+        :param rows: The rows.
+        """
+        length = rows.stop - rows.start
+        return self._with_tensors([tensor.narrow(dim, rows.start, length) for tensor, dim in self._tensors])
+
     @property
     def _tensors(self) -> list[tuple[Tensor, int]]:
         """All tensors that are not None, each with the dimension of its rows."""

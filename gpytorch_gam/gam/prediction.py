@@ -20,8 +20,8 @@ from gpytorch_gam.numerics.triangular import safe_cholesky
 from .fitted import Fitted
 from .parts import Part
 
-# Rows whose predictive distributions are in memory at a time, and those whose terms are.
-_ROWS_AT_A_TIME, _ROWS_OF_TERMS = 2**14, 2**16
+# Rows whose predictive distributions are in memory at a time, and those whose moments or terms are.
+_ROWS_AT_A_TIME, _ROWS_OF_MOMENTS = 2**14, 2**16
 
 # Draws of the predictors for intervals of the probabilities of classes, and rows that have them in memory at a time.
 _NUM_DRAWS, _ROWS_OF_DRAWS = 2048, 256
@@ -38,10 +38,13 @@ def _chunks(
 ) -> Iterator[tuple[slice, Predictions, dict[str, Tensor]]]:
     """The predictors of some rows after the other, without the terms that are left out."""
     left_out = fitted.left_out(kept)
-    for start in range(0, len(x), _ROWS_AT_A_TIME):
-        rows = slice(start, min(start + _ROWS_AT_A_TIME, len(x)))
-        predictions = fitted.predictions(x[rows], left_out)
-        yield rows, predictions, {name: value[rows] for name, value in arguments.items()}
+    for start in range(0, len(x), _ROWS_OF_MOMENTS):
+        stop = min(start + _ROWS_OF_MOMENTS, len(x))
+        several = fitted.predictions(x[start:stop], left_out)
+        for first in range(start, stop, _ROWS_AT_A_TIME):
+            rows = slice(first, min(first + _ROWS_AT_A_TIME, stop))
+            own = slice(rows.start - start, rows.stop - start)
+            yield rows, [each.at(own) for each in several], {name: value[rows] for name, value in arguments.items()}
 
 
 def in_chunks(
@@ -279,8 +282,8 @@ def _terms_in_chunks(fitted: Fitted, x: Tensor, kept: Sequence[Part]) -> Iterato
     sums = {part.label: part.components for part in kept if part.components}
     places = [index for index, part in enumerate(kept) if part.components]
     scales = np.array([[fitted.scale_of(kept[place].predictor)] for place in places])
-    for start in range(0, len(x) if sums else 0, _ROWS_OF_TERMS):
-        rows = slice(start, min(start + _ROWS_OF_TERMS, len(x)))
+    for start in range(0, len(x) if sums else 0, _ROWS_OF_MOMENTS):
+        rows = slice(start, min(start + _ROWS_OF_MOMENTS, len(x)))
         found, moments = np.zeros((2, len(kept), rows.stop - start)), fitted.sums(x[rows], sums)
         found[0, places], found[1, places] = (scales * part.cpu().numpy() for part in (moments.mean, moments.stddev))
         yield rows, found[0], found[1]

@@ -34,7 +34,7 @@ def peaks(gam: GAMRegressor, rows: pd.DataFrame) -> tuple[int, int]:
 
 def test_memory_grows_with_the_result_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prediction, "_ROWS_AT_A_TIME", 1024)
-    monkeypatch.setattr(prediction, "_ROWS_OF_TERMS", 2048)
+    monkeypatch.setattr(prediction, "_ROWS_OF_MOMENTS", 2048)
     random = np.random.default_rng(0)
     rows = pd.DataFrame(
         {"a": random.normal(size=6144), "b": random.normal(size=6144), "c": random.integers(9, size=6144)}
@@ -47,8 +47,17 @@ def test_memory_grows_with_the_result_alone(monkeypatch: pytest.MonkeyPatch) -> 
     assert (more_tensors - tensors) / 4096 < 2 * _BYTES_OF_INPUTS
 
 
+def test_predictions_in_chunks_are_those_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    gam, x = fitted(), table()
+    expected = gam.predict(x, return_std=True)
+    monkeypatch.setattr(prediction, "_ROWS_OF_MOMENTS", 50)
+    monkeypatch.setattr(prediction, "_ROWS_AT_A_TIME", 20)
+    for found, each in zip(gam.predict(x, return_std=True), expected, strict=True):
+        np.testing.assert_allclose(found, each, rtol=1e-9, atol=1e-9)
+
+
 def test_terms_in_chunks_are_those_of_the_joint_posterior(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prediction, "_ROWS_OF_TERMS", 50)
+    monkeypatch.setattr(prediction, "_ROWS_OF_MOMENTS", 50)
     gam, x = fitted(), table()
     terms = gam.predict_terms(x)
     posterior = gam._fitted.components(gam._fitted.design.inputs(x))
