@@ -46,9 +46,9 @@ from ._precision_variational_distribution import _PrecisionVariationalDistributi
 _PREDICTION_NUMBERS, _LEAST_PREDICTION_ROWS = 2**20, 256
 # By how much chunks are larger where moments of the whole predictor alone are asked for, whose features are made in
 # smaller blocks.
-_TIMES_MORE_ROWS = 4
+_TIMES_MORE_ROWS = 8
 # The former for sums of a few components, whose work is all in elementwise functions: they stay in the cache.
-_NUMBERS_OF_SUMS = 2**18
+_NUMBERS_OF_SUMS = 2**19
 
 
 class AdditiveStrategy(_FollowedStrategy):
