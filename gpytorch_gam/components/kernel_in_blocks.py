@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+
+import torch
 from torch import Tensor
 
 from gpytorch_gam import settings
@@ -34,7 +37,7 @@ class KernelInBlocks:
         found = distinct_rows(x, read) if len({column[:-1] for column in columns}) == 1 else None
         rows = x if found is None else x[found[0]]
         self.places = None if found is None else found[1]
-        self._factors: tuple[Factor, ...] | None = None
+        self._factors: list[tuple[Factor, Tensor | None]] | None = None
         self._values: Tensor | None = None  # (C_g, M, n), or as many columns as there are different rows
         self._multiplier = group.multiplier(rows)
         self._levels = group.level_rows(rows) if group.num_inducing > _MOST_DENSE_LEVELS else None
@@ -50,14 +53,18 @@ class KernelInBlocks:
             if self._levels is None:
                 self._values = group.cross_covariance(rows)
             return group.observed_variance(rows)
-        self._factors = form.factors
+        self._factors = [_at_distinct_points(factor) for factor in form.factors]
         if self.places is not None:
             self._values = self._of_factors(slice(None))
         return form.variance if self._multiplier is None else form.variance * self._multiplier.square()
 
     def _of_factors(self, rows: slice) -> Tensor:
         assert self._factors is not None
-        kernel = kernel_values([factor_at(factor, rows) for factor in self._factors])
+        values = []
+        for factor, points in self._factors:
+            value = kernel_values([factor_at(factor, rows)])
+            values.append(value if points is None else value.index_select(-2, points))
+        kernel = functools.reduce(Tensor.mul_, values)
         return kernel if self._multiplier is None else kernel.mul_(self._multiplier[..., rows].unsqueeze(-2))
 
     @property
@@ -88,3 +95,23 @@ class KernelInBlocks:
         chosen = rows if self.places is None else self.places[rows]
         levels = LevelRows(self._levels.level[..., chosen], self._levels.covariance[..., chosen])
         return levels.project(weights).mT
+
+
+def _at_distinct_points(factor: Factor) -> tuple[Factor, Tensor | None]:
+    """
+    A factor of a single component at the different ones of its inducing points, as those of a grid repeat in a column,
+    and the number of its own for each point; None if there is nothing to gain.
+    """
+    if factor.z.shape[:-1].numel() > 1:
+        return factor, None
+    points, number = factor.z.flatten().unique(return_inverse=True)
+    if 2 * len(points) > len(number):
+        return factor, None
+    first = number.new_empty(len(points))
+    first[number] = torch.arange(len(number), device=number.device)
+    at_points = factor._replace(
+        z=factor.z[..., first],
+        offset_z=None if factor.offset_z is None else factor.offset_z[..., first],
+        left=None if factor.left is None else factor.left[..., first, :],
+    )
+    return at_points, number
