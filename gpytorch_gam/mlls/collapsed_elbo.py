@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from gpytorch_gam import _checks as checks
 from gpytorch_gam.data.whole_epochs import every_row
 from gpytorch_gam.likelihoods.row_argument import OFFSET, WEIGHTS, RowArgument
+from gpytorch_gam.numerics.blocks import symmetric_product
 from gpytorch_gam.numerics.capacitance import add_identity, capacitance_log_determinant
 from gpytorch_gam.optim.rows.likelihood_check import (
     arguments_with_noise,
@@ -283,7 +284,7 @@ def gaussian_statistics(
     weighted = features if precisions is None else features * precisions.unsqueeze(-2)
     square = residual.square() if precisions is None else precisions * residual.square()
     prior = (prior_variance if precisions is None else precisions * prior_variance).sum(-1)
-    gram = weighted @ features.mT
+    gram = symmetric_product(weighted, features)
     return GaussianStatistics(
         gram=gram,
         projected=(weighted @ residual.unsqueeze(-1)).squeeze(-1),

@@ -16,6 +16,25 @@ from torch.nn.functional import pad
 
 from .triangular import triangular_solve
 
+# Rows of a symmetric product that are computed together: fewer are slow, and more compute what is known by symmetry.
+_ROWS_OF_SYMMETRIC = 64
+
+
+def symmetric_product(left: Tensor, right: Tensor) -> Tensor:
+    """
+    The product of ``(*batch, Q, n)`` and the transpose of another, of which is known that it is symmetric. Of matrices
+    without a graph it takes two thirds of the time: rows of blocks are computed up to the diagonal.
+    """
+    if left.dim() > 2 or left.requires_grad or right.requires_grad:
+        return left @ right.mT
+    size = len(left)
+    product = left.new_empty(size, size)
+    for start in range(0, size, _ROWS_OF_SYMMETRIC):
+        stop = min(start + _ROWS_OF_SYMMETRIC, size)
+        rows = left[start:stop] @ right[:stop].mT
+        product[start:stop, :stop], product[:stop, start:stop] = rows, rows.mT
+    return product
+
 
 def block_shapes(blocks: Sequence[Tensor]) -> list[tuple[int, int]]:
     """``(C_g, M_g)`` of each group, from one ``(*batch, C_g, M_g, k)`` each."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gpytorch_gam.components import AdditivePredictor
+from gpytorch_gam.numerics.blocks import symmetric_product
 
 
 class Segment(NamedTuple):
@@ -66,7 +67,7 @@ def sum_over_rows(features: Tensor, values: Tensor, segments: Sequence[Segment])
 def weighted_gram(features: Tensor, curvatures: Tensor, segments: Sequence[Segment]) -> Tensor:
     r""":math:`\sum_n \Phi_n \Lambda_n \Phi_n^\top`, ``(Q, Q)``, of features ``(Q, n)`` and curvatures ``(P, P, n)``."""
     if len(segments) == 1:
-        return (features * curvatures[0, 0]) @ features.mT
+        return symmetric_product(features * curvatures[0, 0], features)
     gram = features.new_empty(len(features), len(features))
     for index, (owner, place) in enumerate(segments):
         for other, there in segments[: index + 1]:
