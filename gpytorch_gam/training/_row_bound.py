@@ -35,11 +35,15 @@ from ._hyperparameters import hyperparameters_of, shared_noise
 from ._model_at_rows import ModelAtRows, RowView
 from ._site_rows import SiteRows, total_weight
 from ._sites import Acceleration, Posterior, Sites
-from .bound_gradients import linear_function, log_prior, sum_over_processes
+from .bound_gradients import linear_function, log_prior, log_prior_in_nats, sum_over_processes
 
 # Gain of a pass in nats below which the posterior counts as optimal, and the gain promised to the next one. That is
-# smaller, as the posterior's distance from the optimum is its root, and derivatives are off by that.
-_GAIN, _PROMISE = 1e-5, 1e-9
+# smaller, as the posterior's distance from the optimum is its root, and derivatives are off by that; a bound without
+# its derivatives is not.
+_GAIN, _PROMISE, _PROMISE_OF_VALUE = 1e-5, 1e-7, 1e-4
+
+# Gain that the model's own posterior may promise if there is no other one to start from.
+_NEAR = 0.1
 
 # Largest numbers of passes and halvings.
 _MAX_PASSES, _MAX_HALVINGS = 50, 30
@@ -69,10 +73,12 @@ class _Slopes(NamedTuple):
 
 
 class _Settled(NamedTuple):
-    """The optimal posterior at some hyperparameters, None where there is none."""
+    """The optimal posterior at some hyperparameters."""
 
-    state: Tensor  # the hyperparameters, (k,)
-    posterior: Posterior | None
+    state: Tensor  # all parameters but those of the posterior, (k,)
+    promise: float  # that the next pass may have
+    view: RowView
+    posterior: Posterior
 
 
 class RowBound:
@@ -111,6 +117,8 @@ class RowBound:
             self._shifted = self._y - OFFSET.read(self._arguments.get("offset"), self._y)
         # Sites of the best posterior so far: where hyperparameters were bad, they may be far from those of others.
         self._sites: Sites | None = None
+        #: Gain in nats that a further pass may promise at the optimal posterior.
+        self.promise = _PROMISE
         #: Number of passes over the rows so far.
         self.passes = 0
         #: The optimal posterior where the bound was evaluated last, None where it does not exist.
@@ -123,6 +131,9 @@ class RowBound:
         self._segments = predictor_segments(self._strategy.predictor)
         self._best = -math.inf
         self._last: _Settled | None = None
+        of_posterior = {id(each) for each in self._strategy._variational_distribution.parameters()}
+        parameters = (*self._model.parameters(), *self._likelihood.parameters())
+        self._parameters = [each for each in parameters if id(each) not in of_posterior]
 
     def __call__(self) -> Tensor:
         """The bound in nats, differentiable in the hyperparameters; NaN where it does not exist."""
@@ -130,11 +141,14 @@ class RowBound:
         if self._is_closed_form:
             self.passes += 1
             return self._gaussian_bound(view) + log_prior(self._model, self._likelihood)
+        promise = self.promise if torch.is_grad_enabled() else max(self.promise, _PROMISE_OF_VALUE)
         with torch.no_grad():
-            posterior = self._settle(view.detach())
-        self.posterior = None if posterior is None else posterior.as_optimum()
-        if posterior is None:
+            settled = self._settle(promise, view.detach())
+        if settled is None:
+            self.posterior = None
             return view.features.sum() * torch.nan
+        posterior = settled.posterior
+        self.posterior = posterior.as_optimum()
         own = self._expected(view, posterior)
         if not self.processes.is_alone:
             own = sum_over_processes(self.processes, own, hyperparameters_of(self._model, self._likelihood))
@@ -143,13 +157,12 @@ class RowBound:
     @torch.no_grad()
     def optimum(self) -> GaussianOptimum:
         """The optimal posterior at the present hyperparameters, and its bound without their priors."""
-        view = self._view()
         if self._is_closed_form:
-            return self._gaussian_optimum(view)
-        posterior = self._settle(view)
-        if posterior is None:
+            return self._gaussian_optimum(self._view())
+        settled = self._settle(min(self.promise, _PROMISE))
+        if settled is None:
             raise ValueError("the bound is not finite at the present hyperparameters")
-        return posterior.as_optimum()
+        return settled.posterior.as_optimum()
 
     @property
     def noise_parameter(self) -> Tensor | None:
@@ -165,16 +178,17 @@ class RowBound:
     @torch.no_grad()
     def site_view(self) -> SiteView | None:
         """The model at the rows, with the sites of the optimum in the place of the likelihood, None without one."""
-        view = self._view()
         if self._is_closed_form:
+            view = self._view()
             precisions, _, log_noise = self._precisions
             weights = torch.ones_like(self._shifted) if precisions is None else precisions
             weights = weights / self._shared_noise() if log_noise is None else weights
             residual = self._shifted - view.means.squeeze(0)
             return SiteView(view.features, view.variances, weights.view(1, 1, -1), (weights * residual).unsqueeze(0))
-        posterior = self._settle(view)
-        if posterior is None:
+        settled = self._settle(self.promise)
+        if settled is None:
             return None
+        view, posterior = settled.view, settled.posterior
         sites = posterior.next_sites.semidefinite(posterior.predictors)
         shift = (sites.curvatures * view.means.unsqueeze(0)).sum(1)
         return SiteView(view.features, view.variances, sites.curvatures, sites.targets - shift)
@@ -226,26 +240,29 @@ class RowBound:
 
     # ------------------------------------------------------------------ any likelihood
 
-    def _settle(self, view: RowView) -> Posterior | None:
-        """The optimal posterior, None if no bound is finite; that of the last call where nothing has moved since."""
-        state = self._state()
-        if self._last is None or not torch.equal(state, self._last.state):
-            self._last = _Settled(state, self._settled(view))
-        return self._last.posterior
+    def _settle(self, promise: float, view: RowView | None = None) -> _Settled | None:
+        """
+        The optimal posterior at the present hyperparameters, None if no bound is finite; that of the last call where
+        nothing has moved since. ``view`` is the model there, if it is known.
+        """
+        parts = (each.detach().flatten() for each in self._parameters)
+        state = torch.cat([self._x.new_empty(0), *parts]).double()
+        if self._last is not None and self._last.promise <= promise and torch.equal(self._last.state, state):
+            return self._last
+        self._last = None  # makes room
+        view = self._view() if view is None else view
+        posterior = self._settled(view, promise)
+        self._last = None if posterior is None else _Settled(state, promise, view, posterior)
+        return self._last
 
-    def _state(self) -> Tensor:
-        """The hyperparameters, ``(k,)``."""
-        parameters = hyperparameters_of(self._model, self._likelihood)
-        return torch.cat([self._x.new_empty(0), *(each.detach().flatten() for each in parameters)]).double()
-
-    def _settled(self, view: RowView) -> Posterior | None:
+    def _settled(self, view: RowView, promise: float) -> Posterior | None:
         """The optimal posterior, from the sites of the best one so far; None if no bound is finite."""
         present = self._first(view) if self._sites is None else self._posterior(view, self._sites)
         if present is None:
             return None
         acceleration, share, num_idle = Acceleration(self.processes), 1.0, 0
         for _ in range(_MAX_PASSES):
-            if self._promised(view, present) <= _PROMISE:
+            if self._promised(view, present) <= promise:
                 break
             moved = self._moved(view, present, acceleration.extrapolated(present), min(2.0 * share, 1.0))
             if moved is None:
@@ -258,15 +275,18 @@ class RowBound:
                 break
             if share < 1:
                 acceleration = Acceleration(self.processes)
-        if present.bound >= self._best:
-            self._sites, self._best = present.sites, present.bound
+        value = present.bound + log_prior_in_nats(self._model, self._likelihood)
+        if value >= self._best:
+            self._sites, self._best = present.sites, value
         return present
 
     def _promised(self, view: RowView, present: Posterior) -> float:
         r"""
         At most what the next sites gain, in nats, if the bound is the quadratic that they take it for: half of
         :math:`g^\top S g` in the mean, whose slope is g, and a quarter of :math:`\mathrm{tr}\, (S \Delta)^2` in the
-        covariance, where :math:`\Delta` is the change of the precision. Infinite where that is not known.
+        covariance, where :math:`\Delta` is the change of the precision. With one predictor of variance s in a row that
+        is at most :math:`\sum_n s_n \Delta_n^2 / \Lambda_n`, too, as :math:`S \Phi \Lambda \Phi^\top S \le S`. Infinite
+        where nothing is known.
         """
         if present.is_clipped:
             return math.inf
@@ -275,9 +295,12 @@ class RowBound:
         relative = (change * spread.unsqueeze(0) * spread.unsqueeze(1)).sum()
         gradients = present.next_sites.gradients(present.predictors)
         slope = sum_over_rows(view.features, gradients.unsqueeze(-1), self._segments).squeeze(-1)
-        slope, relative = self.processes.sum([slope, relative])
+        own = (change.square() * present.covariances / present.sites.curvatures)[change > 0]
+        total = own.sum() if self._num_predictors == 1 and (own >= 0).all() else torch.full_like(relative, math.inf)
+        slope, relative, total = self.processes.sum([slope, relative, total])
         slope = slope - present.mean
-        return (0.5 * slope @ present.covariance @ slope + 0.25 * relative.square()).item()
+        of_covariance = torch.minimum(relative.square(), total)
+        return (0.5 * slope @ present.covariance @ slope + 0.25 * of_covariance).item()
 
     def _moved(
         self, view: RowView, before: Posterior, extrapolated: Sites | None, share: float
@@ -306,9 +329,14 @@ class RowBound:
         The best posterior of the sites at the present one, and at the same mean with small variances, all without
         curvatures between predictors.
         """
-        found = [self._posterior(view, sites) for sites in self._first_sites(view)]
-        finite = [posterior for posterior in found if posterior is not None]
-        return max(finite, key=lambda posterior: posterior.bound) if finite else None
+        best: Posterior | None = None
+        for sites in self._first_sites(view):
+            found = self._posterior(view, sites)
+            if found is not None and (best is None or found.bound > best.bound):
+                best = found
+            if best is not None and self._promised(view, best) <= _NEAR:
+                break
+        return best
 
     def _first_sites(self, view: RowView) -> Iterator[Sites]:
         moments = self._strategy.training_moments(self._x)
