@@ -233,17 +233,42 @@ class SiteFit:
         self._state = state
         return _End(state, history, self.open, self.gradient, self.stopped)
 
-    def settle(self, start: GaussianOptimum, max_passes: int, tolerance: float) -> GaussianOptimum | None:
+    @property
+    def sites(self) -> BinTables:
+        """The sums over the sites of the last accepted state."""
+        assert self._state is not None
+        return self._state.seen.sites
+
+    @property
+    def objective(self) -> float:
+        """The bound of the last accepted state, with the priors of the hyperparameters."""
+        assert self._state is not None
+        return self._state.seen.objective
+
+    def settle(
+        self,
+        start: GaussianOptimum,
+        max_passes: int,
+        tolerance: float,
+        promise: float,
+        sites: BinTables | None = None,
+    ) -> GaussianOptimum | None:
         """
-        Bring the posterior to its optimum at the present hyperparameters, from another one, by passes until one gains
-        no more than ``tolerance`` nats; None if the bound of ``start`` is not finite.
+        Bring the posterior to its optimum at the present hyperparameters, by passes until the next one promises no more
+        than ``promise`` nats, or one gains no more than ``tolerance``; None if the bound is not finite. It starts from
+        that of ``sites`` at these hyperparameters, or without them or where it has no bound from ``start``.
         """
-        seen = self._pass(start)
+        own = None if sites is None else self._of_sites(sites)
+        seen = None if own is None else self._pass(own)
+        if own is None or seen is None:
+            own, seen = start, self._pass(start)
         if seen is None:
             return None
-        self._state, rate = _State(self._hyperparameters(), start, seen), 1.0
+        self._state, rate = _State(self._hyperparameters(), own, seen), 1.0
         for _ in range(max_passes):
             proposal = self._proposal(self._state, False, tolerance)
+            if proposal is not None and abs(proposal.promised) <= promise:
+                break
             optimum = None if proposal is None else self._part(self._state, proposal, rate)
             seen = None if optimum is None else self._pass(optimum)
             gain = -math.inf if seen is None else seen.bound - self._state.seen.bound
@@ -254,6 +279,13 @@ class SiteFit:
             if gain <= tolerance * rate:
                 break
         return self.optimum
+
+    @torch.no_grad()
+    def _of_sites(self, sites: BinTables) -> GaussianOptimum | None:
+        """Their posterior at the present hyperparameters; None if it overflows."""
+        with suppress(torch.linalg.LinAlgError):
+            return self._problem.optimum(BinStatistics(self._problem.strategy, self._problem.terms, sites))
+        return None
 
     def differentiate(self, parameters: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """
@@ -274,7 +306,7 @@ class SiteFit:
             found = [torch.autograd.grad(term, parameters, allow_unused=True) for term in terms]
         chosen = [found[-1 if id(parameter) in own else 0][i] for i, parameter in enumerate(parameters)]
         gradients = [torch.zeros_like(p) if g is None else g for g, p in zip(chosen, parameters, strict=True)]
-        return mean.new_tensor(self._state.seen.objective), gradients
+        return mean.new_tensor(self.objective), gradients
 
     def _first_state(self, start: GaussianOptimum | None) -> _State:
         for posterior in itertools.chain([] if start is None else [start], self._starts()):

@@ -14,7 +14,7 @@ from gpytorch_gam.mlls import GaussianOptimum
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 
 from ..bound_gradients import linear_function, log_prior
-from ._data import DiscretizedData, rows_for
+from ._data import BinTables, DiscretizedData, rows_for
 from ._problem import DiscretizedProblem, is_closed_form
 from ._site_fit import SiteFit
 from ._statistics import BinStatistics
@@ -22,8 +22,9 @@ from .column_bins import ColumnBins
 from .discretized_fit import MAX_BINS, check_forward, check_statistics, fixed_mean
 from .fit_statistics import FitStatistics
 
-# Gain of a pass, in nats, below which the posterior counts as optimal, and the largest number of passes.
-_GAIN, _MAX_PASSES = 1e-4, 20
+# Gain of a pass, in nats, below which the posterior counts as optimal, that which a pass may promise if it is left out,
+# of whose root differences of gradients are, and the largest number of passes.
+_GAIN, _PROMISE, _MAX_PASSES = 1e-4, 1e-7, 20
 
 
 class BinBound:
@@ -87,16 +88,18 @@ class _SiteBound:
     def __init__(self, problem: DiscretizedProblem, rows: DiscretizedData) -> None:
         self._problem, self._fit = problem, SiteFit(problem, rows)
         self._origin = _posterior_of(problem.strategy)
-        self._is_first = True
+        self._sites: BinTables | None = None  # there, after the first evaluation
 
     def __call__(self) -> tuple[Tensor, GaussianOptimum | None]:
         parameters = self._problem.hyperparameters
         with torch.no_grad():
-            posterior = self._fit.settle(self._origin, _MAX_PASSES, _GAIN)
+            posterior = self._fit.settle(self._origin, _MAX_PASSES, _GAIN, _PROMISE, self._sites)
         if posterior is None:
             return parameters[0].sum() * torch.nan, None
-        if self._is_first:
-            self._origin, self._is_first = posterior, False
+        if self._sites is None:
+            self._origin, self._sites = posterior, self._fit.sites
+        if not torch.is_grad_enabled():
+            return posterior.mean.new_tensor(self._fit.objective), posterior
         value, gradients = self._fit.differentiate(parameters)
         return linear_function(value, gradients, parameters), posterior
 
