@@ -15,6 +15,7 @@ from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 
 from gpytorch_gam import _checks as checks
+from gpytorch_gam.training.free_hyperparameters import FreeHyperparameters
 from gpytorch_gam.training.optimal_bound import Evaluation, OptimalBound
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 from gpytorch_gam.warnings import ConvergenceWarning
@@ -164,15 +165,43 @@ def _derivatives(
     free.write(free.position)
     scale = strategy.predict(bound.rows, components=False).moments.covariance.diagonal(dim1=-2, dim2=-1).mean(0).sqrt()
     before = _quantities(strategy, origin.mean, bound.rows, scale)
-    curvature, changes = [], []
     units = torch.diag(torch.ones_like(free.position))
-    for step in _STEP * units:
-        ahead = bound.evaluate(free.position + step)
-        curvature.append((origin.gradient - ahead.gradient) / _STEP)
-        changes.append((_quantities(strategy, ahead.mean, bound.rows, scale) - before) / _STEP)
+    curvature, changes = torch.zeros_like(units), before.new_zeros(len(units), len(before))
+    stages = _stages(free, strategy)
+    with bound.pausing() as pause:
+        for stage in stages:
+            for index in stage.entries:
+                ahead = bound.evaluate(free.position + _STEP * units[index])
+                curvature[index] = (origin.gradient - ahead.gradient) / _STEP
+                changes[index] = (_quantities(strategy, ahead.mean, bound.rows, scale) - before) / _STEP
+            free.write(free.position)
+            pause(stage.parameters)
+    numbers = {index: number for number, stage in enumerate(stages) for index in stage.entries}
+    order = torch.tensor([numbers[index] for index in range(len(units))], device=units.device)
+    # Each stage has the second derivatives with those that follow.
+    curvature = torch.where(order.unsqueeze(-1) <= order, curvature, curvature.mT)
     of_likelihood = units[:, free.is_of_likelihood]
     # A unit of a coordinate of the likelihood counts as much as a standard deviation of the predictor in all rows.
-    return torch.stack(curvature), torch.cat([torch.stack(changes), len(bound.rows) ** 0.5 * of_likelihood], dim=-1)
+    return curvature, torch.cat([changes, len(bound.rows) ** 0.5 * of_likelihood], dim=-1)
+
+
+class _Stage(NamedTuple):
+    """Hyperparameters that move one after the other."""
+
+    entries: list[int]  # among the free ones
+    parameters: list[Tensor]  # that stay afterwards
+
+
+def _stages(free: FreeHyperparameters, strategy: AdditiveVariationalStrategy) -> list[_Stage]:
+    """The free hyperparameters of each group of components, of the largest one first; at last all other ones."""
+    stages, remaining = [], dict(enumerate(free.owners))
+    for group in sorted(strategy.predictor.groups, key=lambda group: -group.num_components * group.num_inducing):
+        parameters = [raw for raw in group.parameters() if raw.requires_grad]
+        own = {id(raw) for raw in parameters}
+        entries = [index for index, owner in remaining.items() if id(owner) in own]
+        stages.append(_Stage(entries, parameters))
+        remaining = {index: owner for index, owner in remaining.items() if id(owner) not in own}
+    return [*stages, _Stage(list(remaining), [])]
 
 
 def _quantities(strategy: AdditiveVariationalStrategy, mean: Tensor, rows: Tensor, scale: Tensor) -> Tensor:

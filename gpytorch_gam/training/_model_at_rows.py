@@ -48,9 +48,9 @@ class _Distinct(NamedTuple):
 class ModelAtRows:
     """
     A model at rows ``x``, where only trainable parameters change from one call to the next: groups of components in
-    which there is nothing to train, such as factors with a fixed variance, are evaluated in the first call alone, and
-    groups whose columns have few distinct values are evaluated at these. A network before the components that is
-    trained itself rules out both.
+    which there is nothing to train, such as factors with a fixed variance, are evaluated in the first call alone in
+    which that is so, and groups whose columns have few distinct values are evaluated at these. A network before the
+    components that is trained itself rules out both.
     """
 
     def __init__(self, strategy: AdditiveVariationalStrategy, x: Tensor) -> None:
@@ -58,11 +58,11 @@ class ModelAtRows:
         self._groups = list(strategy.predictor.groups)
         self._fixed: dict[int, GroupRows] = {}
         self._distinct: _Distinct | None = None
-        self._is_prepared = False
+        self._has_fixed_inputs: bool | None = None  # None before the first call
 
     def __call__(self) -> RowView:
         """The model at the present hyperparameters, differentiable in them."""
-        self._prepare()
+        self._keep_fixed()
         reading = self._strategy.read(self._x)
         inputs = reading.inputs.double()
         moving = [place for place in range(len(self._groups)) if place not in self._fixed]
@@ -79,18 +79,22 @@ class ModelAtRows:
         """Phi at the present hyperparameters, ``(Q, n)``."""
         return self().features
 
-    def _prepare(self) -> None:
-        if self._is_prepared:
-            return
-        self._is_prepared = True
-        with torch.enable_grad():
-            inputs = self._strategy.read(self._x).inputs.double()
-        if inputs.requires_grad:
-            return
-        with torch.no_grad():
-            self._distinct = _distinct_values(self._groups, inputs)
-            fixed = [place for place, group in enumerate(self._groups) if not _is_trained(group)]
-            self._fixed = self._at(fixed, inputs)
+    def _keep_fixed(self) -> None:
+        """Evaluate the groups in which there is nothing to train any more, and forget those that are trained again."""
+        if self._has_fixed_inputs is None:
+            with torch.enable_grad():
+                inputs = self._inputs()
+            self._has_fixed_inputs = not inputs.requires_grad
+            if self._has_fixed_inputs:
+                self._distinct = _distinct_values(self._groups, inputs.detach())
+        fixed = [place for place, group in enumerate(self._groups) if not _is_trained(group)]
+        if self._has_fixed_inputs and fixed != list(self._fixed):
+            with torch.no_grad():
+                new = self._at([place for place in fixed if place not in self._fixed], self._inputs())
+            self._fixed = {place: new[place] if place in new else self._fixed[place] for place in fixed}
+
+    def _inputs(self) -> Tensor:
+        return self._strategy.read(self._x).inputs.double()
 
     def _at(self, places: Sequence[int], inputs: Tensor) -> dict[int, GroupRows]:
         """Some of the groups at all rows."""

@@ -56,9 +56,11 @@ class FreeHyperparameters:
             for name, place in zip(names, self._places, strict=True)
             if _key(place) in reasons
         }
+        #: The parameter to which each of them belongs.
+        self.owners = [self._places[index][0] for index in free]
         #: Which of them are parameters of the likelihood.
-        owners = [name.startswith("likelihood.") for name in self.names]
-        self.is_of_likelihood = torch.tensor(owners, dtype=torch.bool, device=self._base.device)
+        of_likelihood = [name.startswith("likelihood.") for name in self.names]
+        self.is_of_likelihood = torch.tensor(of_likelihood, dtype=torch.bool, device=self._base.device)
         #: The coordinates when this was made, ``(k,)``, float64.
         self.position = self._base[self._free]
 

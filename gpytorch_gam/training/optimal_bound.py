@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any, NamedTuple, Protocol
 
@@ -115,12 +116,35 @@ class OptimalBound:
         try:
             with torch.set_grad_enabled(gradient):
                 value = self._objective()
-                parameters = self.free.parameters if gradient else []
-                found = torch.autograd.grad(value, parameters, allow_unused=True) if gradient else ()
+                found = self._gradients(value) if gradient else []
         except (torch.linalg.LinAlgError, NotPSDError, NanError, OverflowingLikelihoodError):
             return Evaluation(math.nan, torch.full_like(position, math.nan), self._whitened_mean())
         slopes = self.free.gradient(found) if gradient else position.new_empty(0)
         return Evaluation(value.item(), slopes, self._whitened_mean())
+
+    def _gradients(self, value: Tensor) -> list[Tensor | None]:
+        """Those in the parameters; None where there is none."""
+        moving = [parameter for parameter in self.free.parameters if parameter.requires_grad]
+        found = iter(torch.autograd.grad(value, moving, allow_unused=True))
+        return [next(found) if parameter.requires_grad else None for parameter in self.free.parameters]
+
+    @contextmanager
+    def pausing(self) -> Iterator[Callable[[Iterable[Tensor]], None]]:
+        """
+        Give a function for parameters that stay where they are inside, where gradients in them are zero or not: rows
+        evaluate nothing for them.
+        """
+        paused: list[Tensor] = []
+
+        def pause(parameters: Iterable[Tensor]) -> None:
+            for parameter in parameters if isinstance(self._objective, RowBound) else ():
+                paused.append(parameter.requires_grad_(False))
+
+        try:
+            yield pause
+        finally:
+            for parameter in paused:
+                parameter.requires_grad_(True)
 
     def write_posterior(self) -> None:
         """Set the model's posterior to that of its family nearest to the optimum of the last evaluation."""

@@ -84,6 +84,35 @@ def test_gradients_are_those_of_the_values(by: Callable[[str], OptimalBound], me
         assert gradient[index].item() == pytest.approx((ahead - behind) / (2 * step), abs=0.1, rel=1e-2)
 
 
+@pytest.mark.parametrize("method", ["rows", "bins"])
+def test_a_bound_does_not_depend_on_where_it_was_evaluated_before(
+    by: Callable[[str], OptimalBound], method: str
+) -> None:
+    bound = by(method)
+    position = bound.free.position + 0.3
+    first = bound.evaluate(position)
+    bound.evaluate(bound.free.position - 1.0, gradient=False)
+    second = bound.evaluate(position)
+    assert second.value == pytest.approx(first.value, abs=1e-6)
+    torch.testing.assert_close(second.gradient, first.gradient, atol=1e-3, rtol=0.0)
+
+
+@pytest.mark.parametrize("method", ["rows", "bins"])
+def test_parameters_that_pause_leave_the_other_gradients_as_they_are(
+    by: Callable[[str], OptimalBound], method: str
+) -> None:
+    bound = by(method)
+    position = bound.free.position + 0.1
+    whole = bound.evaluate(position).gradient
+    with bound.pausing() as pause:
+        pause(bound.free.owners[:1])
+        rest = bound.evaluate(position).gradient
+    stays = torch.tensor([owner is bound.free.owners[0] for owner in bound.free.owners])
+    assert stays.any() and not stays.all() and (method == "bins" or not rest[stays].any())
+    torch.testing.assert_close(rest[~stays], whole[~stays])
+    torch.testing.assert_close(bound.evaluate(position).gradient, whole)
+
+
 def test_the_gaussian_bound_is_the_collapsed_one_with_the_priors(by: Callable[[str], OptimalBound]) -> None:
     model, likelihood, (x, y) = problem(False)
     likelihood.noise_covar.register_prior("noise_prior", GammaPrior(2.0, 5.0), "noise")

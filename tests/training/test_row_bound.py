@@ -107,8 +107,8 @@ OTHERS = {
 
 @pytest.mark.parametrize("kind", OTHERS)
 def test_derivatives_are_differences_of_bounds_at_the_optimum(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_row_bound, "_GAIN", 1e-12)
-    monkeypatch.setattr(_row_bound, "_PROMISE", 0.0)
+    for name in ("_GAIN", "_PROMISE", "_PROMISE_OF_VALUE"):
+        monkeypatch.setattr(_row_bound, name, 0.0)
     make, num_predictors = OTHERS[kind]
     x = inputs()
     likelihood: Likelihood = make()
@@ -170,6 +170,25 @@ def test_the_posterior_is_looked_for_again_only_where_hyperparameters_have_moved
     assert bound.passes > passes
 
 
+@pytest.mark.parametrize("kind", ["poisson", "negative binomial"])
+def test_the_promise_of_a_pass_is_the_gain_of_those_that_follow(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_GAIN", "_PROMISE"):
+        monkeypatch.setattr(_row_bound, name, 1e-12)
+    x = inputs()
+    model, likelihood = model_of(x), OTHERS[kind][0]()
+    bound = RowBound(model, likelihood, Rows(x, counts(x), {}), Processes(None))
+    bound()
+    sites = bound._sites
+    with torch.no_grad():
+        for parameter in model.predictor.parameters():
+            parameter += 0.1
+        view = bound._view()
+        present, settled = bound._posterior(view, sites), bound._settle(1e-12)
+    gain = settled.posterior.bound - present.bound
+    assert gain > 1e-5 and gain == pytest.approx(bound._promised(view, present), rel=0.3)
+    assert bound._promised(view, settled.posterior) < 1e-11
+
+
 def test_expectations_that_are_not_smooth_do_not_hold_the_search_up(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     x, y = inputs(), torch.randn(N)
@@ -206,6 +225,20 @@ def test_groups_with_nothing_to_train_are_evaluated_once_and_others_anew(monkeyp
     torch.testing.assert_close(view.features, expected.features)
     torch.testing.assert_close(view.prior, expected.prior_variances)
     torch.testing.assert_close(view.variances, torch.cat([group.prior_variance(x) for group in groups]))
+
+
+def test_groups_are_kept_while_there_is_nothing_to_train() -> None:
+    x = inputs()
+    model = model_of(x)
+    at_rows, curve = ModelAtRows(model.variational_strategy, x), model.predictor.groups[1]
+    assert at_rows().variances[1].requires_grad
+    curve.requires_grad_(False)
+    kept = at_rows().variances[1]
+    with torch.no_grad():
+        curve.kernel.raw_outputscale += 0.3
+    assert torch.equal(at_rows().variances[1], kept)
+    curve.requires_grad_(True)
+    torch.testing.assert_close(at_rows().variances[1], curve.prior_variance(x)[0])
 
 
 def test_no_group_is_kept_where_a_network_before_the_components_is_trained() -> None:
