@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+pytestmark = pytest.mark.usefixtures("quick_fits")
+
 DIRECTORY = Path(__file__).parents[2] / "benchmarks"
 MODULES = (
     "_common",

@@ -18,6 +18,8 @@ import pytest
 import torch
 from scipy.stats import norm
 
+pytestmark = pytest.mark.usefixtures("quick_fits")
+
 DIRECTORY = Path(__file__).parents[2] / "benchmarks"
 MODULES = ("_common", "_real_peers", "_small_peers", "_small_sets", "real_data", "vs_bam", "gaussian_closed_form")
 

@@ -19,6 +19,8 @@ from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch_gam import AdditiveGP, AdditivePredictor
 from gpytorch_gam.terms import constant, smooth
 
+pytestmark = pytest.mark.usefixtures("quick_fits")
+
 DIRECTORY = Path(__file__).parents[2] / "benchmarks"
 MODULES = ("_common", "_small_coverage", "_small_peers", "_small_sets", "small_data", "vs_bam", "gaussian_closed_form")
 EXAMPLES = ("friedman_anova", "mixed_effects", "_style")
