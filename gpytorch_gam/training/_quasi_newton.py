@@ -32,6 +32,9 @@ _FALLEN, _LARGEST_FALL = 0.9, 0.1
 # Curvature along a step, relative to its length, below which it counts as rounding and is ignored.
 _SMALL_CURVATURE = 1e-10
 
+# Step of the differences of gradients that measure curvatures.
+_DIFFERENCE = 1e-3
+
 
 class Known(NamedTuple):
     """Minus the second derivatives of an objective in some of its coordinates."""
@@ -160,6 +163,29 @@ class QuasiNewton:
         diagonal = matrix.diagonal()
         diagonal += (point.gradient.abs() / _LONGEST_KNOWN - diagonal).clamp_min(0.0) + _RIDGE * (1.0 + diagonal)
         self._inverse, self._known, self._has_learnt = torch.linalg.inv(matrix), None, True
+
+    def measured(self, objective: Callable[[], Tensor], entries: Sequence[int]) -> Known | None:
+        """
+        The curvatures as they have been learnt, with those in some entries of the coordinates measured here, by
+        differences of gradients; None if the objective is not finite. Falling curvatures count by their magnitude.
+        """
+        point = self._evaluate(objective, self._read())
+        matrix = torch.linalg.inv(self._inverse)
+        for entry in entries if point is not None else ():
+            assert point is not None
+            step = math.copysign(_DIFFERENCE, -point.position[entry].item())  # away from limits
+            moved = point.position.clone()
+            moved[entry] += step
+            new = self._evaluate(objective, moved)
+            if new is None:
+                point = None
+                break
+            matrix[entry] = matrix[:, entry] = (point.gradient - new.gradient) / step
+        if point is None:
+            return None
+        self._write(point.position)
+        values, vectors = torch.linalg.eigh(matrix)
+        return Known(list(range(len(matrix))), (vectors * values.abs()) @ vectors.mT)
 
     def promised_afresh(self) -> float:
         """The gain that the curvatures assumed at the start predict for a step from where the last search ended."""

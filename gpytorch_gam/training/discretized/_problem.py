@@ -22,6 +22,7 @@ from gpytorch_gam.parameters.log_scale import Coordinates
 from gpytorch_gam.variational import AdditiveVariationalStrategy
 
 from .._component_jumps import ComponentJumps, best_after_jumps
+from .._component_scales import scales_of_components
 from .._hyperparameters import hyperparameters_of, largest, limits_of
 from .._quasi_newton import ObjectiveError, QuasiNewton
 from ..bound_gradients import log_prior
@@ -47,6 +48,9 @@ _EXACT = 1e6
 # Fits of many rows with a Gaussian likelihood begin with the bound of this many equivalent rows, where the information
 # on the kernels is not yet drowned in that on the noise. They end where a step promises less than the second number.
 _FIRST_ROWS, _FIRST_NATS = 2000, 2.0
+
+# Largest number of hyperparameters of other kernels than the terms' whose curvatures are measured.
+_MOST_MEASURED = 50
 
 # Gain that curvatures as at the start promise where a search has ended, relative to what would be another step's, above
 # which there is another search with them.
@@ -111,6 +115,18 @@ class DiscretizedProblem:
             Coordinates(self._moved, (model, likelihood), units),
             limits_of(self._moved, model, likelihood),
         )
+        self._unusual = self._unusual_entries()
+
+    def _unusual_entries(self) -> list[int]:
+        """The entries of what moves that belong to kernels, but are no variances or lengthscales as the terms have."""
+        scales = list(scales_of_components(self.strategy.predictor))
+        usual = {id(scale.raw) for scale in scales}
+        usual |= {id(kernel.raw_lengthscale) for scale in scales for kernel in scale.lengthscales}
+        groups = [group for group in self.strategy.predictor.groups if group.input_dim]
+        own = {id(parameter) for group in groups for parameter in group.parameters()} - usual
+        entries = [id(parameter) in own for parameter in self._moved for _ in range(parameter.numel())]
+        found = [entry for entry, is_chosen in enumerate(entries) if is_chosen]
+        return found if len(found) <= _MOST_MEASURED else []
 
     @property
     def is_closed_form(self) -> bool:
@@ -196,20 +212,24 @@ class DiscretizedProblem:
     def ascend(self, statistics: BinStatistics, nats: float, steps: int, jumps: bool = True) -> Maximum:
         """
         :meth:`maximise` from the beginning, and if that ``jumps``, again from better lengthscales and variances of
-        single components, or without such with curvatures as at the start, for as long as that is better.
+        single components, or without such with curvatures that are measured or as at the start, for as long as that is
+        better.
         """
 
         def end(still_open: float) -> Maximum:
             return Maximum(self._bound(statistics), still_open, self.gradient, self.stopped, self._values())
 
         def jump_and_climb() -> Maximum | None:
-            if self.jump(statistics, nats):
+            if jumps and self.jump(statistics, nats):
                 return end(self.maximise(statistics, nats, steps))
+            measured = self._maximise_measured(statistics, nats, steps)
+            if measured is not None or not jumps:
+                return None if measured is None else end(measured)
             afresh = self.maximise_afresh(statistics, nats, steps)
             return None if afresh is None else end(afresh)
 
         first = end(self.maximise(statistics, nats, steps, begins=jumps))
-        best = best_after_jumps(first, jump_and_climb, lambda found: found.objective, nats) if jumps else first
+        best = best_after_jumps(first, jump_and_climb, lambda found: found.objective, nats)
         if self._bound(statistics) != best.objective:
             self._return_to(best.hyperparameters)
         return best
@@ -253,6 +273,22 @@ class DiscretizedProblem:
             return None
         self._ascent.forget()
         return self._maximise_fully(statistics, nats, steps)
+
+    def _maximise_measured(self, statistics: BinStatistics, nats: float, steps: int) -> float | None:
+        """
+        :meth:`maximise` on all bins with the curvatures measured in hyperparameters of which the search knows little:
+        those of kernels that are not like the terms', some of which hardly matter by themselves. None if it gains
+        nothing.
+        """
+        if not self._unusual:
+            return None
+        before = self._ascent.value
+        known = self._ascent.measured(lambda: self.objective(statistics), self._unusual)
+        if known is None:
+            return None
+        self._ascent.forget(known)
+        still_open = self._maximise_fully(statistics, nats, steps)
+        return still_open if self._ascent.value > before + nats else None
 
     def of_small_variance(self) -> tuple[str, ...]:
         """The names of the components whose prior variance is small beside that of the predictor."""
