@@ -30,7 +30,13 @@ def full_precision(device: torch.device) -> AbstractContextManager[Any]:
 
     :param device: Where the arithmetic is done.
     """
-    kind = device.type
-    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
-        return torch.autocast(kind, enabled=False)
-    return nullcontext()
+    return torch.autocast(device.type, enabled=False) if is_mixed(device) else nullcontext()
+
+
+def is_mixed(device: torch.device) -> bool:
+    """
+    Whether automatic mixed precision is on.
+
+    :param device: Where the arithmetic is done.
+    """
+    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from linear_operator.operators import LinearOperator
+from linear_operator.operators import DenseLinearOperator, LinearOperator, RootLinearOperator
 from linear_operator.operators.linear_operator_representation_tree import LinearOperatorRepresentationTree
 from linear_operator.utils.memoize import cached
 from torch import Tensor
 
-from gpytorch_gam.numerics.autocast import full_precision
+from gpytorch_gam.numerics.autocast import full_precision, is_mixed
 
 
 class DeferredLinearOperator(LinearOperator):
@@ -38,8 +38,22 @@ class DeferredLinearOperator(LinearOperator):
         return _itself, (self.evaluate(),)
 
     def evaluate(self) -> LinearOperator:
-        """Form the covariance."""
-        return self._build(self._selection)
+        """Form the covariance; under automatic mixed precision all at once, as products with its parts would use it."""
+        if not is_mixed(self.device):
+            return self._build(self._selection)
+        with full_precision(self.device):
+            return DenseLinearOperator(self._build(self._selection).to_dense())
+
+    def zero_mean_mvn_samples(self, num_samples: int) -> Tensor:
+        """Draws from the normal distribution of this covariance and mean zero, ``(num_samples, *batch, n)``."""
+        with full_precision(self.device):
+            return self.evaluate().zero_mean_mvn_samples(num_samples)
+
+    def root_decomposition(self, method: str | None = None) -> LinearOperator:
+        """A root of the covariance, as upstream; its product with base samples is in full precision, too."""
+        with full_precision(self.device):
+            root = self.evaluate().root_decomposition(method=method).root
+        return RootLinearOperator(_FullPrecisionRoot(root.to_dense()) if is_mixed(self.device) else root)
 
     def _mapped(self, rows: Tensor, function: Callable[[LinearOperator], LinearOperator]) -> DeferredLinearOperator:
         """The same rows with the diagonal already mapped, and a function that maps the covariance once it is formed."""
@@ -128,6 +142,18 @@ class DeferredLinearOperator(LinearOperator):
     def cuda(self, device_id: int | None = None) -> DeferredLinearOperator:
         """The same matrix on the current GPU, or on the one with a given number."""
         return self.to(torch.device("cuda", device_id) if device_id is not None else "cuda")
+
+
+class _FullPrecisionRoot(DenseLinearOperator):
+    """A matrix whose products are not touched by automatic mixed precision."""
+
+    def _matmul(self, rhs: Tensor) -> Tensor:
+        with full_precision(self.device):
+            return super()._matmul(rhs.to(self.dtype))
+
+    def matmul(self, other: Any) -> Any:
+        with full_precision(self.device):
+            return super().matmul(other.to(self.dtype) if torch.is_tensor(other) else other)
 
 
 def _itself(matrix: LinearOperator) -> LinearOperator:

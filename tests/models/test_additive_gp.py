@@ -89,6 +89,21 @@ def test_autocast_does_not_touch_a_covariance_that_is_formed_later() -> None:
     torch.testing.assert_close(root @ root.mT, expected, rtol=1e-4, atol=1e-4)
 
 
+def test_autocast_does_not_touch_draws() -> None:
+    model, x = mixed_model().eval(), mixed_inputs()
+    base_samples = torch.randn(3, len(x))
+    for given in (None, base_samples):
+        draws = []
+        for is_mixed in (False, True):
+            torch.manual_seed(0)
+            posterior = model(x)
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=is_mixed):
+                draws.append(posterior.rsample(torch.Size([3]), base_samples=given))
+                draws.append(model(x).rsample(torch.Size([3]), base_samples=given))
+        torch.testing.assert_close(draws[2], draws[0], rtol=0, atol=1e-6)
+        torch.testing.assert_close(draws[3], draws[1], rtol=0, atol=1e-6)
+
+
 def test_trace_mode_works_on_many_rows() -> None:
     model, x = mixed_model().eval(), mixed_inputs(60)
     with gpytorch.settings.trace_mode(), torch.no_grad():
