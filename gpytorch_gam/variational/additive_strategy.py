@@ -213,7 +213,7 @@ class AdditiveStrategy(_FollowedStrategy):
         self, reading: Reading, projection: PosteriorProjection, kernels: KernelState
     ) -> PredictorMoments:
         """The moments of many rows in chunks, which with gradients are recomputed in the backward pass and not kept."""
-        size = self._rows_at_a_time(reading.inputs)
+        size = self._rows_at_a_time(self._batch_shape_at(reading.inputs))
         if reading.inputs.shape[-2] <= size or self.training or is_transformed():
             return self._moments(reading, projection)
 
@@ -398,7 +398,7 @@ class AdditiveStrategy(_FollowedStrategy):
         self._prepare()
         projection = self._projection_in(torch.float64)  # once for all chunks
         whole = None if names else self._without_others(projection, kept)
-        size = self._rows_at_a_time(x) * (1 if whole is None else _TIMES_MORE_ROWS)
+        size = self._rows_at_a_time(self._batch_shape_at(x)) * (1 if whole is None else _TIMES_MORE_ROWS)
         chunks = x.split(chunk_size or size, dim=-2)
         if whole is not None:
             return joined((self._predict_whole(rows, whole, kwargs) for rows in chunks), x.shape[-2])
@@ -409,11 +409,14 @@ class AdditiveStrategy(_FollowedStrategy):
             return projection
         return projection.without_others(self.predictor.component_indices(kept))
 
-    def _rows_at_a_time(self, x: Tensor, members: Sequence[Sequence[int]] | None = None) -> int:
-        """Rows whose features take a few megabytes: those of the groups of some components, or of all."""
-        batch_shape = torch.broadcast_shapes(
+    def _batch_shape_at(self, x: Tensor) -> torch.Size:
+        """The batch shape of the predictor at rows."""
+        return torch.broadcast_shapes(
             x.shape[:-2], self.predictor.batch_shape, self._variational_distribution.batch_shape
         )
+
+    def _rows_at_a_time(self, batch_shape: torch.Size, members: Sequence[Sequence[int]] | None = None) -> int:
+        """Rows whose features take a few megabytes: those of the groups of some components, or of all."""
         if members is None:
             numbers, num_inducing = _PREDICTION_NUMBERS, self.predictor.num_inducing_total
         else:
@@ -477,13 +480,11 @@ class AdditiveStrategy(_FollowedStrategy):
         moved = x.to(self.predictor.device) if torch.is_tensor(x) else x
         inputs = self._prepared(moved, kwargs).inputs
         projection = self._projection_in(torch.float64)
-        batch_shape = torch.broadcast_shapes(
-            inputs.shape[:-2], self.predictor.batch_shape, self._variational_distribution.batch_shape
-        )
+        batch_shape = self._batch_shape_at(inputs)
         mean, variance = x.new_empty(2, *batch_shape, len(members), x.shape[-2])
         for places in passes(self.predictor, members):
             own = [members[place] for place in places]
-            size = self._rows_at_a_time(inputs, own)
+            size = self._rows_at_a_time(batch_shape, own)
             found = moments_of_sums(projection.sums(own), inputs, columns_of(self.predictor, own), size)
             mean[..., places, :], variance[..., places, :] = (part.to(x) for part in found)
         return SumPrediction(tuple(sums), mean, variance)
