@@ -58,13 +58,16 @@ def _warn_of_multiplier(term: Smooth | Linear, terms: Sequence[Term], frame: pd.
 
 def warn_of_units(encoded: EncodedTerms) -> None:
     """
-    Warn of places whose coordinates can hardly have the same unit, and of products with a column like years.
+    Warn of places whose coordinates can hardly have the same unit, and of products with a column like years, or slopes
+    along it.
 
     :param encoded: The terms of the model, whose columns are learned.
     """
     for term in dict.fromkeys(encoded.all_terms):
         if isinstance(term, Linear) and term.is_through_zero and (term.by, "multiplier") in encoded.encodings:
             _warn_of_far_zero(encoded, term)
+        if isinstance(term, RandomEffect) and term.by is not None:
+            _warn_of_far_slopes(encoded, term, term.by)
         if not isinstance(term, Place):
             continue
         widths = [each.high - each.low for each in (encoded.encoding(name, "coordinate") for name in term.names)]
@@ -81,14 +84,30 @@ def warn_of_units(encoded: EncodedTerms) -> None:
 def _warn_of_far_zero(encoded: EncodedTerms, term: Linear) -> None:
     """Warn of a product of two columns that is nearly a multiple of one of them."""
     for name in term.columns:
-        encoding = encoded.encoding(name, "multiplier")
-        if _MOST_DISTANT * (encoding.high - encoding.low) < min(abs(encoding.low), abs(encoding.high)):
+        if _is_far_from_zero(encoded, name):
             warnings.warn(
                 f"{term.label} is the product of both columns, but {name!r} is far from zero beside its range, so "
                 f"that it is nearly a multiple of the other: subtract something from {name!r}, such as its mean",
                 ColumnKindWarning,
                 stacklevel=2,
             )
+
+
+def _warn_of_far_slopes(encoded: EncodedTerms, term: RandomEffect, name: str) -> None:
+    """Warn of slopes of levels whose lines meet far from the data."""
+    if _is_far_from_zero(encoded, name):
+        warnings.warn(
+            f"the lines of {term.label} go through zero, from which {name!r} is far beside its range: they are nearly "
+            f"levels, and those of re({term.column}) beside them are those at zero. Subtract something from {name!r}, "
+            "such as its mean",
+            ColumnKindWarning,
+            stacklevel=2,
+        )
+
+
+def _is_far_from_zero(encoded: EncodedTerms, name: str) -> bool:
+    encoding = encoded.encoding(name, "multiplier")
+    return _MOST_DISTANT * (encoding.high - encoding.low) < min(abs(encoding.low), abs(encoding.high))
 
 
 def _has_levels_of(term: Term, by: str, frame: pd.DataFrame) -> bool:

@@ -43,6 +43,11 @@ def check_values(encoded: EncodedTerms, term: Term, frame: pd.DataFrame, inputs:
             )
         missing = int(np.isnan(values).sum())
         _refuse_missing(encoded, term, name, missing, len(values))
+        if missing and name == term.multiplier and encoded.missing_of(term) != "level":
+            raise ValueError(
+                f"column {name!r} has NaN in {missing} of {len(values)} rows, and {term.label} has no effect of a "
+                "missing by: leave these rows out, or fill them in"
+            )
         if missing and encoded.missing_of(term) == "level":
             _refuse_missing_without_level(term, name, role, missing, len(values))
         if role == "levels" and isinstance(term, Factor | Smooth | Linear | DeviatingCurves):

@@ -41,6 +41,8 @@ def test_levels_that_no_term_has_are_missed() -> None:
     for more in (f("workday"), re("workday"), fs("hour", "workday"), sz("hour", "workday"), f("day")):
         assert warned(s("hour", by="workday"), more) == []
     assert warned(s("hour", by="workday"), re("workday", by="dummy")) == [MissingLevelsWarning]
+    with pytest.warns(ColumnKindWarning, match=r"lines of re\(day, by=year\) .*'year' is far.*re\(day\)"):
+        GAMRegressor([re("day", by="year")], tolerance=20.0).fit(data().assign(year=2000 + data().hour), "n")
     assert warned(linear("hour", by="workday")) == [MissingLevelsWarning]
     assert warned(linear("hour", by="workday"), f("workday")) == []
 

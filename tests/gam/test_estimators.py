@@ -174,6 +174,17 @@ def test_rows_with_missing_values_are_left_out_of_the_fit_and_predicted_all_the_
         GAMRegressor("y ~ s(age)", missing="drop").fit([x.assign(y=y), x.assign(y=y)])
 
 
+@pytest.mark.parametrize("missing", ["drop", "marginal"])
+def test_a_missing_by_has_no_effect_and_is_named(missing: str) -> None:
+    x, y = table()[["age", "hour", "site"]], responses(table())
+    by_level, by_number = s("age", by="site", k=4, missing=missing), s("age", by="hour", k=4, missing=missing)
+    gam = GAMRegressor([by_level, f("site", missing=missing), by_number], tolerance=5.0).fit(x, y)
+    for name in ("site", "hour"):
+        with pytest.raises(ValueError, match=rf"'{name}' has NaN in 1 of 1 rows, and s\(age, by={name}.* a missing by"):
+            gam.predict(x.head(1).assign(**{name: [None]}))
+    assert np.isfinite(gam.predict(x.head(1).assign(age=np.nan))).all()
+
+
 def test_weights_that_are_precisions_are_told_from_numbers_of_rows() -> None:
     x, random = table()[["age"]], np.random.default_rng(0)
     weights = random.choice([0.2, 1.0, 10.0], len(x))
