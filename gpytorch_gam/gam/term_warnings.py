@@ -46,7 +46,7 @@ def _warn_of_multiplier(term: Smooth | Linear, terms: Sequence[Term], frame: pd.
                 ColumnKindWarning,
                 stacklevel=2,
             )
-    elif not any(_has_levels_of(other, by, frame) for other in others):
+    elif not getattr(term, "is_through_zero", False) and not any(_has_levels_of(other, by, frame) for other in others):
         kind = "curve" if isinstance(term, Smooth) else "line"
         warnings.warn(
             f"{term.label} has a {kind} for each level of {by!r}, each with mean zero, and no term has the levels "
