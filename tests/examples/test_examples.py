@@ -81,6 +81,8 @@ def run_script(name, folder, *options, fails=False, steps=20):
             patch.setattr(f"gpytorch_gam.training._profile_bound.{limit}", 1)
         patch.setattr("gpytorch_gam.training._component_jumps._MAX_JUMPS", 0)
         patch.setattr("gpytorch_gam.gam.smoothness._OTHERS", ())
+        # Arranging the parts of figures takes as long as drawing them.
+        patch.setattr("matplotlib.layout_engine.ConstrainedLayoutEngine.execute", lambda engine, figure: None)
         patch.setattr("gpytorch_gam.training._ascent._MAX_ROUNDS", 1)
         patch.setattr("gpytorch_gam.training._row_fit._MAX_STEPS", steps)
         patch.setattr("gpytorch_gam.gam.integration._MOST_UNASKED", -1)
