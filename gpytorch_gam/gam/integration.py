@@ -19,7 +19,7 @@ from gpytorch_gam.training.free_hyperparameters import FreeHyperparameters
 from gpytorch_gam.warnings import ConvergenceWarning
 
 from .fitted import Fitted
-from .priors import leave_plateau, take_logarithms
+from .priors import has_curves, take_logarithms
 from .work import MOST_OF_INTEGRATED_FITS, work_of_step
 
 #: How an estimator treats its hyperparameters.
@@ -93,14 +93,22 @@ def _at_logarithms(fitted: Fitted, data: Any, num_data: int, result: FitResult |
         return fitted.model, fitted.likelihood
     model, likelihood = deepcopy(fitted.model), deepcopy(fitted.likelihood)
     take_logarithms(model)
-    leave_plateau(model, result.switched_off)
     for group in model.predictor.groups:
         group.placement = None  # has the inducing points that it needs
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        method = result.method
-        fit(model, likelihood, data, num_data, method=method, tolerance=_TOLERANCE, warm_start=True, explore=False)
+        method, explore = result.method, _is_on_plateau(model, result)
+        fit(model, likelihood, data, num_data, method=method, tolerance=_TOLERANCE, warm_start=True, explore=explore)
     return model, likelihood
+
+
+def _is_on_plateau(model: AdditiveGP, result: FitResult) -> bool:
+    """
+    Whether the estimates switch off effects whose priors are other ones now: no step leads away from there, so that the
+    fit has to look for other maxima.
+    """
+    off = set(result.switched_off)
+    return any(off.intersection(group.names) for group in model.predictor.groups if has_curves(group))
 
 
 @torch.no_grad()

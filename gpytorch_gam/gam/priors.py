@@ -16,8 +16,6 @@ take all of the noise, and the bound alone hardly tells such a fit from others.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 import torch
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import Likelihood
@@ -88,30 +86,13 @@ def take_logarithms(model: AdditiveGP) -> None:
             prior.concentration.fill_(2.0)
 
 
-@torch.no_grad()
-def leave_plateau(model: AdditiveGP, names: Collection[str]) -> None:
+def has_curves(group: ComponentGroup) -> bool:
     """
-    Give curves and random effects that are switched off deviations and lengthscales at the mode of the priors that
-    :func:`take_logarithms` has made: no step of a fit leads there.
+    Whether a group has components with a variance that are no lines, whose priors :func:`take_logarithms` changes.
 
-    :param model: The model of an estimator, with these priors.
-    :param names: The components that are switched off; lines among them stay.
+    :param group: Components of a term.
     """
-    for group in model.predictor.groups:
-        entries = [entry for entry, name in enumerate(group.names) if name in names]
-        for _, kernel, prior, read, _ in group.named_priors() if entries else ():
-            mode = (prior.concentration - 1.0) / prior.rate
-            if read is _deviation and not _is_line(kernel):
-                kernel.outputscale = _replaced(kernel.outputscale, entries, mode**2)
-            elif read is _root_of_number:
-                kernel.lengthscale = _replaced(kernel.lengthscale, entries, _ranges(kernel) / mode**2)
-
-
-def _replaced(values: Tensor, entries: list[int], new: Tensor) -> Tensor:
-    """The values of a group's components, those of some of them being new ones."""
-    chosen = torch.zeros(len(values), dtype=torch.bool, device=values.device)
-    chosen[entries] = True
-    return torch.where(chosen.view(-1, *[1] * (values.dim() - 1)), new.to(values), values)
+    return isinstance(group.kernel, ScaleKernel) and not _is_line(group.kernel)
 
 
 def _is_line(kernel: ScaleKernel) -> bool:
@@ -142,9 +123,5 @@ def _noise_deviation(likelihood: Likelihood) -> Tensor:
 
 def _root_of_number(kernel: Kernel) -> Tensor:
     """The square root of the number of lengthscales on the range of each column."""
-    return (_ranges(kernel) / kernel.lengthscale).sqrt()
-
-
-def _ranges(kernel: Kernel) -> Tensor:
-    """The ranges of the columns, in the shape of the lengthscales."""
-    return kernel.raw_lengthscale_constraint.lower_bound.expand_as(kernel.lengthscale) / _SHORTEST
+    shortest = kernel.raw_lengthscale_constraint.lower_bound.expand_as(kernel.lengthscale)
+    return (shortest / _SHORTEST / kernel.lengthscale).sqrt()

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
-from gpytorch_gam.gam import GAMRegressor, f, fs, linear, re, s, te, ti
+from gpytorch_gam.gam import GAMRegressor, f, fs, linear, re, s, te
 from gpytorch_gam.gam import priors as rates
 from gpytorch_gam.kernels import CentredLinearKernel
 from gpytorch_gam.training.bound_gradients import log_prior_in_nats
@@ -59,30 +59,6 @@ def test_around_which_hyperparameters_are_integrated_out_curves_have_densities_o
         factor = 0.0 if is_line else math.log(rate * value.item())
         assert prior.log_prob(value).item() == pytest.approx(before[name] + factor, abs=1e-6)
     assert len(values) == 5
-
-
-def test_effects_that_are_switched_off_start_from_the_mode_of_densities_of_logarithms() -> None:
-    frame, y = table()
-    terms = [s("a", by="g"), re("g"), ti("a", "b", k=4), linear("b")]
-    model = GAMRegressor(terms, hyperparameters="point", tolerance=5.0).fit(frame, y).model_
-    rates.take_logarithms(model)
-    before = {name: raw.detach().clone() for name, raw in model.named_parameters()}
-    off = [model.predictor.groups[1].names[1], "re(g)", "ti(a, b)", "linear(b)"]
-    rates.leave_plateau(model, off)
-    for name, kernel, prior, read, _ in model.named_priors():
-        group = next(each for each in model.predictor.groups if kernel in each.modules())
-        chosen = torch.tensor([each in off for each in group.names])
-        raw = "raw_outputscale" if hasattr(kernel, "raw_outputscale") else "raw_lengthscale"
-        stays = before[f"{name.rpartition('.')[0]}.{raw}"]
-        assert torch.equal(getattr(kernel, raw)[~chosen], stays[~chosen])
-        if group.names == ("linear(b)",):
-            assert torch.equal(getattr(kernel, raw), stays)
-        elif chosen.any():
-            value = read(kernel).detach().requires_grad_()
-            slope = torch.autograd.grad(
-                (prior.log_prob(value) * chosen.view(-1, *[1] * (value.dim() - 1))).sum(), value
-            )
-            assert slope[0].abs().max() < 1e-6
 
 
 @pytest.mark.filterwarnings("ignore::gpytorch_gam.warnings.MissingLevelsWarning")
