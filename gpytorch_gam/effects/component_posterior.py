@@ -91,13 +91,18 @@ class ComponentPosterior:
         )
         self.mean, self.variance = self._given(self._marginals.mean, -2), self._given(self._marginals.variance, -2)
 
-    def _gather(self, parts: Sequence[Tensor], dim: int = -2) -> Tensor:
-        """Concatenate a quantity of all groups along the component dimension and select the chosen components."""
+    def _gather(self, parts: Sequence[Tensor], dim: int = -2, every: Sequence[int] | None = None) -> Tensor:
+        """
+        Concatenate a quantity of all groups, or of those with the components ``every``, along the component dimension
+        and select the chosen components.
+        """
         batch = torch.broadcast_shapes(*(part.shape[:dim] for part in parts))
         joined = torch.cat([part.expand(*batch, *part.shape[dim:]) for part in parts], dim=dim)
-        if self._indices == list(range(self._source.predictor.num_components)):
+        every = range(self._source.predictor.num_components) if every is None else every
+        if self._indices == list(every):
             return joined
-        return joined.index_select(dim, torch.tensor(self._indices, device=joined.device))
+        chosen = [every.index(index) for index in self._indices]
+        return joined.index_select(dim, torch.tensor(chosen, device=joined.device))
 
     def _given(self, values: Tensor, *component_dims: int) -> Tensor:
         """Convert to the dtype of x, and drop the components' dimensions if a component was chosen by its name."""
@@ -291,7 +296,11 @@ class ComponentPosterior:
 
     def _draw_at(self, inputs: Tensor, sample_shape: torch.Size) -> Tensor:
         batch_shape = torch.broadcast_shapes(self._marginals.mean.shape[:-2], inputs.shape[:-2])
-        return self._gather(self._source.draw_components(inputs, batch_shape, sample_shape)).to(inputs.dtype)
+        owners = [place for place, group in enumerate(self._source.predictor.groups) for _ in group.names]
+        places = sorted({owners[index] for index in self._indices})
+        drawn = self._source.draw_components(inputs, batch_shape, sample_shape, places)
+        every = [index for index, owner in enumerate(owners) if owner in places]
+        return self._gather(drawn, every=every).to(inputs.dtype)
 
 
 class _CentredComponentPosterior(ComponentPosterior):

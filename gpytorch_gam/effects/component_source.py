@@ -34,5 +34,14 @@ class ComponentSource(Protocol):
     def component_projections(self, inputs: Tensor) -> ComponentProjections:
         """Projections of all components at inputs ``(*batch, n, D)`` of the predictor."""
 
-    def draw_components(self, inputs: Tensor, batch_shape: torch.Size, sample_shape: torch.Size) -> list[Tensor]:
-        """Joint draws of all components at the predictor's inputs, ``(*sample_shape, *batch, C_g, n)`` a group."""
+    def draw_components(
+        self,
+        inputs: Tensor,
+        batch_shape: torch.Size,
+        sample_shape: torch.Size,
+        places: Sequence[int] | None = None,
+    ) -> list[Tensor]:
+        """
+        Joint draws of all components at the predictor's inputs, ``(*sample_shape, *batch, C_g, n)`` a group; or of
+        those of the groups at some places.
+        """

@@ -169,8 +169,17 @@ class AdditiveStrategy(_FollowedStrategy):
         """The projection of the posterior, in some dtype."""
 
     @abstractmethod
-    def draw_components(self, inputs: Tensor, batch_shape: torch.Size, sample_shape: torch.Size) -> list[Tensor]:
-        """Joint draws of all components, ``(*sample_shape, *batch, C_g, n)`` for each group."""
+    def draw_components(
+        self,
+        inputs: Tensor,
+        batch_shape: torch.Size,
+        sample_shape: torch.Size,
+        places: Sequence[int] | None = None,
+    ) -> list[Tensor]:
+        """
+        Joint draws of all components, ``(*sample_shape, *batch, C_g, n)`` for each group; or of those of the groups at
+        some places, at their cost.
+        """
 
     def _projection(self) -> PosteriorProjection:
         """

@@ -412,7 +412,13 @@ class AdditiveVariationalStrategy(AdditiveStrategy):
         """
         return self.predictor.features(self.read(x).inputs, self.inducing_choleskys())
 
-    def draw_components(self, inputs: Tensor, batch_shape: torch.Size, sample_shape: torch.Size) -> list[Tensor]:
+    def draw_components(
+        self,
+        inputs: Tensor,
+        batch_shape: torch.Size,
+        sample_shape: torch.Size,
+        places: Sequence[int] | None = None,
+    ) -> list[Tensor]:
         """Joint draws of all components: first the inducing variables, then each component given its own."""
         whitened = self.variational_distribution.rsample(sample_shape)
         # One draw of the inducing variables serves every batch of x, so their batch dimensions are aligned.
@@ -420,9 +426,10 @@ class AdditiveVariationalStrategy(AdditiveStrategy):
         missing = (1,) * (len(batch_shape) - len(own_batch))
         whitened = whitened.reshape(*sample_shape, *missing, *own_batch, whitened.shape[-1])
         columns = split_groups(whitened.double().unsqueeze(-1), self.predictor.group_shapes)
+        groups = self.predictor.groups
         return [
-            draw_given_inducing(group, inputs, cholesky, values)
-            for group, cholesky, values in zip(self.predictor.groups, self.inducing_choleskys(), columns, strict=True)
+            draw_given_inducing(groups[place], inputs, self.inducing_cholesky(groups[place]), columns[place])
+            for place in (range(len(groups)) if places is None else places)
         ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
+from torch import Tensor
 
 from gpytorch_gam import (
     AdditiveGP,
@@ -13,6 +14,7 @@ from gpytorch_gam import (
 )
 from gpytorch_gam.components import regular_grid
 from gpytorch_gam.models.additive_gp import FAMILIES
+from gpytorch_gam.variational import additive_variational_strategy
 from tests.problems import mixed_inputs, mixed_model
 
 
@@ -63,6 +65,27 @@ def test_samples_follow_the_joint_posterior(family: str) -> None:
     # Monte-Carlo error of a covariance is about scale * sqrt(2 / 20000) = 1% of the scale; five of those.
     torch.testing.assert_close(flat.mT.cov(), expected, rtol=0, atol=0.05 * scale.item())
     torch.testing.assert_close(flat.mean(0), parts.mean.flatten(), rtol=0, atol=0.05 * scale.sqrt().item())
+
+
+def test_samples_of_some_components_take_their_groups_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x, asked = mixed_model("coupled", None).double().eval(), mixed_inputs(4).double(), []
+    draw = additive_variational_strategy.draw_given_inducing
+
+    def counted(group: ComponentGroup, *arguments: Tensor) -> Tensor:
+        asked.append(group)
+        return draw(group, *arguments)
+
+    monkeypatch.setattr(additive_variational_strategy, "draw_given_inducing", counted)
+    first, last = model.predictor.groups[0], model.predictor.groups[-1]
+    names = [last.names[0], first.names[-1]]
+    torch.manual_seed(0)
+    parts = model.components(x, names)
+    draws = parts.sample(torch.Size([20000])).components
+    assert asked == [first, last]
+    assert ((draws.mean(0) - parts.mean) / parts.stddev).abs().max() < 5 / 20000**0.5
+    scale = parts.stddev.mT.unsqueeze(-1) * parts.stddev.mT.unsqueeze(-2)
+    found = torch.stack([draws[..., row].mT.cov() for row in range(4)])
+    assert ((found - parts.cross_covariance()) / scale).abs().max() < 0.04  # of 20000 draws
 
 
 def test_samples_have_gradients_and_shapes_with_batches() -> None:

@@ -111,7 +111,13 @@ class _ExactSource:
             groups.append(GroupPosterior(mean, group.prior_variance(x), shared, None))
         return ComponentProjections(groups, -1)
 
-    def draw_components(self, inputs: Tensor, batch_shape: torch.Size, sample_shape: torch.Size) -> list[Tensor]:
+    def draw_components(
+        self,
+        inputs: Tensor,
+        batch_shape: torch.Size,
+        sample_shape: torch.Size,
+        places: Sequence[int] | None = None,
+    ) -> list[Tensor]:
         """Joint draws of all components: draws from the prior, corrected by the residuals of the data."""
         x, n = inputs.double(), inputs.shape[-2]
         joint = torch.cat([part.expand(*batch_shape, *part.shape[-2:]) for part in (x, self._inputs)], dim=-2)
@@ -120,9 +126,10 @@ class _ExactSource:
         root = psd_safe_cholesky(self._noise)
         noise = (root @ torch.randn_like(total).unsqueeze(-1)).squeeze(-1)
         weights = self._solve((self._residual - total - noise).unsqueeze(-1)).mT.unsqueeze(-3)
+        groups = self.predictor.groups
         return [
-            values[..., :n] + (weights @ component_covariance(group, self._inputs, x)).squeeze(-2)
-            for group, values in zip(self.predictor.groups, drawn, strict=True)
+            drawn[place][..., :n] + (weights @ component_covariance(groups[place], self._inputs, x)).squeeze(-2)
+            for place in (range(len(groups)) if places is None else places)
         ]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import gpytorch
 import torch
 from gpytorch.distributions import MultivariateNormal
@@ -154,7 +156,13 @@ class FullAdditiveVariationalStrategy(_SiteVariationalStrategy):
         data = self._data_inputs().to(dtype, copy=True)
         return DataProjection(self.predictor, torch.cat(columns, dim=-1).to(dtype), data)
 
-    def draw_components(self, inputs: Tensor, batch_shape: torch.Size, sample_shape: torch.Size) -> list[Tensor]:
+    def draw_components(
+        self,
+        inputs: Tensor,
+        batch_shape: torch.Size,
+        sample_shape: torch.Size,
+        places: Sequence[int] | None = None,
+    ) -> list[Tensor]:
         r"""
         Joint draws of all components: draws :math:`f_c` from the prior at :math:`[\mathbf x, X]`, corrected by the
         sites as if :math:`\Lambda \sum_c f_c(X)` were observed with unit noise :math:`\varepsilon`: :math:`f_c(\mathbf
@@ -176,8 +184,8 @@ class FullAdditiveVariationalStrategy(_SiteVariationalStrategy):
         corrected = weights - scales * torch.cholesky_solve(observed, cholesky).squeeze(-1)
         corrected = corrected[..., None, None, :]  # (*sample_shape, *batch, 1, 1, N)
         return [
-            values[..., :n] + (corrected @ component_covariance(group, data, x)).squeeze(-2)
-            for group, values in zip(groups, drawn, strict=True)
+            drawn[place][..., :n] + (corrected @ component_covariance(groups[place], data, x)).squeeze(-2)
+            for place in (range(len(groups)) if places is None else places)
         ]
 
     # ------------------------------------------------------------------ the algebra of the sites
