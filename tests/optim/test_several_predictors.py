@@ -68,7 +68,11 @@ def optimum_by_lbfgs(
     polish(model, likelihood, [(x, y)], max_passes=6)
     mll = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=len(y)).train()
     lbfgs = torch.optim.LBFGS(
-        list(model.variational_parameters()), max_iter=1000, history_size=50, line_search_fn="strong_wolfe"
+        list(model.variational_parameters()),
+        max_iter=1000,
+        tolerance_change=1e-6,  # nats in a step, of the hundredth that tests compare
+        history_size=50,
+        line_search_fn="strong_wolfe",
     )
 
     def closure() -> torch.Tensor:
