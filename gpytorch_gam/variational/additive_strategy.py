@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import gpytorch
 import numpy as np
@@ -250,11 +250,29 @@ class AdditiveStrategy(_FollowedStrategy):
         :raises TypeError: If the model's ``forward`` does not know an argument.
         """
         reading = self._prepared(x, kwargs)
-        if gpytorch.settings.skip_posterior_variances.on():
+        if gpytorch.settings.skip_posterior_variances.on() and not self.training:  # a bound needs them
             return self._mean_only(reading)
         if self.training and diag:
             return self._marginal_distribution(reading)
         return self._joint_distribution(reading)
+
+    def get_fantasy_model(
+        self, inputs: Tensor, targets: Tensor, mean_module: Any = None, covar_module: Any = None
+    ) -> NoReturn:
+        """
+        Not available: GPyTorch's fantasy models are exact GPs conditioned on the posterior at inducing points.
+
+        :param inputs: Further inputs.
+        :param targets: Their responses.
+        :param mean_module: Ignored.
+        :param covar_module: Ignored.
+        :raises NotImplementedError: Always; the message says what can be done instead.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} makes no fantasy models: to condition on more rows, copy the model (copy.deepcopy) "
+            "and call gpytorch_gam.training.polish(model, likelihood, [(x, y)]) with all rows at the same "
+            "hyperparameters, or fit(..., warm_start=True)"
+        )
 
     def _mean_only(self, reading: Reading) -> MultivariateNormal:
         means = self._moments_in_chunks(reading, self._projection(), KernelState(self.predictor)).mean.mT

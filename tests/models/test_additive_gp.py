@@ -65,6 +65,20 @@ def test_settings_are_honoured() -> None:
         model(bad)
 
 
+def test_bounds_have_variances_whatever_predictions_skip() -> None:
+    model, likelihood, x = mixed_model(), gpytorch.likelihoods.GaussianLikelihood(), mixed_inputs()
+    mll = gpytorch.mlls.VariationalELBO(likelihood, model.train(), num_data=len(x))
+    expected = mll(model(x), torch.zeros(len(x)))
+    with gpytorch.settings.skip_posterior_variances():
+        torch.testing.assert_close(mll(model(x), torch.zeros(len(x))), expected)
+
+
+def test_fantasy_models_are_refused_with_the_remedy() -> None:
+    model, x = mixed_model().eval(), mixed_inputs(5)
+    with pytest.raises(NotImplementedError, match="polish"):
+        model.get_fantasy_model(x, torch.zeros(5))
+
+
 def test_prior_mode_gives_the_prior_of_the_sum() -> None:
     model, x = mixed_model().eval(), mixed_inputs(5)
     prior = model(x, prior=True)
