@@ -107,6 +107,7 @@ def call_kernel(name: str, method: str, **keywords: Any) -> Any:
 
 
 SUMS = {"both": ["x0", "x1"]}
+PAIRS = [(X, ["x0", "x1"])]
 
 OTHERS: dict[str, Callable[..., Any]] = {
     # The names of row-wise arguments are the likelihood's, which refuses those that it does not know.
@@ -125,6 +126,10 @@ OTHERS: dict[str, Callable[..., Any]] = {
     "AdditiveGP.predict_sums": lambda **keywords: model().predict_sums(X, SUMS, **keywords),
     "AdditiveVariationalStrategy.predict_sums": lambda **keywords: model().variational_strategy.predict_sums(
         X, SUMS, **keywords
+    ),
+    "AdditiveGP.joint_sums": lambda **keywords: model().joint_sums(PAIRS, **keywords),
+    "AdditiveVariationalStrategy.joint_sums": lambda **keywords: model().variational_strategy.joint_sums(
+        PAIRS, **keywords
     ),
     "HyperparameterUncertainty.predict_sums": lambda **keywords: uncertainty().predict_sums(X, SUMS, **keywords),
     "HyperparameterUncertainty.predictions": lambda **keywords: uncertainty().predictions(X, **keywords),

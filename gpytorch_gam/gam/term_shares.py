@@ -13,7 +13,7 @@ from .fitted import Fitted, alone
 from .freedom import NO_FREEDOM
 
 # Draws of effects, of which intervals are made.
-_NUM_DRAWS = 400
+_NUM_DRAWS = 1000
 
 # Sums of the shares of a predictor that are about one.
 _LEAST_SUM, _LARGEST_SUM = 0.8, 1.2

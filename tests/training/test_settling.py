@@ -126,7 +126,7 @@ def test_steps_that_run_out_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.warns(ConvergenceWarning, match="has not arrived"):
         result = fitted(method="minibatches", num_held_back=1, lr=0.001)
     assert not result.converged
-    assert result.open > 2.0
+    assert result.open > 1.0
     assert "still changing" in result.stopped and "0 steps were taken" in result.stopped
 
 
