@@ -170,20 +170,18 @@ class QuasiNewton:
         differences of gradients; None if the objective is not finite. Falling curvatures count by their magnitude.
         """
         point = self._evaluate(objective, self._read())
-        matrix = torch.linalg.inv(self._inverse)
-        for entry in entries if point is not None else ():
-            assert point is not None
+        matrix, info = torch.linalg.inv_ex(self._inverse)
+        if point is None or info.any():
+            return None
+        for entry in entries:
             step = math.copysign(_DIFFERENCE, -point.position[entry].item())  # away from limits
             moved = point.position.clone()
             moved[entry] += step
             new = self._evaluate(objective, moved)
+            self._write(point.position)
             if new is None:
-                point = None
-                break
+                return None
             matrix[entry] = matrix[:, entry] = (point.gradient - new.gradient) / step
-        if point is None:
-            return None
-        self._write(point.position)
         values, vectors = torch.linalg.eigh(matrix)
         return Known(list(range(len(matrix))), (vectors * values.abs()) @ vectors.mT)
 

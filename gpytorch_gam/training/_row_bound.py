@@ -38,9 +38,9 @@ from ._sites import Acceleration, Posterior, Sites
 from .bound_gradients import linear_function, log_prior, log_prior_in_nats, sum_over_processes
 
 # Gain of a pass in nats below which the posterior counts as optimal, and the gain promised to the next one. That is
-# smaller, as the posterior's distance from the optimum is its root, and derivatives are off by that; a bound without
-# its derivatives is not.
-_GAIN, _PROMISE, _PROMISE_OF_VALUE = 1e-5, 1e-7, 1e-4
+# smaller, as the posterior's distance from the optimum is its root, and derivatives are off by a multiple of that, a
+# large one where rows say much, as large counts do; a bound without its derivatives is not.
+_GAIN, _PROMISE, _PROMISE_OF_VALUE = 1e-5, 1e-10, 1e-4
 
 # Gain that the model's own posterior may promise if there is no other one to start from.
 _NEAR = 0.1
@@ -117,8 +117,6 @@ class RowBound:
             self._shifted = self._y - OFFSET.read(self._arguments.get("offset"), self._y)
         # Sites of the best posterior so far: where hyperparameters were bad, they may be far from those of others.
         self._sites: Sites | None = None
-        #: Gain in nats that a further pass may promise at the optimal posterior.
-        self.promise = _PROMISE
         #: Number of passes over the rows so far.
         self.passes = 0
         #: The optimal posterior where the bound was evaluated last, None where it does not exist.
@@ -141,7 +139,7 @@ class RowBound:
         if self._is_closed_form:
             self.passes += 1
             return self._gaussian_bound(view) + log_prior(self._model, self._likelihood)
-        promise = self.promise if torch.is_grad_enabled() else max(self.promise, _PROMISE_OF_VALUE)
+        promise = _PROMISE if torch.is_grad_enabled() else _PROMISE_OF_VALUE
         with torch.no_grad():
             settled = self._settle(promise, view.detach())
         if settled is None:
@@ -159,7 +157,7 @@ class RowBound:
         """The optimal posterior at the present hyperparameters, and its bound without their priors."""
         if self._is_closed_form:
             return self._gaussian_optimum(self._view())
-        settled = self._settle(min(self.promise, _PROMISE))
+        settled = self._settle(_PROMISE)
         if settled is None:
             raise ValueError("the bound is not finite at the present hyperparameters")
         return settled.posterior.as_optimum()
@@ -185,7 +183,7 @@ class RowBound:
             weights = weights / self._shared_noise() if log_noise is None else weights
             residual = self._shifted - view.means.squeeze(0)
             return SiteView(view.features, view.variances, weights.view(1, 1, -1), (weights * residual).unsqueeze(0))
-        settled = self._settle(self.promise)
+        settled = self._settle(_PROMISE)
         if settled is None:
             return None
         view, posterior = settled.view, settled.posterior

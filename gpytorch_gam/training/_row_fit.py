@@ -34,9 +34,6 @@ from .starting_values import null_model_of, start_from_null_model, units_of_mean
 # in a parameter that rows determine by themselves, and in another of the likelihood.
 _CURVATURE, _INFORMATION, _LEAST_INFORMATION = 1.0, 0.5, 0.02
 
-# Nats by which the posterior may fall short of the optimal one in each step, as a share of the tolerance.
-_PROMISE = 1e-4
-
 # Largest number of steps of a search.
 _MAX_STEPS = 200
 
@@ -111,7 +108,6 @@ class RowFit:
         """
         with self._training():
             self._read_model()
-            self._bound.promise = _PROMISE * tolerance
             passes, evaluations = self._bound.passes, self._ascent.evaluations
             try:
                 arrival = self._ascent.run(

@@ -19,7 +19,7 @@ from gpytorch_gam.likelihoods import PoissonLikelihood
 from gpytorch_gam.terms import constant, smooth
 from gpytorch_gam.training import Epoch, FitResult
 from gpytorch_gam.training._ascent import Ascent
-from gpytorch_gam.warnings import ConvergenceWarning
+from gpytorch_gam.warnings import ConvergenceWarning, InducingPointsWarning
 
 NUM_ROWS = 40
 X = torch.rand(NUM_ROWS, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -144,6 +144,18 @@ def test_a_column_that_is_missing_in_all_rows_is_no_obstacle() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ options
+
+
+def test_large_counts_that_say_much_of_the_predictor_are_no_obstacle() -> None:
+    x = torch.rand(250, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    log_mean = 10 + 3 * (torch.sin(6 * x[:, 0]) + x[:, 1].square())
+    y = torch.poisson(log_mean.exp(), generator=torch.Generator().manual_seed(3))
+    model = AdditiveGP(AdditivePredictor(smooth([0, 1], x, num_inducing=8), constant()), "coupled").double()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", InducingPointsWarning)
+        result = fit(model, PoissonLikelihood(), (x, y), method="rows", explore=False)
+    assert result.converged
+    assert result.evaluations < 300  # derivatives at posteriors that are a little off lead nowhere
 
 
 @pytest.mark.parametrize("method", ["rows", "bins", "minibatches"])

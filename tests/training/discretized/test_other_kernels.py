@@ -44,3 +44,11 @@ def test_measured_curvatures_are_those_of_the_objective() -> None:
     assert known is not None and known.coordinates == [0, 1, 2]
     torch.testing.assert_close(known.curvature, vectors @ values.abs().diag() @ vectors.mT)
     assert parameter.tolist() == pytest.approx([0.1, 0.2, -0.3])
+
+
+@pytest.mark.usefixtures("double_precision")
+def test_measured_curvatures_leave_the_position_where_the_objective_ends() -> None:
+    parameter = torch.nn.Parameter(torch.tensor([0.1]))
+    search = QuasiNewton([parameter], [1.0])
+    assert search.measured(lambda: (1e-3 - (parameter - 0.1).abs()).log().sum(), [0]) is None
+    assert parameter.item() == pytest.approx(0.1)
