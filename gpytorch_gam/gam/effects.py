@@ -253,10 +253,10 @@ def _pointwise_effects(fitted: Fitted, grids: Sequence[EffectGrid]) -> Iterator[
     rows = [inputs_of(fitted, grid.part, grid.values) for grid in grids]
     moments = term_moments(fitted, torch.cat(rows), [grid.part for grid in grids])
     start = 0
-    for place, own in enumerate(rows):
+    for place, (grid, own) in enumerate(zip(grids, rows, strict=True)):
         mean, deviation = (part[place, start : start + len(own)] for part in moments)
         start += len(own)
-        yield _Effect(mean, deviation)
+        yield _Effect(mean, deviation, 0.0 if grid.simultaneous else None)  # a term without components is known
 
 
 def _joint_effects(fitted: Fitted, grids: Sequence[EffectGrid], level: float) -> Iterator[_Effect]:
@@ -315,7 +315,7 @@ def difference_table(
     """
     first, second = (values_at(fitted, part, setting, num) for setting in settings)
     num, rest = len(first), first.drop(columns=list(settings[0]))
-    effect = _Effect(np.zeros(num), np.zeros(num))
+    effect = _Effect(np.zeros(num), np.zeros(num), 0.0 if simultaneous else None)
     if part.components:
         x = inputs_of(fitted, part, pd.concat([first, second], ignore_index=True))
         (joint,) = fitted.joint_sums([(x, part.components)])

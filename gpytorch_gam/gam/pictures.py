@@ -107,6 +107,7 @@ def plot_term(
     :param ax: Axes to draw on; default new ones.
     :param look: How.
     :param residuals: Partial residuals, to draw as points.
+    :raises ValueError: If it is a surface over a column that has the same value in all rows.
     """
     look = Look() if look is None else look
     ax = _new_axes() if ax is None else ax
@@ -203,7 +204,7 @@ def _curves(fitted: Fitted, shown: _Shown, ax: Axes, look: Look, residuals: Part
 def _num_values(fitted: Fitted, part: Part) -> int:
     """The number of values at which a curve is drawn: at least two for each of its inducing points."""
     groups = [group for group in fitted.model.predictor.groups if not set(part.components).isdisjoint(group.names)]
-    return min(max(_NUM_CURVE, *(2 * group.num_inducing for group in groups)), _MOST_CURVE)
+    return min(max([_NUM_CURVE, *(2 * group.num_inducing for group in groups)]), _MOST_CURVE)
 
 
 def _period(ax: Axes, period: float | None) -> None:
@@ -334,6 +335,12 @@ def _surface(fitted: Fitted, shown: _Shown, ax: Axes, look: Look) -> None:
     names = part.term.arguments[:2]
     first, second = (grid[name].unique() for name in names)
     shape = len(first), len(second)
+    for name, number in zip(names, shape, strict=True):
+        if number == 1:
+            raise ValueError(
+                f"column {name!r} has the same value in all rows, so that {part.label} has no surface to draw: it is "
+                "zero"
+            )
     mean = np.ma.masked_where(_is_far(fitted, part, grid).reshape(shape), table["mean"].to_numpy().reshape(shape))
     levels, colours = _contours(mean, look)
     filled = ax.contourf(first, second, mean.T, levels=levels, cmap=colours)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -15,7 +16,7 @@ from sklearn.model_selection import GridSearchCV, cross_validate
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 
-from gpytorch_gam.gam import GAMClassifier, GAMRegressor, f, linear, re, s, te
+from gpytorch_gam.gam import GAMClassifier, GAMRegressor, f, linear, re, s, te, ti
 from gpytorch_gam.gam.families import REGRESSION, Ordinal, Quantile
 from gpytorch_gam.warnings import (
     ColumnKindWarning,
@@ -135,6 +136,22 @@ def test_a_constant_column_has_no_effect_and_one_warning() -> None:
     assert len(caught) == 1
     assert (gam.predict_terms(x)["s(b)"] == 0).all(axis=None)
     assert np.isfinite(gam.predict(x.assign(b=4.0))).all()
+
+
+def test_terms_without_an_effect_have_flat_pictures_and_simultaneous_bands_of_no_width() -> None:
+    x = pd.DataFrame({"a": np.linspace(0, 1, 30), "b": 3.0, "g": "one", "h": ["p", "q"] * 15})
+    terms = [s("a", k=4), s("b"), s("b", by="h"), f("g"), f("h"), ti("b", "a")]
+    with pytest.warns(ConstantColumnWarning):
+        gam = GAMRegressor(terms, tolerance=5.0).fit(x, 2.0 * x.a)
+    found = [gam.effect(label, simultaneous=True) for label in ("s(b)", "s(b, by=h)", "f(g)")]
+    found += [gam.difference("s(b, by=h)", "p", "q", simultaneous=True)]
+    for bands in found:
+        assert (bands[["mean", "lower", "upper", "lower_all", "upper_all"]] == 0).all(axis=None)
+    for axes in (gam.plot_term("s(b)"), gam.plot_term("s(b, by=h)"), gam.plot_difference("s(b, by=h)", "p", "q")):
+        assert not np.any(axes.lines[1].get_ydata())
+    with pytest.raises(ValueError, match=r"'b' has the same value in all rows, so that ti\(b, a\) has no surface"):
+        gam.plot_term("ti(b, a)")
+    plt.close("all")
 
 
 def test_missing_values_are_an_error_or_have_an_unknown_effect() -> None:
