@@ -9,8 +9,9 @@ import pandas as pd
 
 from gpytorch_gam.warnings import ColumnKindWarning
 
-from .columns import Kind, are_like_dates, kind_of, numbers_of, zone_of
+from .columns import Kind, are_like_dates, kind_of, numbers_of
 from .terms import PERIODS, Factor, Linear, RandomEffect, Smooth, Term
+from .time_zones import zone_of
 
 # The cycles for which dates have to last so that a period is a term, up to what calendars differ; parts of a
 # period, and in how many of these they have to lie; the share of steps from a date to the next that have to be short.

@@ -20,6 +20,8 @@ from pandas.api import types
 
 from gpytorch_gam.components.levels import listed
 
+from .time_zones import has_zone, zone_of
+
 # The distance between the quartiles of a normal distribution, in standard deviations.
 _NORMAL_QUARTILE_RANGE = 1.3489795
 
@@ -135,22 +137,6 @@ def _moments(days: np.ndarray) -> pd.DatetimeIndex:
     return (_EPOCH + pd.to_timedelta(days, unit="D")).round("ms")
 
 
-def zone_of(values: pd.Series) -> str:
-    """
-    The name of the time zone of a column of dates; empty without one, UTC if the zone has no name.
-
-    :param values: The column.
-    """
-    if not isinstance(values.dtype, pd.DatetimeTZDtype):
-        return ""
-    name = str(values.dtype.tz)
-    try:
-        pd.DatetimeTZDtype(tz=name)
-    except (TypeError, KeyError, ValueError):
-        return "UTC"
-    return name
-
-
 @dataclass(frozen=True)
 class Encoding:
     """How a column is read; ``encode`` gives numbers, NaN where a value is missing."""
@@ -174,7 +160,7 @@ class Encoding:
 
         :param values: The column.
         """
-        had, has = bool(getattr(self, "zone", "")), bool(zone_of(values))
+        had, has = bool(getattr(self, "zone", "")), has_zone(values)
         if had != has and types.is_datetime64_any_dtype(values.dtype) and values.notna().any():
             remedy = ".dt.tz_localize(...) with their zone" if had else ".dt.tz_convert(...).dt.tz_localize(None)"
             then, now = ("with", "without") if had else ("without", "with")

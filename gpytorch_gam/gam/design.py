@@ -17,12 +17,13 @@ from gpytorch_gam.numerics.dtypes import default_dtype
 from gpytorch_gam.warnings import ConstantColumnWarning
 
 from .column_roles import columns_and_roles
-from .columns import CycleEncoding, LevelEncoding, NumberEncoding, kind_of, zone_of
+from .columns import CycleEncoding, LevelEncoding, NumberEncoding, kind_of
 from .encoded_terms import EncodedTerms, Key
 from .parts import INTERCEPT, Part
 from .term_groups import TermGroups
 from .term_warnings import warn_of_units
 from .terms import DeviatingCurves, Factor, Term
+from .time_zones import zone_of
 from .value_checks import check_values
 
 # Prior variance of the intercept, in units of the fit.

@@ -13,13 +13,14 @@ from torch import Tensor
 from gpytorch_gam._checks import shown
 from gpytorch_gam.effects import JointSum
 
-from .columns import CycleEncoding, Encoding, LevelEncoding, NumberEncoding, zone_of
+from .columns import CycleEncoding, Encoding, LevelEncoding, NumberEncoding
 from .fitted import Fitted
 from .frames import frame_of
 from .parts import Part
 from .prediction import term_moments
 from .terms import PERIODS, Factor, Linear, RandomCurves, RandomEffect, Smooth
 from .terms import Tensor as TensorTerm
+from .time_zones import has_zone
 from .value_checks import check_values
 
 _NUM_DRAWS = 4000
@@ -180,7 +181,7 @@ def _as_dates(fitted: Fitted, values: pd.Series) -> pd.Series:
     if not own or pd.api.types.is_numeric_dtype(values.dtype):
         return values
     found, zone = pd.to_datetime(values), getattr(own[0], "zone", "")
-    return found.dt.tz_localize(zone) if zone and not zone_of(found) else found
+    return found.dt.tz_localize(zone) if zone and not has_zone(found) else found
 
 
 def inputs_of(fitted: Fitted, part: Part, values: pd.DataFrame) -> Tensor:
@@ -377,4 +378,4 @@ def within_period(fitted: Fitted, part: Part, values: pd.Series) -> Any:
         if _is_cycle_of(cycle, part):
             return cycle.within_period(values)
     zone = getattr(own[0], "zone", "")
-    return values.dt.tz_convert(zone) if zone and zone_of(values) else values
+    return values.dt.tz_convert(zone) if zone and has_zone(values) else values

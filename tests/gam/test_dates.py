@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import date, time, timedelta
+import io
+import struct
+import zoneinfo
+from datetime import date, time, timedelta, timezone, tzinfo
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -11,10 +14,12 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
+from dateutil import tz
 
 from gpytorch_gam.gam import GAMRegressor, s, te
 from gpytorch_gam.gam.automatic_terms import automatic_terms
 from gpytorch_gam.gam.frames import frame_of
+from gpytorch_gam.gam.time_zones import zone_of
 from gpytorch_gam.warnings import ColumnKindWarning
 
 TREND, DAY, WEEK, YEAR = "s(d)", "s(d, period=day)", "s(d, period=week)", "s(d, period=year)"
@@ -147,6 +152,41 @@ def test_periods_tables_and_pictures_go_by_the_clock_of_the_time_zone(tmp_path: 
     axes.figure.canvas.draw()
     assert [label.get_text() for label in axes.get_xticklabels()][1] == "04:00"
     plt.close("all")
+
+
+# A file of a time zone that is two hours ahead since 1970.
+_ZONE_FILE = b"TZif" + bytes(16) + struct.pack(">6llblbblbb", 0, 0, 0, 1, 2, 4, 0, 1, 0, 0, 0, 7200, 0, 0) + b"ABC\0"
+_SUMMER = timezone(timedelta(hours=2), "CEST")
+
+
+@pytest.mark.parametrize(
+    ("zone", "name"),
+    [
+        (zoneinfo.ZoneInfo("Europe/Oslo"), "Europe/Oslo"),
+        (tz.gettz("America/New_York"), "America/New_York"),
+        (tz.tzutc(), "UTC"),
+        (_SUMMER, "UTC+02:00"),
+        (timezone(timedelta(hours=2), "EST"), "UTC+02:00"),  # a name of another zone
+        (tz.tzoffset("X", -12600), "UTC-03:30"),
+    ],
+)
+def test_time_zones_have_names_with_the_same_clock(zone: tzinfo, name: str) -> None:
+    values = pd.Series(pd.date_range("2021-01-01", periods=12, freq="MS", tz="UTC")).dt.tz_convert(zone)
+    assert zone_of(values) == name
+    again = values.dt.tz_convert(name)
+    assert (again.dt.tz_localize(None) == values.dt.tz_localize(None)).all()
+
+
+def test_time_zones_without_a_name_are_refused_by_fits_alone() -> None:
+    x = pd.DataFrame({"d": pd.date_range("2021-01-01", periods=40, freq="h", tz="UTC")})
+    unnamed = x.assign(d=x.d.dt.tz_convert(tz.tzfile(io.BytesIO(_ZONE_FILE), filename="a clock")))
+    for terms in ("auto", [s("d", period="day", k=4)]):
+        with pytest.raises(ValueError, match=r"column 'd' has dates in the time zone tzfile.*X\['d'\].dt.tz_convert"):
+            GAMRegressor(terms).fit(unnamed, np.arange(40.0))
+    summer = x.assign(d=x.d.dt.tz_convert(_SUMMER))
+    gam = GAMRegressor([s("d", period="day", k=4)], tolerance=5.0).fit(summer, np.arange(40.0) % 24)
+    np.testing.assert_array_equal(gam.effect(DAY, num=25).d.dt.tz_convert(_SUMMER).dt.hour, [*range(24), 0])
+    np.testing.assert_allclose(gam.predict(unnamed), gam.predict(summer))
 
 
 def test_dates_with_and_without_a_time_zone_are_not_mixed() -> None:
