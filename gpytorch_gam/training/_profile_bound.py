@@ -114,6 +114,8 @@ class ProfileBound:
                 break
             ascent.forget(self.known_curvatures())
             still_open = ascent.maximise(self, gain, _MAX_STEPS if max_steps is None else max_steps)
+            if still_open > gain:  # the known curvatures have been raised, so that steps are not too long
+                still_open = max(still_open, ascent.promised_afresh())
             before, bound = bound, self().item()
         if max_steps is None and bound - before > _ROUND_GAIN:
             still_open = max(still_open, bound - before)
