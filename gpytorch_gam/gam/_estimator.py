@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,10 +21,11 @@ from gpytorch_gam.training import FitResult
 
 from . import files
 from .design import Design
+from .encoded_terms import EncodedTerms
 from .families import Family
 from .fitted import Fitted
 from .fitting import FitOfDesign, fit_design
-from .frames import as_frame, as_rows, drop_columns, refuse_response, take_columns
+from .frames import as_frame, as_rows, drop_columns, frame_of, refuse_response, some_rows, take_columns
 from .freedom import warn_of_precisions
 from .integration import HYPERPARAMETERS
 from .interactions import Limits, interactions_of_description
@@ -404,6 +405,24 @@ class GAMEstimator(BaseEstimator):
             raise ValueError("y is None, and no formula names the response: pass the responses, or their column")
         _, given = take_columns(X, {"y": y, "sample_weight": sample_weight})
         return given["y"], given["sample_weight"]
+
+    def _without(
+        self, left_out: Callable[[EncodedTerms, pd.DataFrame], np.ndarray], X: Any, given: Mapping[str, Any]
+    ) -> tuple[Any, dict[str, Any], np.ndarray | None]:
+        """
+        A table and values of its rows, by the names of arguments, without rows in which values are missing; and which
+        rows are left, None for all.
+        """
+        design = self._checked().design
+        if not design.columns_that_drop() or stream_of(X, {}) is not None:
+            return X, dict(given), None
+        table, values = take_columns(X, given)
+        used = ~left_out(design, self._columns_of(table))
+        if used.all():
+            return X, dict(given), None
+        frame = frame_of(table)
+        rows = some_rows(table if frame is None else frame, used)
+        return rows, {name: some_rows(value, used) for name, value in values.items()}, used
 
     def _observed(
         self, X: Any, y: Any, sample_weight: Any, arguments: Mapping[str, Any]

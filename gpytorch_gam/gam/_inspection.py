@@ -49,7 +49,7 @@ from .streams import in_parts
 from .summarising import summarise
 from .summary import Summary
 from .term_concurvity import concurvity_of_terms
-from .value_checks import is_dropped
+from .value_checks import is_dropped, lacks_effect
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -446,7 +446,8 @@ class FittedGAM(GAMEstimator):
 
     def _partial_residuals(self, part: Part, X: Any, y: Any, arguments: Mapping[str, Any]) -> PartialResiduals:
         """Values of the column of a curve, and the effect there plus residuals, as the curve is shown."""
-        fitted, x, scaled, _, rows = self._observed(X, y, None, arguments)
+        X, given, _ = self._without(lacks_effect, X, {"y": y, **arguments})
+        fitted, x, scaled, _, rows = self._observed(X, given.pop("y"), None, given)
         (effect,), _ = term_moments(fitted, x, [part])
         frame, by = self._read(X, {})[1], part.term.multiplier
         values = within_period(fitted, part, frame[part.term.arguments[0]])
@@ -503,7 +504,8 @@ class FittedGAM(GAMEstimator):
         random_state: Any = 0,
     ) -> np.ndarray:
         """
-        Randomised quantile residuals, which are standard normal if the model holds.
+        Randomised quantile residuals, which are standard normal if the model holds; NaN in rows that a fit with
+        ``missing="drop"`` leaves out and that have no prediction, as the ``by`` of a term is missing.
 
         :param X: A table of the columns of the fit.
         :param y: The responses, or the name of their column; None if a formula names it.
@@ -513,7 +515,13 @@ class FittedGAM(GAMEstimator):
         :param random_state: Seed of what is drawn for responses that are counts or classes.
         """
         arguments = {"offset": offset, "exposure": exposure, "trials": trials}
-        return self._quantile_residuals(X, y, arguments, random_state).residuals
+        X, given, used = self._without(lacks_effect, X, {"y": y, **arguments})
+        found = self._quantile_residuals(X, given.pop("y"), given, random_state).residuals
+        if used is None:
+            return found
+        residuals = np.full(len(used), np.nan)
+        residuals[used] = found
+        return residuals
 
     def _quantile_residuals(
         self, X: Any, y: Any, arguments: Mapping[str, Any], random_state: Any = 0
@@ -524,7 +532,8 @@ class FittedGAM(GAMEstimator):
 
     def check(self, X: Any, y: Any = None, *, offset: Any = None, exposure: Any = None, trials: Any = None) -> Figure:
         """
-        Draw quantile residuals against what they should be, against predictions, and against each column.
+        Draw quantile residuals against what they should be, against predictions, and against each column. Rows without
+        a prediction, in which the ``by`` of a term with ``missing="drop"`` is missing, are left out.
 
         :param X: A table of the columns of the fit.
         :param y: The responses, or the name of their column; None if a formula names it.
@@ -534,7 +543,8 @@ class FittedGAM(GAMEstimator):
         :return: The figure of matplotlib.
         """
         arguments = {"offset": offset, "exposure": exposure, "trials": trials}
-        found, fitted = self._quantile_residuals(X, y, arguments), self._checked()
+        X, given, _ = self._without(lacks_effect, X, {"y": y, **arguments})
+        found, fitted = self._quantile_residuals(X, given.pop("y"), given), self._checked()
         return pictures.plot_residuals(fitted, *found, self._frame(X)[fitted.design.columns])
 
     def concurvity(self, X: Any = None) -> Concurvity:
@@ -604,7 +614,8 @@ class FittedGAM(GAMEstimator):
     ) -> LeaveOneOut:
         """
         The log predictive density of each row of the fit given all others, without refits: see
-        :func:`~gpytorch_gam.diagnostics.leave_one_out` for what this is and is not. Rows of weight zero are left out.
+        :func:`~gpytorch_gam.diagnostics.leave_one_out` for what this is and is not. Rows of weight zero, and those
+        that ``missing="drop"`` leaves out of the fit, are left out.
 
         :param X: The data of the fit, which the estimator does not keep.
         :param y: Its responses, or the name of their column; None if a formula names it.
@@ -615,8 +626,9 @@ class FittedGAM(GAMEstimator):
         :raises ValueError: If the responses or weights are not those of the fit.
         """
         arguments = {"offset": offset, "exposure": exposure, "trials": trials}
-        fitted, x, values, weights, rows = self._observed(X, y, sample_weight, arguments)
-        used = (weights > 0) & ~is_dropped(fitted.design, self._frame(X))
+        X, given, _ = self._without(is_dropped, X, {"y": y, "sample_weight": sample_weight, **arguments})
+        fitted, x, values, weights, rows = self._observed(X, given.pop("y"), given.pop("sample_weight"), given)
+        used = weights > 0
         observed = values[used] * fitted.units.scale + fitted.units.centre
         rows = {name: value[used] for name, value in rows.items()}
         unit = fitted.units.scale if fitted.family.link == "identity" else 1.0

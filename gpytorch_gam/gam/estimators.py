@@ -28,6 +28,7 @@ from .prediction import (
     response_quantiles,
 )
 from .streams import in_parts
+from .value_checks import lacks_effect
 
 # Responses beyond this, or all of whom are below its inverse, have squares that are no numbers.
 _LARGEST = 1e150
@@ -59,9 +60,10 @@ class GAMRegressor(RegressorMixin, FittedGAM):
         :meth:`summary` says which it is.
     :param num_inducing: Number of inducing points of smooth effects; default chosen by the fit.
     :param missing: What is done with missing values: ``"error"``; ``"drop"``, which leaves rows that have any out of
-        the fit, and predicts them with an effect that is unknown; ``"marginal"``, with which they count in the fit,
-        too, which is for few rows with values missing at random, see :func:`~gpytorch_gam.gam.s`; or ``"level"``, which
-        makes them a level of categories of their own. Terms may say otherwise.
+        the fit, and predicts them with an effect that is unknown, unless a ``by`` is missing; ``"marginal"``, with
+        which they count in the fit, too, which is for few rows with values missing at random, see
+        :func:`~gpytorch_gam.gam.s`; or ``"level"``, which makes them a level of categories of their own. Terms may say
+        otherwise.
     :param posterior: The family of the posterior, see :class:`~gpytorch_gam.AdditiveGP`; ``"auto"`` takes a full
         covariance while it is small, and then block + low-rank precisions.
     :param hyperparameters: Whether predictions, effects, their bands and draws include that hyperparameters such as
@@ -244,7 +246,8 @@ class GAMRegressor(RegressorMixin, FittedGAM):
         trials: Any = None,
     ) -> float:
         """
-        The coefficient of determination of predicted means.
+        The coefficient of determination of predicted means. Rows without one, in which the ``by`` of a term with
+        ``missing="drop"`` is missing, are left out.
 
         :param X: A table of the columns of the fit.
         :param y: The responses, or the name of their column; None if a formula names it.
@@ -253,9 +256,10 @@ class GAMRegressor(RegressorMixin, FittedGAM):
         :param exposure: See :meth:`fit`.
         :param trials: See :meth:`fit`.
         """
-        arguments = self._given(X, {"offset": offset, "exposure": exposure, "trials": trials})
-        means = self.predict(X, **arguments)
-        y, sample_weight = self._scored(X, y, sample_weight)
+        given = {"y": y, "sample_weight": sample_weight, "offset": offset, "exposure": exposure, "trials": trials}
+        X, given, _ = self._without(lacks_effect, X, given)
+        y, sample_weight = self._scored(X, given.pop("y"), given.pop("sample_weight"))
+        means = self.predict(X, **self._given(X, given))
         return float(r2_score(y, means, sample_weight=sample_weight))
 
     @in_parts
@@ -445,15 +449,18 @@ class GAMClassifier(ClassifierMixin, FittedGAM):
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None, *, offset: Any = None) -> float:
         """
-        The share of rows whose class is the most probable one.
+        The share of rows whose class is the most probable one. Rows without a prediction, in which the ``by`` of a term
+        with ``missing="drop"`` is missing, are left out.
 
         :param X: A table of the columns of the fit.
         :param y: The classes, or the name of their column; None if a formula names it.
         :param sample_weight: Weights of the rows, or the name of their column.
         :param offset: See :meth:`fit`.
         """
-        y, sample_weight = self._scored(X, y, sample_weight)
-        predicted = self.predict(X, **self._given(X, {"offset": offset}))
+        given = {"y": y, "sample_weight": sample_weight, "offset": offset}
+        X, given, _ = self._without(lacks_effect, X, given)
+        y, sample_weight = self._scored(X, given.pop("y"), given.pop("sample_weight"))
+        predicted = self.predict(X, **self._given(X, given))
         return float(accuracy_score(y, predicted, sample_weight=sample_weight))
 
     def _family_of(self, num_classes: int, is_ordered: bool) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from sklearn.base import BaseEstimator
-from sklearn.utils.validation import validate_data
+from sklearn.utils.validation import check_consistent_length, validate_data
 
 from gpytorch_gam import _checks as checks
 
@@ -205,6 +205,21 @@ def _values_of_polars(column: Any) -> Any:
     if type(column.dtype).__name__ == "Decimal":
         column = column.cast(float)
     return column.to_numpy()
+
+
+def some_rows(values: Any, used: np.ndarray) -> Any:
+    """
+    Those values of rows that are used; a single value, or none, as it is.
+
+    :param values: A table or array, a value for each row, or a single one.
+    :param used: Which rows are used ``(n,)``.
+    :raises ValueError: If there are not as many values as rows.
+    """
+    if np.ndim(values) == 0:
+        return values
+    check_consistent_length(values, used)
+    values = labels_of(values)
+    return values[used] if isinstance(values, pd.Series | pd.DataFrame) else np.asarray(values)[used]
 
 
 def as_rows(name: str, value: Any, num_rows: int) -> np.ndarray | None:

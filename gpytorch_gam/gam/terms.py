@@ -322,9 +322,10 @@ def s(
         none if it is periodic or has a ``by``.
     :param missing: What is done with missing values: ``"error"``; or ``"drop"``, which leaves these rows out of the
         fit, as mgcv does, and predicts them with an effect that is unknown, with mean zero and its variance over the
-        data. With ``"marginal"`` they count in the fit, too, which takes the effect for zero there, so that what it
-        does in these rows counts as noise: that is for few of the rows. Both are for values that are missing at random,
-        in a column that others do not tell; otherwise fill values in. Default: what the estimator says.
+        data; where ``by`` is missing there is no effect, and predicting is an error. With ``"marginal"`` they count in
+        the fit, too, which takes the effect for zero there, so that what it does in these rows counts as noise: that is
+        for few of the rows. Both are for values that are missing at random, in a column that others do not tell;
+        otherwise fill values in. Default: what the estimator says.
 
     Example:
         >>> [s("age"), s("hour", period=24), s("dose", by="sex"), s("east", "north")]

@@ -77,6 +77,18 @@ def is_dropped(encoded: EncodedTerms, frame: pd.DataFrame) -> np.ndarray:
     return np.asarray(frame[encoded.columns_that_drop()].isna().any(axis=1), dtype=bool)
 
 
+def lacks_effect(encoded: EncodedTerms, frame: pd.DataFrame) -> np.ndarray:
+    """
+    Which of the rows that are left out of a fit have no prediction either, as the ``by`` of a term is missing.
+
+    :param encoded: The terms of the model.
+    :param frame: The rows.
+    """
+    terms = [term for term in encoded.all_terms if encoded.missing_of(term) == "drop"]
+    multipliers = list(dict.fromkeys(term.multiplier for term in terms if term.multiplier is not None))
+    return np.asarray(frame[multipliers].isna().any(axis=1), dtype=bool)
+
+
 def refuse_drop(encoded: EncodedTerms) -> None:
     """
     Raise a ValueError if rows are to be left out of a fit whose rows are counted before they are read.
@@ -113,6 +125,11 @@ def warn_of_missing(encoded: EncodedTerms, numbers: Mapping[str, int], num_rows:
 
 
 def _refuse_missing(encoded: EncodedTerms, term: Term, name: str, missing: int, num_rows: int) -> None:
+    if missing and encoded.missing_of(term) == "error" and name == term.multiplier:
+        raise ValueError(
+            f"column {name!r} has NaN in {missing} of {num_rows} rows: fill them in, or give missing='drop' to "
+            f"{term.label} or the estimator, which leaves these rows out of the fit; they have no predictions"
+        )
     if missing and encoded.missing_of(term) == "error":
         raise ValueError(
             f"column {name!r} has NaN in {missing} of {num_rows} rows: fill them in, or if they are missing at random, "

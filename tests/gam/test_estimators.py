@@ -170,6 +170,28 @@ def test_missing_values_are_an_error_or_have_an_unknown_effect() -> None:
         GAMRegressor([s("age", k=5, missing="marginal")], hyperparameters="point", tolerance=1.0).fit(x, y)
 
 
+def test_rows_without_by_are_left_out_of_what_takes_the_data_of_the_fit() -> None:
+    x, y = table()[["age", "site"]], responses(table())
+    x.loc[:9, "site"] = None
+    terms = [s("age", by="site", k=4), f("site")]
+    gam = GAMRegressor(terms, missing="drop", hyperparameters="point", tolerance=1.0).fit(x, y)
+    kept, weights = x[10:], np.ones(len(x))
+    assert gam.score(x.assign(y=y), "y", weights) == gam.score(kept, y[10:])
+    assert gam.leave_one_out(x, y, weights).total == gam.leave_one_out(kept, y[10:]).total
+    residuals = gam.quantile_residuals(x, list(y))
+    assert np.isnan(residuals[:10]).all()
+    np.testing.assert_array_equal(residuals[10:], gam.quantile_residuals(kept, y[10:]))
+    assert len(gam.check(x, y).axes[2].lines[0].get_xdata()) > 0
+    assert len(gam.plot_term("s(age, by=site)", x, y).lines[1].get_xdata()) == len(kept)
+    plt.close("all")
+    with pytest.raises(ValueError, match=r"'site' has NaN in 10 of 120 rows.* no effect of a missing by"):
+        gam.predict(x)
+    with pytest.raises(ValueError, match=r"'site' has NaN .*they have no predictions"):
+        GAMRegressor(terms).fit(x, y)
+    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+        gam.score(x, y[10:])
+
+
 def test_rows_with_missing_values_are_left_out_of_the_fit_and_predicted_all_the_same(tmp_path: Path) -> None:
     x, y = table()[["age", "site"]], responses(table())
     x.loc[:39, "age"] = np.nan
