@@ -132,9 +132,16 @@ def numbers_of(values: pd.Series, kind: Kind, clock: str = "UTC") -> np.ndarray:
     return values.to_numpy(dtype=np.float64, na_value=np.nan)
 
 
-def _moments(days: np.ndarray) -> pd.DatetimeIndex:
-    """Days since 1970 as moments, in thousandths of seconds: float64 holds hardly more."""
-    return (_EPOCH + pd.to_timedelta(days, unit="D")).round("ms")
+def _moments(days: np.ndarray, unit: str = "ms") -> pd.DatetimeIndex:
+    """Days since 1970 as moments, in whole units: float64 holds about a microsecond."""
+    return (_EPOCH + pd.to_timedelta(days, unit="D")).round(unit)
+
+
+def _unit_of(days: np.ndarray) -> str:
+    """The longest unit in which all moments come back: those of nanoseconds do, as far as float64 holds them."""
+    kind = Kind("date")
+    own = (unit for unit in ("ms", "us") if np.array_equal(numbers_of(pd.Series(_moments(days, unit)), kind), days))
+    return next(own, "ns")
 
 
 @dataclass(frozen=True)
@@ -196,6 +203,7 @@ class NumberEncoding(Encoding):
     num_values: int  # how many distinct ones there are, up to a hundred
     is_drawn_in: bool = False
     zone: str = ""  # of dates
+    unit: str = "ms"  # in which dates are whole: "ms", "us" or "ns"
 
     @classmethod
     def of(cls, values: pd.Series, weights: np.ndarray | None = None, *, draws_in: bool = True) -> NumberEncoding:
@@ -230,12 +238,14 @@ class NumberEncoding(Encoding):
         low, high = float(present.min()), float(present.max())
         num_values = min(len(np.unique(present)), _MOST_COUNTED)
         kind = kind_of(values).name
-        return cls(str(values.name), kind, centre, scale, low, high, num_values, zone=zone_of(values))
+        unit = _unit_of(present) if kind == "date" else "ms"
+        return cls(str(values.name), kind, centre, scale, low, high, num_values, zone=zone_of(values), unit=unit)
 
     @property
     def is_constant(self) -> bool:
-        """Whether all values are the same, or differ by rounding alone."""
-        return self.high - self.low <= 1e-12 * max(abs(self.low), abs(self.high))
+        """Whether all values are the same, or differ by rounding alone, of dates that of days since 1970."""
+        rounding = 1e-15 if self.kind == "date" else 1e-12
+        return self.high - self.low <= rounding * max(abs(self.low), abs(self.high))
 
     def encode(self, values: pd.Series) -> np.ndarray:
         """See :meth:`Encoding.encode`."""
@@ -258,7 +268,7 @@ class NumberEncoding(Encoding):
         """
         if self.kind != "date":
             return numbers
-        moments = _moments(numbers)
+        moments = _moments(numbers, self.unit)
         return moments.tz_localize("UTC").tz_convert(self.zone) if self.zone else moments
 
     def outside(self, values: pd.Series) -> np.ndarray:

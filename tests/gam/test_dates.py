@@ -18,6 +18,7 @@ from dateutil import tz
 
 from gpytorch_gam.gam import GAMRegressor, s, te
 from gpytorch_gam.gam.automatic_terms import automatic_terms
+from gpytorch_gam.gam.columns import NumberEncoding
 from gpytorch_gam.gam.frames import frame_of
 from gpytorch_gam.gam.time_zones import zone_of
 from gpytorch_gam.warnings import ColumnKindWarning
@@ -187,6 +188,17 @@ def test_time_zones_without_a_name_are_refused_by_fits_alone() -> None:
     gam = GAMRegressor([s("d", period="day", k=4)], tolerance=5.0).fit(summer, np.arange(40.0) % 24)
     np.testing.assert_array_equal(gam.effect(DAY, num=25).d.dt.tz_convert(_SUMMER).dt.hour, [*range(24), 0])
     np.testing.assert_allclose(gam.predict(unnamed), gam.predict(summer))
+
+
+@pytest.mark.parametrize("step", ["13us", "7013us", "1234567ns", "1h"])
+def test_grids_of_dates_end_where_the_data_do(step: str) -> None:
+    dates = pd.Series(pd.date_range("2021-07-01 10:00:00.000123", periods=47, freq=step), name="d")
+    encoding = NumberEncoding.of(dates)
+    grid = encoding.values(np.linspace(encoding.low, encoding.high, 100))
+    assert len(set(grid)) == 100 and not encoding.is_constant
+    assert not encoding.outside(pd.Series(grid)).any()
+    if "ns" not in step:
+        assert grid[0] == dates.iloc[0] and grid[-1] == dates.iloc[-1]
 
 
 def test_dates_with_and_without_a_time_zone_are_not_mixed() -> None:
