@@ -14,6 +14,7 @@ from torch.quasirandom import SobolEngine
 
 from gpytorch_gam.distributions.quantiles import predictive_quantiles
 from gpytorch_gam.effects import Prediction, mixed_prediction
+from gpytorch_gam.effects.drawing import allotted
 from gpytorch_gam.numerics.distinct_rows import distinct_rows
 from gpytorch_gam.numerics.triangular import safe_cholesky
 
@@ -249,14 +250,12 @@ def _class_draws(fitted: Fitted, predictions: Predictions, arguments: Arguments,
     num_predictors = predictions[0].moments.mean.shape[-1]
     uniform = SobolEngine(num_predictors, scramble=True, seed=0).draw(_NUM_DRAWS, dtype=torch.float64)
     normal = torch.special.ndtri(uniform.clamp(1e-9, 1 - 1e-9))
-    ends = (fitted.mixture.weights.cumsum(0) * _NUM_DRAWS).round().long().tolist()
+    of_models = normal.split(allotted(fitted.mixture.weights, _NUM_DRAWS))
     own = {name: value[rows] for name, value in arguments.items()}
     found = []
-    for start, end, prediction, likelihood in zip(
-        [0, *ends], ends, predictions, fitted.mixture.likelihoods, strict=False
-    ):
+    for drawn, prediction, likelihood in zip(of_models, predictions, fitted.mixture.likelihoods, strict=True):
         root = safe_cholesky(prediction.moments.covariance[rows].double())
-        values = prediction.moments.mean[rows] + torch.einsum("npq,sq->snp", root, normal[start:end])
+        values = prediction.moments.mean[rows] + torch.einsum("npq,sq->snp", root, drawn)
         distribution: Any = likelihood(values if num_predictors > 1 else values.squeeze(-1), **own)
         found.append(distribution.probs)
     return torch.cat(found)

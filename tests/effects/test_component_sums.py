@@ -93,8 +93,8 @@ def test_chunks_batches_and_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(single.variance.double(), expected.variance, rtol=1e-4, atol=1e-5)
 
 
-def test_posteriors_of_the_rows_themselves() -> None:
-    x = torch.rand(20, 3).double()
+def strategy_of_rows(x: Tensor) -> FullAdditiveVariationalStrategy:
+    """A posterior over the effects at the rows themselves."""
 
     class Full(ApproximateGP):
         def __init__(self) -> None:
@@ -103,7 +103,12 @@ def test_posteriors_of_the_rows_themselves() -> None:
         def forward(self, x: Tensor) -> MultivariateNormal:
             return self.variational_strategy.predictor(x)
 
-    strategy = Full().double().eval().variational_strategy
+    return Full().double().eval().variational_strategy
+
+
+def test_posteriors_of_the_rows_themselves() -> None:
+    x = torch.rand(20, 3).double()
+    strategy = strategy_of_rows(x)
     mean, variance = strategy.components(x[:9])[["x0", "constant"]].total()
     found = strategy.predict_sums(x[:9], {"two": ["x0", "constant"]})
     torch.testing.assert_close(found.mean[0], mean)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import RBFKernel, ScaleKernel
-from gpytorch.models import ApproximateGP
 from torch import Tensor
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup, terms
 from gpytorch_gam.components import regular_grid
 from gpytorch_gam.effects import JointSum, WeightedModels
 from gpytorch_gam.models.additive_gp import FAMILIES
-from gpytorch_gam.variational import FullAdditiveVariationalStrategy
 
+from .test_component_sums import strategy_of_rows
 from .test_prediction import make_model
 
 PAIR, WEIGHTS = ["x0", "x0:x1"], torch.tensor([0.3, 0.7]).double()
@@ -56,15 +54,7 @@ def test_rows_with_missing_columns_and_batches() -> None:
 
 def test_posteriors_of_the_rows_themselves() -> None:
     x = torch.rand(20, 3).double()
-
-    class Full(ApproximateGP):
-        def __init__(self) -> None:
-            super().__init__(FullAdditiveVariationalStrategy(self, make_model().predictor, x))
-
-        def forward(self, x: Tensor) -> MultivariateNormal:
-            return self.variational_strategy.predictor(x)
-
-    strategy = Full().double().eval().variational_strategy
+    strategy = strategy_of_rows(x)
     (found,) = strategy.joint_sums([(x[:9], ["x0", "constant"])])
     expected = strategy.components(x[:9])[["x0", "constant"]].full_cross_covariance().sum((-4, -2))
     torch.testing.assert_close(found.covariances[0], expected.detach())
