@@ -8,8 +8,7 @@ import json
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -319,17 +318,6 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
     }
     print(", ".join(f"{key} {value}" for key, value in environment.items()))
     return environment
-
-
-@contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Tensors are made in this dtype inside the block."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def processor() -> str:

@@ -28,7 +28,7 @@ from typing import Any
 import gpytorch
 import numpy as np
 import torch
-from _common import default_dtype, describe_environment, print_table, script_parser, write_json
+from _common import describe_environment, print_table, script_parser, write_json
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
@@ -37,6 +37,7 @@ from friedman_anova import coverage, friedman, make_predictor, marginals
 from gpytorch_gam import AdditiveGP, AdditivePredictor
 from gpytorch_gam.diagnostics import HyperparameterUncertainty
 from gpytorch_gam.mlls import CollapsedELBO
+from gpytorch_gam.numerics.dtypes import default_dtype
 
 NUM_ROWS, NUM_FRESH, SUBSET = 5000, 2000, 600
 

@@ -45,7 +45,7 @@ import gpytorch
 import numpy as np
 import scipy.optimize
 import torch
-from _common import default_dtype, describe_environment, print_table, script_parser, write_json
+from _common import describe_environment, print_table, script_parser, write_json
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood, Likelihood
@@ -56,6 +56,7 @@ from torch import Tensor
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
 from gpytorch_gam.components import regular_grid
 from gpytorch_gam.mlls import CollapsedELBO
+from gpytorch_gam.numerics.dtypes import default_dtype
 from gpytorch_gam.optim import NaturalGradient
 from gpytorch_gam.terms import constant
 from gpytorch_gam.training import polish

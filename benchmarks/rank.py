@@ -16,13 +16,14 @@ from typing import Any, NamedTuple
 
 import gpytorch
 import torch
-from _common import default_dtype, describe_environment, print_table, script_parser, write_json
+from _common import describe_environment, print_table, script_parser, write_json
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from torch import Tensor
 
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
 from gpytorch_gam.components import regular_grid
 from gpytorch_gam.mlls import CollapsedELBO, GaussianOptimum
+from gpytorch_gam.numerics.dtypes import default_dtype
 from gpytorch_gam.warnings import RankWarning
 
 RANKS = (0, 16, 32, 64, 128, 256)

@@ -42,7 +42,6 @@ from typing import Any
 
 import torch
 from _common import (
-    default_dtype,
     describe_environment,
     headless_pyplot,
     print_table,
@@ -54,6 +53,8 @@ from _small_coverage import CASES, COVERAGE, covered
 from _small_peers import Fits, fit_from_random_starts, fit_mgcv, fit_ours, fit_pygam
 from _small_sets import SETS, DataSet, sets_of
 from gaussian_closed_form import has_mgcv
+
+from gpytorch_gam.numerics.dtypes import default_dtype
 
 # What a fit may leave open, how far bounds from several starts may lie apart (nats), and the seconds it may take: the
 # larger one of a multiple of mgcv's and a second. (Of bam's, without the second.)

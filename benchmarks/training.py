@@ -27,7 +27,6 @@ from typing import Any, NamedTuple
 import gpytorch
 import torch
 from _common import (
-    default_dtype,
     describe_environment,
     headless_pyplot,
     print_table,
@@ -46,6 +45,7 @@ from friedman_anova import make_predictor as make_anova_predictor
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
 from gpytorch_gam.components import regular_grid
 from gpytorch_gam.mlls import CollapsedELBO
+from gpytorch_gam.numerics.dtypes import default_dtype
 from gpytorch_gam.optim import NaturalGradient
 from gpytorch_gam.terms import constant
 from gpytorch_gam.training import polish

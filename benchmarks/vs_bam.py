@@ -30,7 +30,7 @@ from typing import Any
 import gpytorch
 import numpy as np
 import torch
-from _common import default_dtype, describe_environment, print_table, script_parser, write_json
+from _common import describe_environment, print_table, script_parser, write_json
 from gaussian_closed_form import has_mgcv
 from gpytorch.constraints import Interval
 from gpytorch.kernels import RBFKernel, ScaleKernel
@@ -42,6 +42,7 @@ from friedman_anova import coverage, friedman
 from gpytorch_gam import AdditiveGP, AdditivePredictor, ComponentGroup
 from gpytorch_gam.components import regular_grid
 from gpytorch_gam.kernels import ANOVAKernel, Uniform
+from gpytorch_gam.numerics.dtypes import default_dtype
 from gpytorch_gam.terms import constant
 from gpytorch_gam.training import fit
 
